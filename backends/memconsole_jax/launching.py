@@ -94,8 +94,8 @@ def _wait(running: dict[int, subprocess.Popen[bytes]]) -> int:
 
 
 def first_of(codes: Sequence[int]) -> int:
-    """The exit code that caused the others, of processes that ended at almost the same time. JAX aborts a process that
-    loses touch with another one, so that exit code is a consequence."""
+    """The exit code of the process that failed first, if several ended at almost the same time. JAX aborts a process
+    that loses touch with another one; that exit code is only a consequence."""
     return min(codes, key=lambda code: (code == -signal.SIGABRT, code > 0))
 
 

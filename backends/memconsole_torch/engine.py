@@ -212,7 +212,7 @@ class TorchEngine:
         """Move the weights by the gradients of the last `backward`, and let go of them."""
         self._held.need("weights", "optimizer", "gradients")
         if self._pending is None:
-            raise RuntimeError("there are no gradients to update by: call backward first")
+            raise RuntimeError("there are no gradients to update with: call backward first")
         (rate, loss, scale), self._pending = self._pending, None
         norm = self._updated() if self._in_backward is None else self._in_backward.take_norm()
         if self._average is not None:

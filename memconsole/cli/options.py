@@ -42,7 +42,7 @@ checkpoint_option = click.option(
     default="best-or-last",
     metavar="best|last|step-N",
     shell_complete=completing.checkpoints,
-    help="Which one; by default the best by the measure of its task or else by the validation loss, or the last if none was evaluated.",
+    help="Which checkpoint. Default: the best by the task's measure or the validation loss; the last if nothing was evaluated.",
 )
 
 

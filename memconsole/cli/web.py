@@ -11,7 +11,12 @@ from memconsole.errors import UserError
 
 @click.command()
 @click.argument("run", required=False)
-@click.option("--port", default=0, type=click.IntRange(0, 65535), help="A free one if not given.")
+@click.option(
+    "--port",
+    default=0,
+    type=click.IntRange(0, 65535),
+    help="Port of the page; a free one if not given.",
+)
 @click.option("--write", is_flag=True, help="Let the page launch, stop, resume and delete.")
 def command(run: str | None, port: int, write: bool) -> None:
     """Serve the console at 127.0.0.1; read-only unless --write. It shows RUN, if given.

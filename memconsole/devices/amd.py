@@ -71,11 +71,6 @@ def read_card(device: Path, identifier: str, root: Path) -> DeviceReading:
     )
 
 
-def shared_memory_bytes(device: Path) -> tuple[int | Missing, int | Missing]:
-    """(total, used) bytes of host memory that the device can reach through its GTT."""
-    return _number(device / "mem_info_gtt_total"), _number(device / "mem_info_gtt_used")
-
-
 def _cards(sys: Path) -> list[Path]:
     """The device directory of every AMD card, in the order of bus addresses."""
     found: dict[str, Path] = {}

@@ -35,8 +35,9 @@ def catalog_budgets(plan: Plan) -> dict[str, Budget]:
 
 
 def devices_allowed(plan: Plan, devices: Devices | None, device: Budget) -> int:
-    """How many devices `fit` may use if nobody says: the count of the plan, or the alike devices of this machine. Alike are GPUs or TPU
-    cores of the same product with as much free memory, counted from the plan's device on. `device` is the plan's.
+    """How many devices `fit` may use if nobody says: the count of the plan, or of the devices of this machine that are
+    alike. Alike are GPUs or TPU cores of the same product with as much free memory, counted from the plan's device on.
+    `device` is the plan's.
     """
     if not device.local or device.kind not in SEVERAL or devices is None:
         return plan.device.count

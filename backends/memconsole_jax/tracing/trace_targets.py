@@ -30,7 +30,9 @@ TOPOLOGIES = {
     "tpu-7x": "tpu7x:2x2x1",
 }
 """One host of each TPU, as libtpu names it."""
-UNTUNED = "compiled without the GPU: kernels are not tuned, and 16-bit attention is stood in for"
+UNTUNED = (
+    "compiled without the GPU: kernels are not tuned, and a stand-in replaces 16-bit attention"
+)
 COLLECTIVES = "buffers of the library that connects the devices are not counted"
 MEGACORE = ("tpu-v4",)
 """Chips whose two cores work as one device."""

@@ -41,8 +41,8 @@ from memconsole_trainer import tracing
 KINDS = ("cpu", "gpu", "rocm", "apple")
 _CAVEATS = {
     "cpu": "",
-    "gpu": "CUDA's kernels were stood in for, their workspaces taken from PyTorch's sources",
-    "rocm": "ROCm's kernels were taken to allocate as CUDA's do",
+    "gpu": "stand-ins replaced CUDA's kernels; their workspaces are those of PyTorch's sources",
+    "rocm": "ROCm's kernels are assumed to allocate as CUDA's do",
     "apple": "MPS was traced by PyTorch's operators: what its graphs allocate inside is not seen",
 }
 _COLLECTIVES = "buffers of the library that connects the devices are not counted"

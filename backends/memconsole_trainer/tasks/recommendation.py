@@ -67,7 +67,9 @@ def open_data(
     if plan.data.validation_fraction and not found.validation_rows:
         say.warning("nothing is held out for validation: no user has three interactions")
     if metadata is None:
-        say.warning("no metadata beside the ratings: items are clustered by what is met near them")
+        say.warning(
+            "no metadata beside the ratings: items are clustered by the items near them in histories"
+        )
     return found
 
 

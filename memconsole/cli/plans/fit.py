@@ -63,7 +63,7 @@ LEAST_BUDGET = MIB
     "--allow",
     multiple=True,
     type=click.Choice(list(ALLOW)),
-    help="A change of the training result that counts as none; may be given several times.",
+    help="A change of the training result that is allowed from the start; may be given several times.",
 )
 @click.option(
     "--devices",

@@ -27,7 +27,7 @@ from memconsole.runs.record.directory import find_run
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
-    help="Of the weights; that of the weights it started from if not given, and fp32 of adapters.",
+    help="Type of the exported weights. Default: that of the weights the run started from; fp32 for adapters.",
 )
 @checkpoint_option
 @click.pass_context

@@ -30,10 +30,12 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--temperature",
             type=click.FloatRange(0.0, 10.0),
-            help="0.8; of an answer to a record or a message 0, the likeliest.",
+            help="Default: 0.8; 0 for answers to a record or a message, which takes the likeliest token.",
         ),
         click.option(
-            "--tokens", type=click.IntRange(1, 4096), help="Most tokens; 64, of an answer 256."
+            "--tokens",
+            type=click.IntRange(1, 4096),
+            help="Most tokens to draw. Default: 64; 256 for an answer.",
         ),
     ):
         command = option(command)

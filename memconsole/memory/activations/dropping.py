@@ -6,7 +6,7 @@ from memconsole.memory.activations.kernels import CAPPED_QUERIES
 from memconsole.memory.state.step_sizes import StepSizes
 
 THERE, BACK, MASK = 4, 12, 1
-"""Bytes per share of a part's queries: its scores in the forward pass, thrice in the backward pass; its mask."""
+"""Bytes per share of a part's queries: its scores in the forward pass, three times these in the backward pass; its mask."""
 COPY = 4
 """A copy of the shares with dropped ones, in the backward pass."""
 BITS = 2

@@ -24,7 +24,7 @@ from memconsole.plan.sections.optimize import Checkpointing
 from memconsole.plan.tasks import task_of_model
 
 LOW, HIGH = 0.5, 2.0
-"""Factors that bound the error of the rule's bytes (`tests/training/test_general_memory.py` traces both ends)."""
+"""Factors that bound the error of the rule's bytes (`tests/training/memory/test_general_memory.py` traces both ends)."""
 WHERE_FROM = "the activations follow a general rule that may be off by a factor of two"
 OFFLOADED_BLOCKS = {"cpu": 1, "apple": 1}
 """Blocks whose activations are on the device under activation offload: the one in use, and a second one on devices

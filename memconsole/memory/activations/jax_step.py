@@ -58,7 +58,7 @@ def moments(step: StepSizes) -> Iterator[Moment]:
         step.accumulates and not step.frozen_blocks
     ):  # the backward pass adds each to the accumulated sum
         blocks //= s.layers
-        # Several devices add up theirs of the head first. Except on a CPU, the total has room of its own.
+        # Several devices first add up their gradients of the head. Except on a CPU, the total has memory of its own.
         whole = 0 if step.plan.device.count == 1 else 1 if step.kind == "cpu" else 2
         head, made_head = whole * head, whole * made_head
 
@@ -78,7 +78,7 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     yield at("forward", standing, kept + stream, 0, passing, gathered.forward)
     early = int(overlap.early_blocks * blocks) + (head if o.fused_loss else 0)
     yield at("loss", standing + early, kept, logits, overlap.loss_stream * stream, gathered.head)
-    # Without checkpointing, the slice of a block in work exists twice: in the stack and as a copy.
+    # Without checkpointing, the slice of the block that is being computed exists twice: in the stack and as a copy.
     share = overlap.slice if o.gradient_checkpointing == "none" else 0.0
     inner = (overlap.mlp_16 if c == 2 else overlap.mlp) * c * a.intermediate_size
     again = overlap.again if c == 4 else 1.0
@@ -198,7 +198,8 @@ def _is_padded(step: StepSizes) -> bool:
 
 
 def library_bytes(step: StepSizes, rows: int | None = None) -> int:
-    """Bytes that XLA's libraries allocate on a CPU in addition to what XLA plans, for `rows` rows (None: those of a micro-batch)."""
+    """Bytes that XLA's libraries allocate on a CPU in addition to what XLA plans, for `rows` rows (None: those of a
+    micro-batch)."""
     if step.kind != "cpu":
         return 0
     return LIBRARY_SCORES * score_bytes(step, step.plan.train.batch_size if rows is None else rows)

@@ -17,7 +17,8 @@ def counts(most: int) -> tuple[int, ...]:
 
 
 def placed(plan: Plan, count: int, sharding: str) -> Plan:
-    """`plan` on `count` devices, which share the rows of a step. Each device gets the same number of rows, so a step may have a few more.
+    """`plan` on `count` devices, which share the rows of a step. Each device gets the same number of rows, so a step may
+    have a few more.
 
     Micro-batches keep their size if the rows of a device are a multiple of it, and are smaller otherwise.
     """

@@ -9,7 +9,7 @@ used only up to the number that the caller names. The best combination is chosen
    are grouped in classes, from least to most harmful (`HARM`). A set of classes is read as a binary number with the
    worst class as its highest digit. The smallest number for which a plan fits wins.
 3. Among those plans, the least seconds per token, the start of the run included.
-4. On a tie, the fewest changed settings; then the values listed first in `plan.optimizations`.
+4. On a tie, the fewest changed settings; then the values listed first in `plan.toggles.optimizations`.
 
 Only combinations whose `training_floor` already exceeds the budget are skipped. For each set of classes, time is
 estimated for all other combinations; then memory is estimated from the fastest on until one fits.

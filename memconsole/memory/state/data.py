@@ -29,7 +29,7 @@ UNSEEN_SHARE = 0.1
 
 
 JOINED_BYTES = 16 << 20
-"""Tokens collected before they are added to those that are held: `memconsole_trainer.data.text.prepared.JOINED_BYTES`."""
+"""Tokens collected before they are added to those that are held: `memconsole_trainer.data.text.portion.JOINED_BYTES`."""
 
 
 def data_bytes(plan: Plan, vocab_size: int) -> int:

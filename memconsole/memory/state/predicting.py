@@ -12,7 +12,7 @@ from memconsole.memory.state.optimizer_state import BLOCK
 from memconsole.memory.state.step_sizes import StepSizes
 
 NARROW = 2
-"""Bytes of an element in bf16: of a snapshot, of a path, and of what is tried in bf16."""
+"""Bytes of an element in bf16: of a snapshot, of a path, and of weights that are tried in bf16."""
 WIDE = 4
 SLICE = (2**22, 2**17)
 """Elements of a weight whose movements are multiplied at a time: on other devices, on a CPU."""

@@ -62,7 +62,7 @@ class DataChoice(Section, frozen=True, kw_only=True):
         0.05
     )
     held_out: Annotated[
-        HeldOut, about("which documents: some everywhere in the data, or the last ones")
+        HeldOut, about("which documents are held out: some from all of the data, or the last ones")
     ] = "spread"
     validation: Annotated[
         str | None,

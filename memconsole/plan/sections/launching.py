@@ -18,7 +18,7 @@ class LaunchChoice(Section, frozen=True, kw_only=True):
     partition: Annotated[str | None, about("Slurm's partition; none: the cluster's default")] = None
     time_limit: Annotated[
         str | None,
-        about("of the job: minutes, HH:MM:SS or D-HH:MM:SS; none: the partition's"),
+        about("time limit of the job: minutes, HH:MM:SS or D-HH:MM:SS; none: the partition's"),
     ] = None
     devices_per_node: Annotated[
         Annotated[int, Meta(ge=1, le=4096)] | None,
@@ -28,7 +28,11 @@ class LaunchChoice(Section, frozen=True, kw_only=True):
     ] = None
     save_seconds: Annotated[
         int,
-        about("before the time limit at which it saves and queues again", ge=10, le=86_400),
+        about(
+            "seconds before the time limit at which the run saves and queues again",
+            ge=10,
+            le=86_400,
+        ),
     ] = 300
     options: Annotated[
         str | None, about("more options of sbatch, such as --account=physics --mem=64G")

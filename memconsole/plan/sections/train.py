@@ -133,14 +133,19 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     ] = 10.0
     save_only_best: Annotated[
         bool,
-        about("save when an evaluation is the best so far, and at a stop or the end; not between"),
+        about("save only when an evaluation is the best so far, and at a stop or the end"),
     ] = False
     keep_checkpoints: Annotated[
-        int, about("newest checkpoints kept, the best besides", ge=1, le=MOST)
+        int,
+        about(
+            "how many of the newest checkpoints are kept; the best is always kept", ge=1, le=MOST
+        ),
     ] = 2
     preflight: Annotated[
         bool,
-        about("first rehearse one checkpoint, one evaluation and one step, without trace"),
+        about(
+            "first rehearse one checkpoint, one evaluation and one step; the run is the same as without"
+        ),
     ] = True
     on_out_of_memory: Annotated[
         OnOutOfMemory,

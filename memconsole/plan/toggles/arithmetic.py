@@ -95,7 +95,7 @@ FUSED_LOSS = Optimization(
 def _compiler_memory(plan: Plan, kind: str) -> str | None:
     if kind == "cpu":
         return "the compiler takes more in the trainer than compiled blocks save"
-    return "at the peak, compiled blocks hold as much as without, with adapters more"
+    return "at the peak, compiled blocks hold as much as others, and more with adapters"
 
 
 def _drops(plan: Plan) -> str | None:

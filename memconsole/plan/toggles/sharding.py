@@ -14,8 +14,8 @@ from memconsole.plan.toggles.optimization import (
 )
 
 _WHOLE_MATRICES = {
-    "adafactor": "its update takes means over whole matrices, of which a device holds rows",
-    "muon": "its update orthogonalizes whole matrices, of which a device holds rows",
+    "adafactor": "its update takes means over whole matrices, but each device holds only some rows",
+    "muon": "its update orthogonalizes whole matrices, but each device holds only some rows",
     **dict.fromkeys(EIGHT_BIT, "a device's rows may end inside a block of 8-bit state"),
 }
 """torch optimizers that cannot update some rows of a weight alone, and why."""
@@ -95,7 +95,7 @@ def _cut(plan: Plan) -> str | None:
         )
     if o.compile:
         return (
-            "what gathers a block's weights breaks its compiled graph; "
+            "gathering a block's weights breaks its compiled graph;  "
             "set optimize.compile = false, or sharding = ddp"
         )
     return None

@@ -60,7 +60,7 @@ def _needs_state_whole(plan: Plan) -> str | None:
     o = plan.optimize
     if plan.backend == "jax" and o.optimizer_offload == "cpu":
         return (
-            "JAX reaches host memory that is pinned alone; set optimize.optimizer_offload = pinned"
+            "JAX reaches only host memory that is pinned; set optimize.optimizer_offload = pinned"
         )
     return _COMPACT.get(o.optimizer) if o.optimizer_offload == "compressed" else None
 

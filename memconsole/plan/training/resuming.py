@@ -36,7 +36,7 @@ ELSEWHERE = frozenset(
         "launch.options",
     }
 )
-"""Settings that change nothing of what is trained."""
+"""Settings that do not change what is trained."""
 CHANGEABLE = ELSEWHERE | {
     "train.epochs",
     "train.max_steps",

@@ -1,4 +1,4 @@
-"""Keeps tokens and passwords out of what a run records."""
+"""Keeps tokens and passwords out of the files of a run."""
 
 from __future__ import annotations
 

@@ -259,5 +259,5 @@ def test_xla_plans_the_state_outside_the_device(moving: None) -> None:
 
 
 def test_jax_refuses_host_memory_that_is_not_pinned() -> None:
-    with pytest.raises(PlanError, match="pinned alone"):
+    with pytest.raises(PlanError, match="only host memory that is pinned"):
         plan_with("jax", {KEY: "cpu"})

@@ -112,7 +112,7 @@ def test_the_configuration_decides_what_begins_and_ends_a_text(tmp_path: Path) -
     assert "<|turn|>" in control_tokens(str(tmp_path))
     wrong = {"5": {"content": "<|turn|>", "special": True}}
     with pytest.raises(
-        PlanError, match=r"says that <\|turn\|> is token 5, the vocabulary that it is"
+        PlanError, match=r"says that <\|turn\|> is token 5, but the vocabulary says that it is"
     ):
         load(model(tmp_path, "bpe", added_tokens_decoder=wrong), 1000)
 

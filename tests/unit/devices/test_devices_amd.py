@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memconsole.devices.amd import read_amd, shared_memory_bytes
+from memconsole.devices.amd import read_amd
 from memconsole.devices.reading import Missing
 
 TREE = Path(__file__).parents[2] / "data" / "amdgpu"
@@ -39,10 +39,6 @@ def test_an_idle_card_is_0_percent_and_a_missing_sensor_is_missing(tree: Path) -
     (instinct, _), _ = read_amd({}, tree)
     assert instinct.utilization_percent == 0.0
     assert instinct.temperature_celsius == Missing("the driver offers no temp1_input")
-
-
-def test_shared_memory_is_told_apart_from_the_cards_own(tree: Path) -> None:
-    assert shared_memory_bytes(tree / "sys/class/drm/card0/device") == (16659369984, 58499072)
 
 
 @pytest.mark.parametrize("content", [None, "", "n/a\n"])

@@ -20,7 +20,7 @@ NEAR = 3
 
 
 def from_histories(items: Int64, users: Int64, count: int, seed: int) -> Floats:
-    """Features (count, FEATURES) of items 0 … count - 1 from what is met near them: each item has a random
+    """Features (count, FEATURES) of items 0 … count - 1 from the items near them in histories: each item has a random
     vector, and an item's features are the sum of its neighbours' vectors, made twice. Items are
     alike if they have neighbours in common. `items` are sorted by user and time."""
     found: Floats = generator(seed, "neighbours").standard_normal((count, FEATURES), np.float32)

@@ -1,4 +1,5 @@
-"""A process of an attempt that does not lead it: it trains with the leader, and of the run's files it writes only the reason of its own failure."""
+"""A process of an attempt that does not lead it. It trains with the leader. Of the run's files it writes only the reason
+of its own failure."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ MUCH_WAITING = 0.2
 ENOUGH_STEPS = 100
 """Steps after the warm-up before a loss can be called flat."""
 ENOUGH_POINTS = 16
-"""Points of the loss curve in each half of what is compared."""
+"""Points of the loss curve in each of the two halves that are compared."""
 NO_BETTER = 0.98
 """A validation loss above this share of the best baseline is no better than the baseline."""
 RISING_EVALUATIONS = 3

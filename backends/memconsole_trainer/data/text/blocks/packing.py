@@ -24,7 +24,7 @@ class Cuts(NamedTuple):
     documents: int = 0
     cut: int = 0
     answers_cut: int = 0
-    """Documents that were cut so that an answer is learned without the text before the cut."""
+    """Documents in which an answer, or a part of it, is learned without the text before the cut."""
     longest: int = 0
 
     def joined(self, other: Cuts) -> Cuts:

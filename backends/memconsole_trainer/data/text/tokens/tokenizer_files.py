@@ -185,7 +185,7 @@ def _add_special(inner: Any, config: TokenizerConfig) -> None:
             found = inner.token_to_id(token.content)
             raise PlanError(
                 f"{tokenizer_config.CONFIG}: says that {token.content} is token {number:,}, "
-                f"the vocabulary that it is {found}",
+                f"but the vocabulary says that it is {found}",
                 "data.tokenizer",
             )
     named = [config.token(name) for name in ("bos", "eos", "unk", "pad")]
