@@ -44,8 +44,8 @@ class Trained(NamedTuple):
     """The summed loss and measures of an evaluation after the last step."""
     state: dict[str, np.ndarray]
     sampled: list[int]
-    exchange_seconds: float | None
-    """Of the steps."""
+    exchange_seconds: float | None = None
+    """Of the steps; None where devices exchange within a program."""
 
 
 def plan_of(count: int, changes: Mapping[str, Any]) -> Plan:
