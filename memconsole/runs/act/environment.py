@@ -30,7 +30,7 @@ it back when it is freed, and the free bytes at the heap's end from which it giv
 
 XLA takes one block for all of a step's arrays. In a heap that never gives memory back, a small array can land where
 that block was, and then the heap holds two of them: 170 MiB for a step of 100. In huge pages the system clears the
-block fast enough that taking it for each step costs no speed that could be measured; in small pages it costs a tenth.
+block fast enough that taking it for each step costs a few per cent of the speed; in small pages it costs a tenth.
 
 With tight, resident memory shows tensors and not glibc's caches. At glibc's own threshold of
 128 KiB, torch's tensors of small models fragment the heap: of 28 MiB, 11 MiB are unexplained,
