@@ -40,6 +40,9 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     code and compiled programs."""
     kernels_16_bytes: int = 0
     """Allocated in addition with 16-bit matmuls: on a CPU oneDNN's compiled kernels, one for each shape."""
+    library_bytes: int = 0
+    """Allocated in addition by XLA's libraries on a CPU, for models that are no decoders: for decoders a formula says how
+    much. `python tests/accuracy/systems.py --write` fits it."""
     settled_bytes: int | None = None
     """On a CPU: what stays allocated between steps in addition to tensors, after free pages went back to the system.
     It replaces `workspace_bytes` while a run evaluates and saves. None: the same as while it trains.

@@ -16,10 +16,11 @@ from memconsole.plan.training.compiler import imports_compiler
 
 
 def runtime_bytes(step: StepSizes, costs: Runtime) -> int:
-    """The framework's own bytes in addition to tensors. XLA's libraries are priced for decoders only."""
+    """The framework's own bytes in addition to tensors."""
     kernels = costs.kernels_16_bytes if step.compute == 2 else 0
-    decoder = isinstance(step.model, Architecture)
-    library = library_bytes(step) if decoder and step.plan.backend == "jax" else 0
+    library = costs.library_bytes
+    if isinstance(step.model, Architecture):
+        library = library_bytes(step) if step.plan.backend == "jax" else 0
     return costs.workspace_bytes + kernels + library
 
 
