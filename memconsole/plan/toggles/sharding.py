@@ -95,7 +95,7 @@ def _cut(plan: Plan) -> str | None:
         )
     if o.compile:
         return (
-            "gathering a block's weights breaks its compiled graph;  "
+            "gathering a block's weights breaks its compiled graph; "
             "set optimize.compile = false, or sharding = ddp"
         )
     return None

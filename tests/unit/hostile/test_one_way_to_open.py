@@ -15,7 +15,7 @@ OF_THE_SYSTEM = {
     "memconsole/runs/act/family.py", "memconsole/runs/record/processes/identity.py",
     "memconsole/runs/record/failures/oom.py", "backends/memconsole_trainer/host/memory_limit.py",
     "backends/memconsole_trainer/host/host_memory.py", "backends/memconsole_jax/devices.py",
-    "backends/memconsole_trainer/host/platform_lines.py",
+    "backends/memconsole_trainer/host/platform_lines.py", "backends/memconsole_trainer/host/heap.py",
 }  # fmt: skip
 """They read what the kernel tells under /proc and /sys."""
 OF_PACKAGES = {
