@@ -151,6 +151,7 @@ def main() -> None:
     for case in CASES:
         if options.only not in case.name:
             continue
+        print(f"measuring {case.name}", file=sys.stderr)
         found = measured(case, rounds, options.quick)
         results[case.name] = found
         document = {"command": "python tests/bench/peers.py", **machine(), "results": results}

@@ -16,6 +16,7 @@ from jax import Array, lax
 
 from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.tasks.recommendation import ABSENT, CUTOFFS, PADDING
+from memconsole_jax.layout.mesh import on_own_rows
 from memconsole_jax.models.recommender import Projected
 
 
@@ -23,15 +24,15 @@ def nats(model: Recommender, found: Projected, targets: Array) -> Array:
     """Summed -log P(cluster) - log P(item | cluster) of the targets. The backward pass computes the
     logits again, one chunk at a time."""
 
-    def one(hidden: Array, labels: Array) -> Array:
+    def one(found: Projected, labels: Array) -> Array:
         counts, place = labels != PADDING, jnp.maximum(labels - 1, 0)
         cluster, member = place // model.cluster_size, place % model.cluster_size  # (n,)
-        of_cluster = hidden @ found.clusters.T  # (n, C)
-        of_item = jnp.einsum("nh,nmh->nm", hidden, found.members[cluster])  # (n, M)
+        of_cluster = found.hidden @ found.clusters.T  # (n, C)
+        of_item = jnp.einsum("nh,nmh->nm", found.hidden, found.members[cluster])  # (n, M)
         of_item = jnp.where(_present(model)[cluster], of_item, ABSENT)
         return jnp.sum(counts * (_lost(of_cluster, cluster) + _lost(of_item, member)))
 
-    return _summed(one, jnp.float32(0.0), found.hidden, targets, model.chunk_positions)
+    return _summed(one, jnp.float32(0.0), found, targets, model.chunk_positions)
 
 
 def scores(model: Recommender, found: Projected) -> Array:
@@ -47,9 +48,9 @@ def ranked(model: Recommender, found: Projected, targets: Array) -> Array:
     """Sums over the targets: nats, then recall, MRR and NDCG at each of `CUTOFFS`, among all items. An
     item with the target's score ranks before it."""
 
-    def one(hidden: Array, labels: Array) -> Array:
+    def one(found: Projected, labels: Array) -> Array:
         counts, place = labels != PADDING, jnp.maximum(labels - 1, 0)
-        of_all = scores(model, found._replace(hidden=hidden))  # (n, C · M)
+        of_all = scores(model, found)  # (n, C · M)
         own = jnp.take_along_axis(of_all, place[:, None], axis=1)  # (n, 1)
         rank = jnp.sum(of_all >= own, axis=1).astype(jnp.float32)
         gains = [jnp.ones_like(rank), 1 / rank, 1 / jnp.log2(rank + 1)]
@@ -59,7 +60,7 @@ def ranked(model: Recommender, found: Projected, targets: Array) -> Array:
         return jnp.stack([jnp.sum(column * counts) for column in columns])
 
     start = jnp.zeros(1 + 3 * len(CUTOFFS))
-    return _summed(one, start, found.hidden, targets, model.scored_positions)
+    return _summed(one, start, found, targets, model.scored_positions)
 
 
 def _lost(logits: Array, targets: Array) -> Array:
@@ -75,19 +76,35 @@ def _present(model: Recommender) -> Array:
 
 
 def _summed(
-    one: Callable[[Array, Array], Array], start: Array, hidden: Array, targets: Array, size: int
+    one: Callable[[Projected, Array], Array],
+    start: Array,
+    found: Projected,
+    targets: Array,
+    size: int,
 ) -> Array:
-    """The sum of `one` over chunks of at most `size` positions; the last chunk is padded."""
-    rows, labels = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    chunks = -(-len(rows) // size)
-    size = -(-len(rows) // chunks)
-    missing = chunks * size - len(rows)
-    rows = jnp.pad(rows, ((0, missing), (0, 0))).reshape(chunks, size, -1)
-    labels = jnp.pad(labels, (0, missing), constant_values=PADDING).reshape(chunks, size)
-    if chunks == 1:
-        return start + one(rows[0], labels[0])
+    """The sum of `one` over chunks of at most `size` positions; the last chunk is padded. Each of
+    several devices goes through the positions of its own rows."""
 
-    def step(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
-        return total + jax.checkpoint(one)(*part), None
+    def of_rows(
+        hidden: Array, targets: Array, members: Array, clusters: Array
+    ) -> tuple[Array, tuple[()]]:
+        def of_chunk(rows: Array, labels: Array) -> Array:
+            return one(Projected(rows, members, clusters), labels)
 
-    return lax.scan(step, start, (rows, labels))[0]
+        rows, labels = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+        chunks = -(-len(rows) // size)
+        each = -(-len(rows) // chunks)
+        missing = chunks * each - len(rows)
+        rows = jnp.pad(rows, ((0, missing), (0, 0))).reshape(chunks, each, -1)
+        labels = jnp.pad(labels, (0, missing), constant_values=PADDING).reshape(chunks, each)
+        if chunks == 1:
+            return start + of_chunk(rows[0], labels[0]), ()
+
+        def step(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
+            return total + jax.checkpoint(of_chunk)(*part), None
+
+        return lax.scan(step, start, (rows, labels))[0], ()
+
+    apart, whole = (found.hidden, targets), (found.members, found.clusters)
+    total: Array = on_own_rows(of_rows, apart, whole)[0]
+    return total
