@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,9 @@ from memconsole.plan import plan as plans
 from memconsole.plan.differences import differing
 from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS
+from memconsole.tui.plan.dialogs import solving
 from memconsole.tui.plan.pricing import Priced, price
+from memconsole.tui.plan.widgets.solved import Solution
 from memconsole.tui.screens.pick import choices_for
 from memconsole.units import value_word
 from tests.tui.harness import GIB, Console, screen_lines, screen_text, settle
@@ -265,3 +268,29 @@ async def test_a_plan_too_large_for_its_device_shows_on_how_many_it_fits(
             await pilot.press("f")
             await settle(pilot)
             assert "fits 8 ×" not in screen_text(app), "it fits one device after that"
+
+
+async def test_a_long_search_says_how_long_it_has_taken(
+    make_console: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = threading.Event()
+    find = solving.fitted
+
+    def slow(*arguments: Any) -> Solution:
+        assert end.wait(60)
+        return find(*arguments)
+
+    monkeypatch.setattr(solving, "fitted", slow)
+    app = make_console(LARGE)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        await pilot.press("f")
+        for _ in range(200):
+            await pilot.pause(0.1)
+            if re.search(r"fitting … \d+ s", notice(app)):
+                break
+        assert re.search(r"fitting … \d+ s", notice(app))
+        end.set()
+        await settle(pilot)
+        assert "fitting" not in notice(app)
+        assert app.plan_screen.view.plan != LARGE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,7 +15,7 @@ from memconsole.plan.training.recipe import kept_rate
 from memconsole.tui.plan.dialogs.owner import PlanOwner
 from memconsole.tui.plan.widgets.solved import Solution
 from memconsole.tui.views.plan_view import PlanView
-from memconsole.units import format_bytes
+from memconsole.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from memconsole.memory.answers.solve import Faster
@@ -83,14 +84,21 @@ class Solver:
             return
         self._owner.notice(waiting)
         self._owner.run_worker(
-            self._answer(view, solve), group="solving", exclusive=True, exit_on_error=False
+            self._answer(waiting, view, solve), group="solving", exclusive=True, exit_on_error=False
         )
 
-    async def _answer(self, view: PlanView, solve: Solve) -> None:
+    async def _answer(self, waiting: str, view: PlanView, solve: Solve) -> None:
+        began = time.monotonic()
+        solving = asyncio.create_task(asyncio.to_thread(solve, view, self._owner.lookup))
         try:
-            found = await asyncio.to_thread(solve, view, self._owner.lookup)
+            while not (await asyncio.wait((solving,), timeout=1.0))[0]:
+                if self._owner.view.plan == view.plan:
+                    self._owner.notice(f"{waiting} {format_duration(time.monotonic() - began)}")
+            found = solving.result()
         except PlanError as error:
             found = Solution(view.plan, view.plan, str(error), "bad")
+        finally:
+            solving.cancel()
         if found.given != self._owner.view.plan:
             self._owner.notice("the plan changed meanwhile: press the key again", "warn")
             return
