@@ -124,7 +124,7 @@ def nanogpt(work: Work) -> Speed:
     flags = {
         "dataset": "text", "device": "cpu", "compile": False, "dtype": "float32",
         "eval_interval": 10**9, "eval_iters": 1, "log_interval": 1, "dropout": 0.0,
-        "gradient_accumulation_steps": 1, "block_size": work.length, "batch_size": work.rows,
+        "gradient_accumulation_steps": 1, "bias": True, "block_size": work.length, "batch_size": work.rows,
         "n_layer": shape["n_layer"], "n_head": shape["n_head"], "n_embd": shape["n_embd"],
         "max_iters": work.steps,
     }  # fmt: skip

@@ -58,7 +58,7 @@ def run(
     settings: Settings, environment: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Any]:
     """`trained`, in a folder that goes."""
-    with tempfile.TemporaryDirectory() as state:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as state:
         return trained(settings, Path(state), environment)
 
 
