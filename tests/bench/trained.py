@@ -57,7 +57,7 @@ def trained(
 def run(
     settings: Settings, environment: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """`trained`, in a folder that goes."""
+    """`trained`, in a folder that goes, whatever the run's supervisor still writes there."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as state:
         return trained(settings, Path(state), environment)
 
