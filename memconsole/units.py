@@ -62,6 +62,11 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
+def format_clock(seconds: float) -> str:
+    """A duration that is counted up, in whole seconds: ``4 s``, ``3 min 05 s``."""
+    return format_duration(int(seconds)).replace(".0 s", " s")
+
+
 def format_rate(per_second: float) -> str:
     """``8,321``; ``0.38`` where whole numbers would say little."""
     return f"{per_second:,.0f}" if per_second >= 9.95 or not per_second else f"{per_second:.2g}"

@@ -13,7 +13,7 @@ from memconsole.tui.draw.ink import Line, Span, fit, width_of, wrap
 from memconsole.tui.draw.words import duration_word, state_mark, step_word
 from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted
-from memconsole.units import format_duration
+from memconsole.units import format_clock, format_duration
 
 SLOW_STEP_SECONDS = 2.0
 """Steps that take longer are counted in tenths."""
@@ -88,7 +88,7 @@ def progress_line(view: RunView, run: RunSnapshot, width: int) -> Line:
             steps += f"/{run.plan.train.epochs}"
     phase = stage_words(facts.phase, "", run.plan)
     if facts.phase in TIMED and run.phase_seconds is not None:
-        phase += f" {clock_word(run.phase_seconds)}"
+        phase += f" {format_clock(run.phase_seconds)}"
     head: Line = [Span(f" {fit(phase, max(10, width - 50))} ", "accent"), Span(f" {steps}  ")]
     if not facts.total_steps:
         return head
@@ -109,19 +109,14 @@ def steps_word(run: RunSnapshot) -> str:
     return f"{int(done * 10) / 10:,.1f}" if slow and run.state in LIVE else f"{int(done):,}"
 
 
-def clock_word(seconds: float) -> str:
-    """A duration that is counted up: whole seconds."""
-    return format_duration(int(seconds)).replace(".0 s", " s")
-
-
 def _start_line(run: RunSnapshot, width: int) -> Line:
     """What the run does before its first step, and since when."""
     facts = run.facts
     words = stage_words(facts.phase, facts.phase_detail, run.plan)
     line: Line = [Span(f" {fit(words, max(10, width - 40))} ", "accent")]
     if run.phase_seconds is not None:
-        line.append(Span(f" {clock_word(run.phase_seconds)}"))
-    more = f"  {clock_word(run.elapsed_seconds)} since the start"
+        line.append(Span(f" {format_clock(run.phase_seconds)}"))
+    more = f"  {format_clock(run.elapsed_seconds)} since the start"
     if facts.total_steps:
         more += f" · {facts.total_steps:,} steps to take"
     return [*line, Span(fit(more, width - width_of(line)), "dim")]

@@ -13,10 +13,9 @@ from memconsole.tui.draw.chart import choose_axes, plot
 from memconsole.tui.draw.ink import Line, Span, columns, fit, left, right, rule, width_of
 from memconsole.tui.draw.words import loss_word, measure_word, state_mark
 from memconsole.tui.run.charts import LOSS, Chart, charts_of, is_logarithmic
-from memconsole.tui.run.header import clock_word
 from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted
-from memconsole.units import format_duration
+from memconsole.units import format_clock, format_duration
 
 LARGE_ROWS, SMALL_ROWS, MOST_SMALL_ROWS = 11, 7, 12
 """Rows of the large chart at least, and of the small ones."""
@@ -73,7 +72,7 @@ def _legend(
 def start_lines(run: RunSnapshot, live: bool, width: int, height: int) -> list[Line]:
     """In place of an empty chart: the stages of the start-up, each with its time."""
     lines: list[Line] = [[]]
-    took = [(clock_word if one.running else format_duration)(one.seconds) for one in run.stages]
+    took = [(format_clock if one.running else format_duration)(one.seconds) for one in run.stages]
     clock = max(map(len, took), default=0)
     for n, stage in enumerate(run.stages, 1):
         mark = Span(" ● ", "accent") if stage.running else Span(" ✓ ", "good")

@@ -15,7 +15,7 @@ from memconsole.plan.training.recipe import kept_rate
 from memconsole.tui.plan.dialogs.owner import PlanOwner
 from memconsole.tui.plan.widgets.solved import Solution
 from memconsole.tui.views.plan_view import PlanView
-from memconsole.units import format_bytes, format_duration
+from memconsole.units import format_bytes, format_clock
 
 if TYPE_CHECKING:
     from memconsole.memory.answers.solve import Faster
@@ -93,7 +93,7 @@ class Solver:
         try:
             while not (await asyncio.wait((solving,), timeout=1.0))[0]:
                 if self._owner.view.plan == view.plan:
-                    self._owner.notice(f"{waiting} {format_duration(time.monotonic() - began)}")
+                    self._owner.notice(f"{waiting} {format_clock(time.monotonic() - began)}")
             found = solving.result()
         except PlanError as error:
             found = Solution(view.plan, view.plan, str(error), "bad")
