@@ -144,7 +144,9 @@ def _cells(one: dict[str, Any] | None, peer: str, backend: str) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few steps, two rounds: some minutes")
+    parser.add_argument(
+        "--quick", action="store_true", help="few steps, two rounds: some twenty minutes"
+    )
     parser.add_argument("--rounds", type=int, help="turns of peer and memconsole (3; quick: 2)")
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     options = parser.parse_args()
