@@ -222,7 +222,7 @@ KEYS: tuple[Key, ...] = (
     Key(id="help", keys="question_mark,h", action="app.help", label="help",
         screens=MAIN, help="This list of keys.", footer=True),
     # Modal screens
-    Key(id="accept", keys="enter", action="accept", label="choose",
+    Key(id="accept", keys="enter", action="accept", label="accept",
         screens=("pick", "prompt", "plans"), help="Take it.", footer=True),
     Key(id="complete", keys="tab", action="complete", label="complete the path",
         screens=("pick", "prompt"), help="Complete the path that is being typed.", when="paths", footer=True),
