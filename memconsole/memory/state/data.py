@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from memconsole.plan import catalog
+from memconsole.plan.catalog.sources import PIECE_BYTES
 from memconsole.plan.data.counted import counted_tokens
 from memconsole.plan.data.mixture import parts
 from memconsole.plan.data.rows import row_bytes, training_rows
@@ -146,6 +148,20 @@ def _source_tokens(data: DataChoice) -> int | None:
         return None
     if entry.tokens is None or data.max_examples is None:
         return entry.tokens
+    if entry.file_bytes and entry.bytes:
+        return int(entry.tokens * _first_bytes(entry.file_bytes, data.max_examples) / entry.bytes)
     if not entry.documents:
         return None
     return int(entry.tokens * min(1.0, data.max_examples / entry.documents))
+
+
+def _first_bytes(sizes: Sequence[int], documents: int) -> int:
+    """Bytes of the first documents of text files that have `sizes`."""
+    total = 0
+    for size in sizes:
+        if documents <= 0:
+            break
+        pieces = max(1, -(-size // PIECE_BYTES) - 1)
+        total += size if pieces <= documents else documents * PIECE_BYTES
+        documents -= pieces
+    return total

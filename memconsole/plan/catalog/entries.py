@@ -96,6 +96,8 @@ class DatasetEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     documents: int | None = None
     bytes: int | None = None
     """UTF-8 text bytes, or the file size if the text's size is not known."""
+    file_bytes: tuple[int, ...] = ()
+    """Bytes of each file, if the data are text files, in the order in which they are read."""
     bytes_per_token: float | None = None
     """Rough bytes of `bytes` per token of a 4k to 32k BPE, for estimates before the run measures it."""
     source: str = ""

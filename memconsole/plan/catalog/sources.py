@@ -67,6 +67,9 @@ _CONFIGURATION = re.compile(
     r"|jsconfig|composer|tokenizer|tokenizer_config|special_tokens_map|generation_config)$"
 )
 """JSON files that are not tables."""
+PIECE_BYTES = 64 * 1024
+"""The trainer cuts text files into documents of about this size, so that even one long file can be split into train
+and held-out parts. The last one may be twice as long."""
 MOST_FILES = 20_000
 """Most entries of a folder that are read for its size. The size of a larger folder is unknown before the run."""
 HUB_PREFIX = "hf://"
@@ -92,11 +95,11 @@ def resolve(source: str, catalog: Mapping[str, DatasetEntry]) -> DatasetEntry:
 @lru_cache(maxsize=4)
 def _standard_library(entry: DatasetEntry) -> DatasetEntry:
     where = stdlib.directory()
-    files = stdlib.files()
-    if not files:
+    sizes = stdlib.sizes()
+    if not sizes:
         raise _error(entry.name, f"no source files in {where}")
     return msgspec.structs.replace(
-        entry, where=str(where), documents=len(files), bytes=stdlib.total_bytes()
+        entry, where=str(where), documents=len(sizes), bytes=sum(sizes), file_bytes=sizes
     )
 
 
@@ -143,7 +146,11 @@ def _local(source: str, catalog: Mapping[str, DatasetEntry]) -> DatasetEntry:
         if found is None:
             return _file(source, path, "directory", None, None)
         entry = _file(source, path, "directory", found.bytes, len(found.files))
-        entry = msgspec.structs.replace(entry, bytes_per_token=BYTES_PER_TOKEN[found.format])
+        entry = msgspec.structs.replace(
+            entry,
+            bytes_per_token=BYTES_PER_TOKEN[found.format],
+            file_bytes=found.sizes if found.format == "text" else (),
+        )
         return _packed(entry, PACKED.get(found.files[0].suffix.lower(), 1.0))
     if not stat.S_ISREG(status.st_mode):
         raise _error(source, "neither a file nor a folder")
@@ -197,7 +204,12 @@ class Folder(NamedTuple):
     format: DatasetFormat
     """text, or the format of the tables."""
     files: tuple[Path, ...]
-    bytes: int
+    sizes: tuple[int, ...]
+    """Bytes of each file."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.sizes)
 
 
 def folder(path: Path, most: int | None = None) -> Folder | None:
@@ -246,7 +258,7 @@ def folder(path: Path, most: int | None = None) -> Folder | None:
             str(path), f"holds no text files and no {' '.join(TABLES)} files, plain or compressed"
         )
     form: DatasetFormat = TABLES.get(kind, "text")
-    return Folder(form, tuple(file for file, _ in files), sum(size for _, size in files))
+    return Folder(form, tuple(file for file, _ in files), tuple(size for _, size in files))
 
 
 def _kind(name: str) -> str | None:

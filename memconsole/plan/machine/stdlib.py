@@ -27,9 +27,9 @@ def files() -> tuple[Path, ...]:
     return tuple(path for path, _ in _listing(directory()))
 
 
-def total_bytes() -> int:
-    """Size of all `files` together."""
-    return sum(size for _, size in _listing(directory()))
+def sizes() -> tuple[int, ...]:
+    """Bytes of each of `files`."""
+    return tuple(size for _, size in _listing(directory()))
 
 
 @lru_cache(maxsize=4)

@@ -12,11 +12,26 @@ from memconsole.memory.state.data import training_tokens
 from memconsole.plan import catalog
 from memconsole.plan.data.counted import counted_tokens, keep_counted
 from memconsole.plan.plan import Plan, replace
+from memconsole_trainer.data.sources.documents import FileDocuments
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_the_first_documents_of_files_are_weighed_by_their_own_size(tmp_path: Path) -> None:
+    """The trainer cuts long files into several documents and takes the first ones."""
+    sizes = (500, 300_000, 40_000, 90_000, 1_000)
+    for number, size in enumerate(sizes):
+        (tmp_path / f"{number}.txt").write_bytes(b"six by" * (size // 6) + b"." * (size % 6))
+    files = [tmp_path / f"{number}.txt" for number in range(len(sizes))]
+    whole = replace(Plan(), {"data.source": str(tmp_path), "data.validation_fraction": 0.0})
+    for most in range(1, 9):
+        read = FileDocuments(files, most).total_bytes or 0
+        guess = training_tokens(replace(whole, {"data.max_examples": most})) or 0
+        expected = (training_tokens(whole) or 0) * read / sum(sizes)
+        assert guess == pytest.approx(expected, rel=0.02, abs=256), most
 
 
 def test_a_count_is_used_for_the_same_data_alone(tmp_path: Path) -> None:

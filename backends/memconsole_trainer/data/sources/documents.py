@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from memconsole.plan.catalog.sources import PIECE_BYTES
 from memconsole.regular_file import open_regular
 from memconsole_trainer.data.sources.hashes import (
     BlockHashes,
@@ -17,9 +18,6 @@ from memconsole_trainer.data.sources.hashes import (
     text_content,
 )
 
-PIECE_BYTES = 64 * 1024
-"""Longer files are cut near this size, so that even one long file can be split into train and
-held-out parts."""
 LONE_PIECES = 16
 """A single file is cut into about this many pieces, unless they become too long or too short."""
 LEAST_PIECE_BYTES = 256
