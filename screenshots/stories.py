@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -120,8 +121,8 @@ async def out_of_memory(folder: Path) -> None:
 async def systems(folder: Path) -> None:
     """Runs of two systems, each with its own measures."""
     into = folder.absolute()
-    with tempfile.TemporaryDirectory() as data:
-        os.chdir(data)  # the presets look for their data here
+    # The presets look for their data in the current folder.
+    with tempfile.TemporaryDirectory() as data, contextlib.chdir(data):
         for preset, (kind, name, much, settings, keys) in SYSTEMS.items():
             words = ["data", "make", kind, name, "--size", much]
             subprocess.run([sys.executable, "-m", "memconsole", *words], check=True)

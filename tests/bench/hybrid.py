@@ -1,11 +1,11 @@
 """What hybrid training gains: its validation loss beside that of plain training, of steps left out, and of larger rates.
 
-    python tests/bench/hybrid.py [--only small|default|10m] [--seeds N] [--steps N] [--short] [--print]
+    python tests/bench/hybrid.py [--only small|default|10m|default-jax] [--seeds N] [--steps N] [--short] [--print]
 
 `--short` leaves out two variants: steps left out, and the larger rate.
 
-Every variant trains in this process on one thread with torch, so that seconds of CPU time compare on a busy machine
-too. Results go to results/hybrid.json and their table into docs/hybrid.md.
+Every variant trains in this process, with torch on one thread, so that seconds of CPU time compare on a busy machine
+too. With JAX they would count compilers' time, so that its runs are compared at equal steps alone. Results go to results/hybrid.json and their table into docs/hybrid.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import torch
 from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, replace
 from memconsole.runs.record.log import events
-from memconsole_torch.engine import TorchEngine, create
+from memconsole_torch import engine as torch_engine
 from memconsole_trainer.control.controller import Controller, controller_of
 from memconsole_trainer.control.plain import Plain
 from memconsole_trainer.data.stream import BatchShape, BatchStream
@@ -56,8 +56,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "small": {"model.target_params": 300_000, "data.vocab_size": 1024, "data.sequence_length": 64},
     "default": {"model.target_params": 1_000_000},
     "10m": {"model.target_params": 10_000_000},
+    "default-jax": {"model.target_params": 1_000_000, "backend": "jax"},
 }
-STEPS = {"small": 300, "default": 300, "10m": 200}
+STEPS = {"small": 150, "default": 150, "10m": 120, "default-jax": 150}
 HYBRID = {"hybrid.mode": "balanced", "hybrid.warmup_steps": 40, "hybrid.predict_precision": "same"}
 VALIDATION_BATCHES = 8
 
@@ -70,6 +71,7 @@ class Trained:
     """Validation loss at its end."""
     gradient_steps: int
     cpu_seconds: float
+    """Of steps and transitions; 0 with JAX."""
     predicted: list[int] = field(default_factory=list)
     """The steps that were jumps."""
     jumps: list[tuple[float, float]] = field(default_factory=list)
@@ -110,15 +112,15 @@ class _Silent:
 def trained(
     settings: Mapping[str, Any], control: Callable[[Plan, int], Controller] = controller_of
 ) -> Trained:
-    """Train a plan and evaluate it. CPU time is that of steps and transitions alone."""
+    """Train a plan and evaluate it."""
     plan = replace(Plan(), {**COMMON, **settings})
+    engine = _engine(plan)
     steps = plan.train.max_steps or 0
     model = catalog.model(plan)
     with tempfile.TemporaryDirectory() as folder:
         data = open_data(plan, model, Path(folder), _Silent(), {})
         shape = BatchShape(1, plan.train.batch_size, plan.data.sequence_length)
         stream = BatchStream(data.rows(), shape, None)
-        engine: TorchEngine = create(plan, None)
         engine.build(plan, model, steps, starting_weights(plan, model))
         held = list(data.validation(shape, VALIDATION_BATCHES))
         controller = control(plan, steps)
@@ -131,7 +133,8 @@ def trained(
             controller.prepare(engine)
             found.gradient_steps += controller.step(engine, batch)
             controller.take_metrics(engine)
-            found.cpu_seconds += time.process_time() - began
+            if plan.backend == "torch":
+                found.cpu_seconds += time.process_time() - began
             for said in controller.take_events():
                 if isinstance(said, events.Jump):
                     found.predicted.append(step)
@@ -144,7 +147,15 @@ def trained(
     return found
 
 
-def _losses(engine: TorchEngine, held: list[Batch]) -> list[float]:
+def _engine(plan: Plan) -> Engine:
+    if plan.backend == "torch":
+        return torch_engine.create(plan, None)
+    from memconsole_jax import engine as jax_engine
+
+    return jax_engine.create(plan, None)
+
+
+def _losses(engine: Engine, held: list[Batch]) -> list[float]:
     """The validation loss of each row."""
     found = []
     for batch in held:
@@ -181,9 +192,9 @@ def measured(name: str, seeds: int, steps: int, *, short: bool = False) -> dict[
             keep("larger rate", trained({**base, "train.learning_rate": 4e-3}))
         # The run beside it tells what a step costs: on a busy machine the cost of runs further apart
         # differs by more than that of jumps.
-        seconds = near.cpu_seconds / near.gradient_steps
-        same_time = max(1, round(hybrid.cpu_seconds / seconds))
-        keep("plain, equal time", trained({**base, "train.max_steps": same_time}))
+        if seconds := near.cpu_seconds / near.gradient_steps:
+            same_time = max(1, round(hybrid.cpu_seconds / seconds))
+            keep("plain, equal time", trained({**base, "train.max_steps": same_time}))
         equal = {**base, "train.max_steps": max(1, hybrid.gradient_steps)}
         keep("plain, equal gradient steps", trained(equal))
     jumps = [jump for run in variants["hybrid"] for jump in run.jumps]
@@ -223,9 +234,8 @@ def table(found: Mapping[str, Any]) -> str:
     for name, result in found["models"].items():
         for variant, v in result["variants"].items():
             loss = f"{v['mean']:.4f} ± {v['deviation']:.4f}"
-            rows.append(
-                [name, variant, loss, f"{v['gradient_steps']:.0f}", f"{v['cpu_seconds']:.1f}"]
-            )
+            seconds = f"{v['cpu_seconds']:.1f}" if v["cpu_seconds"] else "–"
+            rows.append([name, variant, loss, f"{v['gradient_steps']:.0f}", seconds])
         j = result["jumps"]
         line = f"- {name}, {result['steps']} steps, {result['seeds']} seeds: {j['tried']} jumps tried, {j['kept']} kept"
         if j["kept"]:

@@ -245,6 +245,10 @@ def create_run(
     import memconsole
 
     root = make_runs_root()
+    try:
+        current = os.getcwd()
+    except OSError:
+        raise RunError("the current folder is gone: change to one that exists") from None
     created = time.time()
     while True:
         word = base64.b32encode(secrets.token_bytes(4)).decode()[:6].lower()
@@ -262,7 +266,7 @@ def create_run(
         name=shown_name(name or "", os.environ),
         created_wall=created,
         host=host_name(),
-        directory=os.getcwd(),
+        directory=current,
         python=sys.executable,
         memconsole=memconsole.__version__,
         environment=dict(environment or {}),

@@ -52,6 +52,16 @@ def test_a_new_run_holds_its_plan_and_only_its_owner_can_read_it() -> None:
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
 
 
+def test_a_run_needs_a_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run keeps the folder that its relative paths begin at."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(RunError, match="the current folder is gone"):
+        create_run(Plan())
+
+
 def test_a_title_is_data_and_never_a_path(root: Path) -> None:
     for title in (
         "../../x",
