@@ -21,7 +21,7 @@ from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.templates.choice import TEMPLATE_SUFFIXES
 from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole.plan.training.origin import check_start, checkpoint_of
-from memconsole.plan.training.recipe import settled
+from memconsole.plan.training.recipe import open_settings, settled
 from memconsole.runs.act.launch import launch
 from memconsole.runs.record.directory import RunDirectory
 
@@ -56,8 +56,13 @@ def start(
     """Launch `plan` detached and store its estimate for the run screen and the receipt, calibrated as
     the person saw it. A run without a name gets one. Raises `PlanError`."""
     found = calibrated_here(plan, check_launch(plan, devices, lookup))
-    whole = settled(_anywhere(plan))
-    return launch(whole, name or default_name(plan), estimate=msgspec.json.encode(found))
+    given = _anywhere(plan)
+    return launch(
+        settled(given),
+        name or default_name(plan),
+        estimate=msgspec.json.encode(found),
+        by_recipe=open_settings(given),
+    )
 
 
 def _anywhere(plan: Plan) -> Plan:

@@ -59,12 +59,15 @@ __all__ = [
     "apply_settings",
     "command_line",
     "dumps",
+    "dumps_run",
     "from_document",
     "get",
     "installed_backends",
     "load",
+    "load_run",
     "loads",
     "nearest",
+    "parse_run",
     "parse_value",
     "printable",
     "quote",
@@ -76,6 +79,8 @@ __all__ = [
 
 PLAN_BYTES = 1 << 20
 """A larger file is no plan."""
+BY_RECIPE = "by_recipe"
+"""The table of a run's plan file with the numbers that the recipe chose, by dotted key."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -255,13 +260,32 @@ def parse_assignments(assignments: Iterable[str]) -> list[tuple[str, Any]]:
 
 
 def loads(text: str, where: str = "plan") -> Plan:
-    """Parse a plan file. Raises `PlanError` naming the key, the value and what is allowed."""
+    """Parse a plan file. Raises `PlanError` naming the key, the value and what is allowed.
+
+    The numbers that the recipe chose for a run are left out: they belong to that run.
+    """
+    return parse_run(text, where)[0]
+
+
+def parse_run(text: str, where: str) -> tuple[Plan, dict[str, float]]:
+    """The plan of a run's file as it was set, and the numbers that the recipe chose for the settings that
+    it leaves open, by key. Raises `PlanError`."""
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
         reason = printable(str(error)) if isinstance(error, ValueError) else "nested too deeply"
         raise PlanError(f"{printable(where)}: not valid TOML: {reason}") from None
-    return from_document(document, where)
+    numbers = document.pop(BY_RECIPE, {})
+    plan = from_document(document, where)
+    if not isinstance(numbers, dict):
+        raise PlanError(
+            f"{printable(where)}: [{BY_RECIPE}] must be a table, not {quote(numbers)}", BY_RECIPE
+        )
+    try:
+        replace(plan, numbers)
+    except PlanError as error:
+        raise PlanError(f"{printable(where)}: {error}", error.key) from None
+    return plan, {key: number for key, number in numbers.items() if get(plan, key) is None}
 
 
 def from_document(document: Mapping[str, Any], where: str = "plan") -> Plan:
@@ -291,11 +315,16 @@ def from_document(document: Mapping[str, Any], where: str = "plan") -> Plan:
 
 def load(path: Path) -> Plan:
     """Read a plan file; ``~`` is a home directory. Raises `PlanError`, also when the file cannot be read."""
+    return load_run(path)[0]
+
+
+def load_run(path: Path) -> tuple[Plan, dict[str, float]]:
+    """`parse_run` of a file. Raises `PlanError`, also when the file cannot be read."""
     try:
         text = regular_file.read(path.expanduser(), PLAN_BYTES).decode("utf-8")
     except (OSError, ValueError, RuntimeError) as error:
         raise PlanError(f"{printable(str(path))}: cannot be read: {_reason(error)}") from None
-    return loads(text, str(path))
+    return parse_run(text, str(path))
 
 
 def _reason(error: OSError | ValueError | RuntimeError) -> str:
@@ -320,6 +349,16 @@ def dumps(plan: Plan, *, full: bool = True) -> str:
     import tomli_w
 
     return tomli_w.dumps(to_document(plan, full=full))
+
+
+def dumps_run(plan: Plan, by_recipe: Iterable[str]) -> str:
+    """The plan of a run as TOML, with the settings that the recipe chose in a table of their own;
+    `parse_run` gives both back."""
+    import tomli_w
+
+    numbers = {key: get(plan, key) for key in sorted(by_recipe)}
+    document = to_document(replace(plan, dict.fromkeys(numbers)), full=True)
+    return tomli_w.dumps({**document, **({BY_RECIPE: numbers} if numbers else {})})
 
 
 def command_line(plan: Plan) -> list[str]:

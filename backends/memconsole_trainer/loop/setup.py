@@ -84,7 +84,8 @@ def set_up(attempt: Attempt) -> Job:
     committed = attempt.run.committed_checkpoints()
     _at(attempt, committed[-1] if committed else None)
     say.phase("import")
-    picked, plan = attempt.run.read_plan(), on_node(present_plan(attempt.run))
+    picked, by_recipe = attempt.run.read_settled_plan()
+    plan = on_node(present_plan(attempt.run))
     begun = plan
     if committed:
         plan = without_lost_source(plan, attempt.run.path / TOKENIZER_JSON)
@@ -115,7 +116,8 @@ def set_up(attempt: Attempt) -> Job:
     data = open_data(plan, model, attempt.run.path, say, known)
     if not gang.rank:
         gang.tell()
-    print(f"  {data.description}\n  {recipe.words(plan)}", flush=True)
+    training = recipe.words(plan, by_recipe)
+    print(f"  {data.description}\n  {training}", flush=True)
     fingerprints = {"plan": progress.fingerprint(picked, model), **data.fingerprints}
     first = attempt.run.read_first_plan()
     older = {

@@ -43,6 +43,8 @@ from memconsole_trainer.weights.best import best, mark
 
 SHARD_BYTES = 64 << 20
 """Size of a file of tensors. The host holds one such shard at a time, or one larger tensor."""
+HELD_FILES = 128
+"""A process may have 256 files open on macOS, and 1,024 on Linux."""
 
 Named = tuple[str, NDArray[np.generic]]
 
@@ -67,14 +69,19 @@ class Saved:
 
 
 class LoadedCheckpoint:
-    """A verified checkpoint. Implements `StateSource`: tensors are read one at a time."""
+    """A verified checkpoint. Implements `StateSource`: tensors are read one at a time. With `hold` it can be read
+    after its run has deleted it, up to `HELD_FILES` files of it.
 
-    def __init__(self, path: Path) -> None:
+    Raises `FileNotFoundError` if it was deleted.
+    """
+
+    def __init__(self, path: Path, *, hold: bool = False) -> None:
         self.path = path
         self.state: dict[str, Any] = read_json(path / STATE)
         self._files: dict[str, tensorfile.TensorFile] = {}
-        for file in sorted(path.glob("*.safetensors")):
-            opened = tensorfile.TensorFile(file)
+        files = sorted(file for file in path.iterdir() if file.suffix == ".safetensors")
+        for number, file in enumerate(files):
+            opened = tensorfile.TensorFile(file, hold=hold and number < HELD_FILES)
             self._files.update((name, opened) for name in opened.names())
 
     @property
@@ -99,8 +106,11 @@ class LoadedCheckpoint:
         return list(self._files)
 
     def tensor(self, name: str) -> NDArray[np.generic]:
-        """Raises KeyError for a name that was not saved."""
-        return self._files[name].tensor(name)
+        """Raises KeyError for a name that was not saved, and `DataError` if its file was deleted meanwhile."""
+        try:
+            return self._files[name].tensor(name)
+        except FileNotFoundError:
+            raise DataError(f"{self.path} was deleted while it was read") from None
 
 
 class Checkpoints:
@@ -142,7 +152,8 @@ class Checkpoints:
         """The newest checkpoint that is intact, or None. One that is `verified` is not hashed.
 
         One that is damaged or cannot be read is reported through `say` and skipped. If the caller
-        holds the run's lock (`owned`), a damaged one is renamed to ``step-N.BAD``. `beat` is called
+        holds the run's lock (`owned`), a damaged one is renamed to ``step-N.BAD``. If not, the run's
+        trainer may delete one that is being read: that raises `FileNotFoundError`. `beat` is called
         while hashing.
         """
         for path in self.committed():
@@ -154,7 +165,9 @@ class Checkpoints:
                 )
                 continue
             if problem is None:
-                return LoadedCheckpoint(path)
+                return LoadedCheckpoint(path, hold=not owned)
+            if not owned:
+                path.stat()
             say(f"{path.name} is damaged ({problem}); using the checkpoint before it")
             if not owned:
                 continue

@@ -12,7 +12,9 @@ import itertools
 import json
 import math
 import os
+import weakref
 from collections.abc import Iterable
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole.plan.plan import printable
-from memconsole.regular_file import open_regular
+from memconsole.regular_file import open_descriptor, open_regular
 
 DTYPES: dict[str, str] = {
     "F64": "float64",
@@ -85,16 +87,19 @@ def write(path: Path, tensors: Iterable[tuple[str, NDArray[np.generic]]]) -> tup
 
 class TensorFile:
     """One safetensors file. Each tensor is mapped from disk separately, and only while its array is
-    alive.
+    alive. With `hold` the file stays open, so that it can be read after it was deleted.
 
     Raises `TensorFileError` if the file is not valid, and OSError if it cannot be read or is not a
     regular file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, hold: bool = False) -> None:
         self.path = path
+        self._held = open_descriptor(path) if hold else None
+        if self._held is not None:
+            weakref.finalize(self, os.close, self._held)
         try:
-            with open_regular(path) as file:
+            with self._opened() as file:
                 size = os.fstat(file.fileno()).st_size
                 length = int.from_bytes(file.read(8), "little")
                 if size < 8 or length > min(_HEADER_LIMIT, size - 8):
@@ -115,6 +120,11 @@ class TensorFile:
             places.append((first, last, name))
         _check_apart(path, places)
         self._data_start = 8 + length
+
+    def _opened(self) -> BufferedReader:
+        return (
+            open_regular(self.path) if self._held is None else open(self._held, "rb", closefd=False)
+        )
 
     def names(self) -> list[str]:
         return list(self._entries)
@@ -141,7 +151,7 @@ class TensorFile:
         if size == 0:
             return np.empty(0, np.uint8)
         first = self._data_start + start
-        with open_regular(self.path) as file:
+        with self._opened() as file:
             raw = np.asarray(np.memmap(file, np.uint8, "r", offset=first, shape=(size,)))
         # Files of other programs may be unaligned; a view of wider elements needs alignment.
         return raw if first % 8 == 0 else raw.copy()

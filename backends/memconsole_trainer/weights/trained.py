@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from memconsole_trainer.weights.initialize import InitialWeights
 from memconsole_trainer.weights.starting import weights_directory
 
 BEST_OR_LAST = "best-or-last"
+CHOICES = 5
+"""How often a checkpoint is chosen if the run deletes each while it is read."""
 
 
 class NothingTrainedError(ValueError):
@@ -125,7 +128,22 @@ def read(path: Path, which: str = "last") -> TrainedModel:
 
 
 def chosen(checkpoints: Checkpoints, which: str) -> LoadedCheckpoint | None:
-    """The checkpoint that `read` says; None if the run has none."""
+    """The checkpoint that `read` says; None if the run has none.
+
+    A run that trains may delete the chosen one while it is verified: then another is chosen, a few times.
+    Raises `NothingTrainedError`.
+    """
+    for _ in range(CHOICES):
+        with contextlib.suppress(FileNotFoundError):
+            return _choose(checkpoints, which)
+    raise NothingTrainedError(
+        f"the run trains, and deleted {CHOICES} checkpoints in a row while they were read: try again, or pause "
+        "it first (memconsole pause)"
+    )
+
+
+def _choose(checkpoints: Checkpoints, which: str) -> LoadedCheckpoint | None:
+    """Raises `NothingTrainedError`, and `FileNotFoundError` if the checkpoint was deleted meanwhile."""
     if which == BEST_OR_LAST:
         which = "last" if checkpoints.best() is None else "best"
     if which == "last":
@@ -148,15 +166,16 @@ def chosen(checkpoints: Checkpoints, which: str) -> LoadedCheckpoint | None:
         return None
     problem = verify(path)
     if problem is not None:
+        path.stat()
         raise NothingTrainedError(f"{path.name} is damaged ({problem})")
-    return LoadedCheckpoint(path)
+    return LoadedCheckpoint(path, hold=True)
 
 
 def starting_weights(plan: Plan, model: Model) -> WeightSource:
     """The weights of the run's checkpoint that the plan names, those in the model's directory if it
     has any, else random ones from the plan's seed.
 
-    Raises `WeightsError`, and `NothingTrainedError` if the checkpoint is not there.
+    Raises `WeightsError`.
     """
     checkpoint = checkpoint_of(plan)
     if checkpoint is not None:
@@ -172,8 +191,11 @@ def starting_weights(plan: Plan, model: Model) -> WeightSource:
 
 
 def _of_run(checkpoint: Path, model: Model) -> TrainedModel:
-    """What another run has trained. Raises `WeightsError` if it is another model."""
-    found = read(checkpoint.parents[1], f"step-{step_of(checkpoint)}")
+    """What another run has trained. Raises `WeightsError` if it is another model, or not there any more."""
+    try:
+        found = read(checkpoint.parents[1], f"step-{step_of(checkpoint)}")
+    except NothingTrainedError as error:
+        raise WeightsError(f"model.weights = {checkpoint}: {error}") from None
     if [(p.name, p.shape) for p in found.architecture.parameters()] != [
         (p.name, p.shape) for p in model.parameters()
     ]:

@@ -102,4 +102,4 @@ def _plan_of(named: str) -> tuple[Plan, str]:
         run = find_run(named)
     except RunError as error:
         raise PlanError(f"{error}, and no plan file of that name") from None
-    return run.read_plan(), run.name
+    return run.read_given_plan(), run.name

@@ -90,7 +90,7 @@ def weights_of(named: str) -> Plan:
     `PlanError`."""
     name, _, which = named.partition("@")
     run = find_run(name)
-    plan = run.read_plan()
+    plan = run.read_given_plan()
     committed = run.committed_checkpoints()
     best = run.checkpoints_path / "best"
     if which.startswith("step-"):

@@ -7,11 +7,12 @@ never changed.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from functools import lru_cache
 
 from memconsole.plan import catalog
 from memconsole.plan.models.model import Model
-from memconsole.plan.plan import OptimizerName, Plan, replace
+from memconsole.plan.plan import OptimizerName, Plan, get, replace
 from memconsole.plan.training.origin import FINE_TUNES, FROM_RUN, shortly
 from memconsole.units import format_count
 
@@ -72,6 +73,10 @@ def decays(plan: Plan) -> bool:
     return not plan.optimize.lora_rank if given is None else given > 0
 
 
+SETTLED = {"train.learning_rate": learning_rate, "train.weight_decay": weight_decay}
+"""The settings that are numbers before a run begins. The warm-up follows the run's number of steps."""
+
+
 def warmup_steps(plan: Plan, total_steps: int) -> int:
     """Steps of linear warm-up in a run of `total_steps`.
 
@@ -86,10 +91,14 @@ def warmup_steps(plan: Plan, total_steps: int) -> int:
     return min(round(_warmup_share(plan) * total_steps), MOST_WARMUP)
 
 
+def open_settings(plan: Plan) -> frozenset[str]:
+    """The settings that `plan` leaves open and `settled` turns into numbers."""
+    return frozenset(key for key in SETTLED if get(plan, key) is None)
+
+
 def settled(plan: Plan) -> Plan:
     """`plan` with its rate and decay as numbers, so that a run keeps them. Raises `PlanError`."""
-    numbers = {"train.learning_rate": learning_rate(plan), "train.weight_decay": weight_decay(plan)}
-    return replace(plan, numbers)
+    return replace(plan, {key: number(plan) for key, number in SETTLED.items()})
 
 
 def kept_rate(before: Plan, after: Plan) -> str:
@@ -106,8 +115,9 @@ def kept_rate(before: Plan, after: Plan) -> str:
     )
 
 
-def words(plan: Plan) -> str:
-    """The three settings, and what those that are not set follow. Raises `PlanError`."""
+def words(plan: Plan, by_recipe: Collection[str] = ()) -> str:
+    """The three settings, and what those that are not set follow. `by_recipe` are keys of numbers in a run's plan that
+    nobody set. Raises `PlanError`."""
     t = plan.train
     if t.warmup_steps is not None:
         warmup = f"{t.warmup_steps:,} steps"
@@ -115,10 +125,11 @@ def words(plan: Plan) -> str:
         warmup = f"{t.warmup_ratio:.3g} of the steps"
     else:
         warmup = f"{_warmup_share(plan):.0%} of the steps, {MOST_WARMUP:,} at most"
+    unset = open_settings(plan) | set(by_recipe)
     open_warmup = t.warmup_steps is None and t.warmup_ratio is None
     rows = (
-        (f"learning rate {learning_rate(plan):g}", t.learning_rate is None),
-        (f"weight decay {weight_decay(plan):g}", t.weight_decay is None),
+        (f"learning rate {learning_rate(plan):g}", "train.learning_rate" in unset),
+        (f"weight decay {weight_decay(plan):g}", "train.weight_decay" in unset),
         (f"warm-up {warmup}", open_warmup),
     )
     follow = [text for text, follows in rows if follows]

@@ -8,7 +8,7 @@ import select
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -35,15 +35,20 @@ START_SECONDS = 60.0
 SUPERVISOR_COMMAND = (sys.executable, "-P", "-m", "memconsole.runs.act.supervise.supervisor")
 
 
-def launch(plan: Plan, name: str | None = None, estimate: bytes | None = None) -> RunDirectory:
+def launch(
+    plan: Plan,
+    name: str | None = None,
+    estimate: bytes | None = None,
+    by_recipe: Iterable[str] = (),
+) -> RunDirectory:
     """Create a run and start it. Returns once its supervisor and its trainer are started, or its job
     is submitted.
 
-    `estimate` is the memory estimate as JSON. It is stored as estimate.json for the run's receipt.
+    `by_recipe` are the settings of the plan that the recipe chose. `estimate` is the memory estimate as JSON. It is stored as estimate.json for the run's receipt.
     Raises `RunError` if the run cannot be started, and `PlanError` for a job that cannot be described.
     """
     environment = recorded_environment(trainer_environment(plan, os.environ))
-    run = create_run(plan, name, environment)
+    run = create_run(plan, name, environment, by_recipe)
     if estimate is not None:
         write_atomic(run.path / "estimate.json", estimate)
     try:
@@ -65,7 +70,7 @@ def _keep_source(run: RunDirectory, plan: Plan) -> None:
     try:
         kept = borrowed.keep(run, plan)
         if kept != plan:
-            write_atomic(run.plan_path, plans.dumps(kept, full=True).encode())
+            run.write_plan(kept)
     except (OSError, PlanError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise RunError(
@@ -119,7 +124,7 @@ def resume(
     if changed is not None:
         if not run.first_plan_path.exists():
             write_atomic(run.first_plan_path, regular_file.read(run.plan_path, plans.PLAN_BYTES))
-        write_atomic(run.plan_path, plans.dumps(changed, full=True).encode())
+        run.write_plan(changed)
     if changed_data:
         try:
             consent.agree(run, user_name())

@@ -130,7 +130,7 @@ class Follower:
         self._saved: tuple[int, int, int] | None = None
         record = run.record()
         self._created = record.created_wall if record else 0.0
-        self._plan, self._problems = _read_plan(run)
+        self._plan, self._by_recipe, self._problems = _read_plan(run)
         self._plan_read = not self._problems
         if record is None:
             self._problems += ("run.json is missing or damaged",)
@@ -157,6 +157,7 @@ class Follower:
             name=self.run.name,
             state=life.state,
             plan=self._plan,
+            by_recipe=self._by_recipe,
             attempt=life.attempt or state.attempt,
             created_wall=self._created,
             facts=facts_of(state, phase=phase),
@@ -392,12 +393,14 @@ def clean_texts(value: Any) -> Any:
     return value
 
 
-def _read_plan(run: RunDirectory) -> tuple[Plan, tuple[str, ...]]:
+def _read_plan(run: RunDirectory) -> tuple[Plan, frozenset[str], tuple[str, ...]]:
+    """The run's plan, the settings that the recipe chose, and why it cannot be read."""
     try:
-        plan: Plan = clean_texts(run.read_plan())
+        plan, by_recipe = run.read_settled_plan()
+        return clean_texts(plan), by_recipe, ()
     except PlanError as error:
-        return Plan(), (clean_line(f"the run's plan cannot be read: {error}", 500),)
-    return plan, ()
+        problem = clean_line(f"the run's plan cannot be read: {error}", 500)
+        return Plan(), frozenset(), (problem,)
 
 
 def _begun_from(plan: Plan) -> str:

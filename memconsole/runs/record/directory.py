@@ -10,7 +10,7 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from memconsole.cache import private_folder
@@ -165,13 +165,28 @@ class RunDirectory:
         return clean_line(record.name, NAME_CHARACTERS) if record and record.name else self.id
 
     def read_plan(self) -> Plan:
-        """The plan of this run. Raises `PlanError`."""
+        """The plan that this run trains, with the numbers that the recipe chose. Raises `PlanError`."""
+        return self.read_settled_plan()[0]
+
+    def read_settled_plan(self) -> tuple[Plan, frozenset[str]]:
+        """`read_plan`, and the settings in it that the recipe chose. Raises `PlanError`."""
+        return _settled(self.plan_path)
+
+    def read_given_plan(self) -> Plan:
+        """The plan as it was set: what it left to the recipe is open, for another run. Raises `PlanError`."""
         return plans.load(self.plan_path)
 
     def read_first_plan(self) -> Plan:
         """The plan that the run was launched with. Raises `PlanError`."""
         changed = self.first_plan_path.is_file()
-        return plans.load(self.first_plan_path if changed else self.plan_path)
+        return _settled(self.first_plan_path if changed else self.plan_path)[0]
+
+    def write_plan(self, plan: Plan) -> None:
+        """Replace the plan. Numbers of the recipe stay the recipe's unless `plan` has others. Raises
+        `OSError` and `PlanError`."""
+        chosen = plans.load_run(self.plan_path)[1]
+        kept = [key for key, number in chosen.items() if plans.get(plan, key) == number]
+        files.write_atomic(self.plan_path, plans.dumps_run(plan, kept).encode())
 
     def committed_checkpoints(self) -> list[Path]:
         """The complete checkpoints, oldest step first; an incomplete one has another name."""
@@ -181,6 +196,11 @@ class RunDirectory:
             return []
         steps = sorted((int(m[1]), m[0]) for m in map(CHECKPOINT_NAME.fullmatch, names) if m)
         return [self.checkpoints_path / name for _, name in steps]
+
+
+def _settled(path: Path) -> tuple[Plan, frozenset[str]]:
+    plan, chosen = plans.load_run(path)
+    return plans.replace(plan, chosen), frozenset(chosen)
 
 
 def runs_root() -> Path:
@@ -236,9 +256,13 @@ def check_private(root: Path) -> None:
 
 
 def create_run(
-    plan: Plan, name: str | None = None, environment: Mapping[str, str] | None = None
+    plan: Plan,
+    name: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    by_recipe: Iterable[str] = (),
 ) -> RunDirectory:
-    """Create a run directory with its plan and `run.json`. `name` is never part of a path.
+    """Create a run directory with its plan and `run.json`. `name` is never part of a path. `by_recipe` are the
+    settings of the plan that the recipe chose.
 
     A name that holds a token or password is kept without it, as everything that a run records.
     """
@@ -276,7 +300,7 @@ def create_run(
             (path / folder).mkdir(mode=0o700)
         files.sync_directory(run.control_path)
         files.write_struct(run.record_path, record)
-        files.write_atomic(run.plan_path, plans.dumps(plan, full=True).encode())
+        files.write_atomic(run.plan_path, plans.dumps_run(plan, by_recipe).encode())
         files.sync_directory(root)
     except OSError as error:
         shutil.rmtree(path, ignore_errors=True)

@@ -208,7 +208,7 @@ class ConsoleApp(NavigatingApp, inherit_bindings=False):
         from memconsole.runs.record.directory import RunError, find_run
 
         try:
-            plan = find_run(run_id).read_plan()
+            plan = find_run(run_id).read_given_plan()
         except (PlanError, RunError, OSError) as error:
             self.notice(str(error), "bad")
             return

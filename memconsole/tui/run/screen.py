@@ -126,7 +126,7 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
     def action_edit(self) -> None:
         run = self.console.run_view.snapshot
         if run is not None:
-            self.console.edit_plan(run.plan)
+            self.console.edit_plan(run.given_plan)
 
     def action_stop(self) -> None:
         """Ask whether to save and stop, kill, or do nothing."""
@@ -167,7 +167,7 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
 
         def picked(value: object) -> None:
             if isinstance(value, str):
-                changed = plans.replace(run.plan, found[int(value)].changes)
+                changed = plans.replace(run.given_plan, found[int(value)].changes)
                 self.run_worker(
                     self._launch(changed, f"{run.name}-again" if run.name else ""),
                     exit_on_error=False,
@@ -205,7 +205,7 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
         def picked(value: object) -> None:
             if isinstance(value, str):
                 changes = symptom.helps[int(value)].changes
-                self.console.edit_plan(plans.replace(run.plan, changes))
+                self.console.edit_plan(plans.replace(run.given_plan, changes))
 
         choices = [
             Choice(str(n), one.label, one.words, label_width=36)

@@ -18,7 +18,7 @@ from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.plan.training import resuming
+from memconsole.plan.training import recipe, resuming
 from memconsole.plan.training.origin import check_start, origin, shortly
 from memconsole.runs.act.launch import resume
 from memconsole.runs.record.checkpoints import borrowed
@@ -174,6 +174,27 @@ def test_a_new_run_starts_from_the_weights_of_a_run(
         PlanError, match=r'model\.weights = "/nowhere": expected random, a checkpoint'
     ):
         check(replace(begun, {"model.weights": "/nowhere"}))
+
+
+def test_a_new_run_from_weights_has_a_rate_of_its_own_and_a_resumed_one_keeps_its(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    unset = {"train__learning_rate": None, "train__weight_decay": None}
+    given = plan(text, **unset, train__max_steps=2, train__preflight=False)
+    run = create_run(recipe.settled(given), by_recipe=recipe.open_settings(given))
+    assert attempt(run, lambda phase, step: step == 1) == 75
+    resume_with = resuming.changed(run.read_plan(), {"train.max_steps": 3})
+    run.write_plan(resume_with)
+    assert attempt(run) == 0, final(run)
+    assert recipe.learning_rate(run.read_plan()) == 2e-3
+    lines = [line for line in capfd.readouterr().out.splitlines() if "learning rate" in line]
+    assert len(lines) == 2
+    for line in lines:
+        assert line.strip().startswith("learning rate 0.002; weight decay 0.1: for 200 k")
+        assert line.endswith("as set: warm-up 3 steps")
+    begun = weights_of(run.id)
+    assert (recipe.learning_rate(begun), recipe.weight_decay(begun)) == (2e-4, 0.01)
 
 
 def test_the_best_is_kept_if_a_stop_cut_its_evaluation_short(

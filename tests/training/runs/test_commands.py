@@ -68,6 +68,7 @@ def test_training_ends_in_a_summary_and_both_backends_tell_the_same_story(
         report = json.loads(memconsole(environment, "report", "latest", "--json"))
         assert (report["verdict"]["reason"], report["backend"]) == ("finished", backend)
         assert report["attempts"] == 1
+        assert "as set" not in memconsole(environment, "logs", "latest")  # the recipe's numbers
         assert report["evaluations"][-1]["loss"] < report["steps"][0]["loss"]
         assert report["memory"]["measured"]["peak_bytes"] > 0
         assert report["memory"]["estimated"]["peak_bytes"] > 0

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import shutil
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from numpy.typing import NDArray
 
 from memconsole.runs.record.checkpoints.manifest import step_of, verify
 from memconsole.runs.record.directory import RunDirectory
+from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.host.host_memory import resident
 from memconsole_trainer.weights import checkpoint, tensorfile
 from memconsole_trainer.weights.checkpoint import (
@@ -23,7 +27,7 @@ from memconsole_trainer.weights.checkpoint import (
     FencedError,
     NotFiniteError,
 )
-from memconsole_trainer.weights.trained import chosen
+from memconsole_trainer.weights.trained import NothingTrainedError, chosen
 
 STATE = {"progress": {"step": 3}, "validation_loss": None}
 
@@ -240,6 +244,77 @@ def test_a_checkpoint_is_chosen_by_its_name(tmp_path: Path) -> None:
     next(checkpoints.best().glob("*.safetensors")).write_bytes(b"")  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="step-000000004 is damaged"):
         chosen(checkpoints, "best")
+
+
+@pytest.mark.parametrize("which", ["last", "best", "best-or-last"])
+def test_a_checkpoint_is_read_while_its_run_saves_and_deletes_others(
+    which: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    checkpoints, ended = Checkpoints(tmp_path, 1), threading.Event()
+
+    def train() -> None:
+        """Each checkpoint is better than the one before, so only the newest is kept."""
+        for step in itertools.count(2):
+            save(checkpoints, step, state=STATE | {"validation_loss": 1 / step})
+            checkpoints.retain()
+            if ended.is_set():
+                return
+
+    save(checkpoints, 1, state=STATE | {"validation_loss": 1.0})
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(train)
+        try:
+            steps = []
+            while len(steps) < 40:
+                try:
+                    found = chosen(checkpoints, which)
+                except NothingTrainedError as error:
+                    assert "deleted 5 checkpoints in a row" in str(error)  # noqa: PT017
+                    continue
+                assert found is not None
+                for name, value in tensors(found.step):
+                    np.testing.assert_array_equal(found.tensor(name), value)
+                steps.append(found.step)
+        finally:
+            ended.set()
+        training.result()
+    assert steps == sorted(steps)
+    assert steps[-1] > steps[0]
+    assert capfd.readouterr().err == ""  # none was called damaged
+
+
+def test_a_run_that_deletes_every_checkpoint_that_is_chosen_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path, 1)
+    steps = itertools.count(1)
+
+    def verified(path: Path, beat: Any = None) -> str | None:
+        """The run saves another checkpoint while this one is verified."""
+        problem = verify(path)
+        save(checkpoints, next(steps))
+        checkpoints.retain()
+        return problem
+
+    save(checkpoints, next(steps))
+    monkeypatch.setattr(checkpoint, "verify", verified)
+    with pytest.raises(NothingTrainedError, match="deleted 5 checkpoints in a row"):
+        chosen(checkpoints, "last")
+
+
+def test_a_checkpoint_that_is_read_can_be_deleted(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 1)
+    save(checkpoints, 1)
+    held, named = (
+        chosen(checkpoints, "last"),
+        checkpoint.LoadedCheckpoint(tmp_path / "step-000000001"),
+    )
+    assert held is not None
+    save(checkpoints, 2)
+    checkpoints.retain()
+    np.testing.assert_array_equal(held.tensor("model.a"), np.full((3, 4), 1, np.float32))
+    with pytest.raises(DataError, match="step-000000001 was deleted while it was read"):
+        named.tensor("model.a")
 
 
 def test_left_overs_of_an_interrupted_save_are_swept(tmp_path: Path) -> None:

@@ -292,9 +292,11 @@ async def test_the_plan_of_a_run_can_be_taken_up_and_changed(make_console: Make)
     from memconsole.plan import plan as plans
 
     other = plans.apply_settings(Plan(), ["train.batch_size=4"])
+    whole = plans.replace(other, {"train.learning_rate": 2e-3})
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:
-        await show_run(app, pilot, snapshot(plan=other))
+        shown = snapshot(plan=whole, by_recipe=frozenset({"train.learning_rate"}))
+        await show_run(app, pilot, shown)
         await pilot.press("e")
         await settle(pilot)
         assert isinstance(app.screen, PlanScreen)

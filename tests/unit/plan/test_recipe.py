@@ -8,11 +8,13 @@ from typing import get_args
 
 import pytest
 
+from memconsole.cli.options import build_plan
 from memconsole.plan import catalog
 from memconsole.plan.check import check
-from memconsole.plan.plan import OptimizerName, Plan, PlanError, dumps, loads, replace
+from memconsole.plan.plan import OptimizerName, Plan, PlanError, dumps, load, loads, replace
 from memconsole.plan.training import recipe
 from memconsole.plan.training.recipe import kept_rate, learning_rate
+from memconsole.runs.record.directory import RunDirectory, create_run
 
 DEFAULT = catalog.default_plan()
 
@@ -73,10 +75,57 @@ def test_what_a_plan_sets_stays() -> None:
         assert "as set" not in recipe.words(changed)  # nothing follows
 
 
-def test_a_launched_run_keeps_its_numbers() -> None:
-    plan = loads(dumps(recipe.settled(DEFAULT)))
-    assert (plan.train.learning_rate, plan.train.weight_decay) == (2e-3, 0.1)
-    assert recipe.settled(plan) == plan
+def a_run(given: Plan) -> RunDirectory:
+    return create_run(recipe.settled(given), by_recipe=recipe.open_settings(given))
+
+
+def test_a_launched_run_keeps_its_numbers_and_another_run_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    given = a_plan(train__weight_decay=0.3)
+    run = a_run(given)
+    whole, by_recipe = run.read_settled_plan()
+    assert (whole.train.learning_rate, whole.train.weight_decay) == (2e-3, 0.3)
+    assert whole == run.read_plan() == recipe.settled(whole)
+    assert by_recipe == {"train.learning_rate"}
+    assert "learning rate 0.002; warm-up" in recipe.words(whole, by_recipe)
+    assert recipe.words(whole, by_recipe).endswith("as set: weight decay 0.3")
+    assert run.read_given_plan() == load(run.plan_path) == given
+    opened = build_plan(None, run.plan_path, ("model.name=gpt2",))
+    assert recipe.learning_rate(opened) == recipe.learning_rate(a_plan(model__name="gpt2"))
+
+
+def test_a_resumed_run_keeps_the_numbers_that_it_does_not_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    run = a_run(DEFAULT)
+    run.write_plan(replace(run.read_plan(), {"train.learning_rate": 1e-4, "train.epochs": 9}))
+    whole, by_recipe = run.read_settled_plan()
+    assert (whole.train.learning_rate, whole.train.weight_decay) == (1e-4, 0.1)
+    assert by_recipe == {"train.weight_decay"}
+    assert run.read_given_plan() == replace(
+        DEFAULT, {"train.learning_rate": 1e-4, "train.epochs": 9}
+    )
+
+
+def test_the_run_directory_of_an_older_version_is_read_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    older = recipe.settled(DEFAULT)
+    run = create_run(older)
+    assert run.plan_path.read_text() == dumps(older)
+    assert run.read_settled_plan() == (older, frozenset())
+    assert run.read_given_plan() == older
+
+
+def test_a_damaged_table_of_the_recipe_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"plan: \[by_recipe\] must be a table, not 3"):
+        loads("by_recipe = 3")
+    with pytest.raises(PlanError, match=r"plan: train\.learning_rate = 0: expected a number > 0"):
+        loads('[by_recipe]\n"train.learning_rate" = 0')
 
 
 def test_the_warm_up_is_a_share_of_the_run() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, replace
 from memconsole.runs.read.curves.curve import Curve, GaugeCurves, SeriesCurves
 from memconsole.runs.read.shown.missing import uncertain_figures
 from memconsole.runs.read.shown.words import total_minutes, units_per_second
@@ -50,6 +50,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     state: State
     plan: Plan
+    by_recipe: frozenset[str] = frozenset()
+    """Settings of the plan that the recipe chose."""
     attempt: int
     created_wall: float
     facts: RunFacts = RunFacts()
@@ -100,6 +102,11 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What goes wrong, with the settings that act on it."""
     missing_records: int = 0
     """Records that could not be read or are not there."""
+
+    @property
+    def given_plan(self) -> Plan:
+        """The plan as it was set, for another run: what it left to the recipe is open."""
+        return replace(self.plan, dict.fromkeys(self.by_recipe))
 
     @property
     def current_phase(self) -> str:

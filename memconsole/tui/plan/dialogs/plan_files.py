@@ -114,7 +114,7 @@ class PlanFiles:
         except (RunError, OSError):
             runs = []
         for run in runs:
-            found[run.id] = (f"run {run.name}", run.read_plan)
+            found[run.id] = (f"run {run.name}", run.read_given_plan)
         for name, entry in catalog.presets().items():
             found[name] = (f"preset · {entry.label}", lambda name=name: catalog.preset(name))  # type: ignore[misc]
         return found
