@@ -10,6 +10,7 @@ from memconsole.plan.toggles.check_hybrid import CONFLICTS
 from memconsole.plan.toggles.optimization import (
     EVERYWHERE,
     HOST_MEMORY,
+    Length,
     Optimization,
     Reach,
     RemedyRule,
@@ -19,6 +20,8 @@ from memconsole.plan.toggles.optimization import (
     switched,
 )
 
+GUESSED = 1.25
+"""A guessed number of steps may be too high by this factor."""
 _STATE = {
     "none": "kept",
     "cpu": "on the host",
@@ -46,6 +49,25 @@ def _at_the_peak(plan: Plan, kind: str) -> str | None:
     return f"memory falls in predict phases only, the peak is a full step's; {held}"
 
 
+def _notes(plan: Plan, kind: str, length: Length) -> tuple[str, ...]:
+    """That no step predicts in so short a run."""
+    steps = length.steps
+    if not plan.hybrid.on or steps is None:
+        return ()
+    n = plan.hybrid.lengths
+    first = n.warmup_steps + n.full_steps
+    if steps > (first if length.known else GUESSED * first):
+        return ()
+    keys = ["hybrid.warmup_steps"] if n.warmup_steps else []
+    if steps <= n.full_steps or not keys:
+        keys.append("hybrid.full_steps")
+    ends, about = ("ends", "") if length.known else ("may end", "about ")
+    return (
+        f"this run {ends} before its first predict phase: {first:,} steps come first, the run has "
+        f"{about}{steps:,}; shorten {' and '.join(keys)}",
+    )
+
+
 def _of_row(key: str) -> Callable[[Plan], str | None]:
     return lambda plan: CONFLICTS[key](plan) if plan.hybrid.on else None
 
@@ -66,6 +88,7 @@ HYBRID = Optimization(
     touches=(HOST_MEMORY,),
     saves_nothing=_at_the_peak,
     remedy=RemedyRule(rank=12, values=fixed("off")),
+    notes=_notes,
     says=_said,
     evaluating=switched({"hybrid.mode": "off"}),
 )
