@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, replace
 from memconsole.plan.sections.hybrid import MODES, HybridChoice
 from memconsole.plan.toggles.check_hybrid import CONFLICTS
 from memconsole.plan.toggles.optimization import (
@@ -50,22 +50,46 @@ def _at_the_peak(plan: Plan, kind: str) -> str | None:
 
 
 def _notes(plan: Plan, kind: str, length: Length) -> tuple[str, ...]:
-    """That no step predicts in so short a run."""
-    steps = length.steps
-    if not plan.hybrid.on or steps is None:
+    """That no step predicts in so short a run; or else that predicting holds much on a CPU."""
+    if not plan.hybrid.on:
         return ()
-    n = plan.hybrid.lengths
+    return tuple(filter(None, [_too_short(plan, length) or _held(plan, kind)]))
+
+
+def _too_short(plan: Plan, length: Length) -> str:
+    n, steps = plan.hybrid.lengths, length.steps
     first = n.warmup_steps + n.full_steps
-    if steps > (first if length.known else GUESSED * first):
-        return ()
+    if steps is None or steps > (first if length.known else GUESSED * first):
+        return ""
     keys = ["hybrid.warmup_steps"] if n.warmup_steps else []
     if steps <= n.full_steps or not keys:
         keys.append("hybrid.full_steps")
     ends, about = ("ends", "") if length.known else ("may end", "about ")
     return (
         f"this run {ends} before its first predict phase: {first:,} steps come first, the run has "
-        f"{about}{steps:,}; shorten {' and '.join(keys)}",
+        f"{about}{steps:,}; shorten {' and '.join(keys)}"
     )
+
+
+def _held(plan: Plan, kind: str) -> str:
+    """What a predict phase on a CPU holds beside the weights, where settings that can be taken hold less."""
+    h = plan.hybrid
+    copies = h.predict_precision == "bf16" and plan.optimize.precision == "fp32"
+    compressed = replace(plan, {"hybrid.memory": "compress"})
+    kept = h.memory in ("none", "cpu", "pinned") and CONFLICTS["hybrid.memory"](compressed) is None
+    less = [
+        (words, setting)
+        for applies, words, setting in (
+            (copies, "a second copy of the weights", "hybrid.predict_precision = same"),
+            (kept, "the optimizer state", "hybrid.memory = compress"),
+        )
+        if applies
+    ]
+    if kind != "cpu" or not less:
+        return ""
+    held, settings = (" and ".join(part) for part in zip(*less, strict=True))
+    verb = "hold" if len(less) > 1 else "holds"
+    return f"on a CPU a predict phase holds {held}; {settings} {verb} less"
 
 
 def _of_row(key: str) -> Callable[[Plan], str | None]:

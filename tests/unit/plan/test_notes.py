@@ -78,3 +78,35 @@ def test_notes_are_told_by_the_plan_and_before_a_launch() -> None:
     assert ("note", note.words) in launch_rows(plan, found)
     plain = replace(plan, {"hybrid.mode": "off"})
     assert estimate(plain, card(2**34)).notes == ()
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_on_a_cpu_the_defaults_hold_more_in_a_predict_phase_and_the_note_names_what_holds_less(
+    backend: str,
+) -> None:
+    plan = hybrid(backend=backend, train__max_steps=1000)
+    budget = card(2**36, "cpu")
+    (note,) = estimate(plan, budget).notes
+    assert note.words == (
+        "on a CPU a predict phase holds a second copy of the weights and the optimizer state; "
+        "hybrid.predict_precision = same and hybrid.memory = compress hold less"
+    )
+    assert notes(plan, "gpu", Length(1000, True)) == ()
+    same = replace(plan, {"hybrid.predict_precision": "same"})
+    both = replace(same, {"hybrid.memory": "compress"})
+    (left,) = estimate(same, budget).notes
+    assert left.words == (
+        "on a CPU a predict phase holds the optimizer state; hybrid.memory = compress holds less"
+    )
+    assert estimate(both, budget).notes == ()
+    held = [estimate(one, budget).table.phases["predict"] for one in (plan, same, both)]
+    assert held == sorted(held, reverse=True)
+    assert len(set(held)) == 3
+
+
+def test_a_note_names_no_setting_that_would_be_refused() -> None:
+    plan = hybrid(optimize__optimizer="adamw-8bit")
+    (note,) = notes(plan, "cpu", Length(1000, True))
+    assert "hybrid.memory" not in note.words
+    narrow = hybrid(optimize__precision="bf16", hybrid__memory="reinitialize")
+    assert notes(narrow, "cpu", Length(1000, True)) == ()
