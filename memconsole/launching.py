@@ -60,6 +60,7 @@ def launch_rows(plan: Plan, found: Estimate) -> tuple[tuple[str, str], ...]:
         ("training", recipe.words(plan)),
         ("time", _time(plan, found)),
         *((("speed", slow),) if slow else ()),
+        *(("note", note.words) for note in found.notes),
         ("device", f"{_where(plan, table.budget.name)} · {plan.backend}"),
         ("memory", _memory(found)),
         *((("tracked", " and ".join(NAMES[kind] for kind in kinds)),) if kinds else ()),

@@ -14,7 +14,7 @@ from memconsole.memory.exchange import devices_at_once
 from memconsole.memory.formula import memory_table
 from memconsole.memory.hybrid import hybrid_table, plain
 from memconsole.memory.reasons import nothing_saved
-from memconsole.memory.run_time import run_seconds, run_steps
+from memconsole.memory.run_time import run_seconds, run_steps, steps_are_known
 from memconsole.memory.seconds import peak_units_per_second, step_seconds
 from memconsole.memory.state.data import training_units, units_per_step
 from memconsole.memory.state.sizes import sizes
@@ -27,8 +27,8 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError, quote, uncompiled
 from memconsole.plan.tasks import task_of_model
-from memconsole.plan.toggles.optimization import Optimization
-from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
+from memconsole.plan.toggles.optimization import Length, Optimization
+from memconsole.plan.toggles.optimizations import OPTIMIZATIONS, notes
 
 Lookup = Callable[[Plan, Budget], KnownExact | None]
 """Returns the known exact numbers of a plan on a device without waiting; None if there are none."""
@@ -41,7 +41,7 @@ def estimate(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> Estima
     seconds = step_seconds(plan, model, budget)
     s = sizes(model)
     adapters = adapter_group(plan, model).elements
-    rate = units_per_step(plan, model) / seconds
+    rate, steps = units_per_step(plan, model) / seconds, run_steps(plan, model)
     return Estimate(
         table=table,
         savings=tuple(
@@ -57,7 +57,8 @@ def estimate(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> Estima
         peak_tokens_per_second=devices_at_once(plan, budget)
         * peak_units_per_second(plan, model, budget),
         epoch_minutes=_epoch_minutes(plan, model, rate),
-        run_steps=run_steps(plan, model),
+        run_steps=steps,
+        notes=notes(plan, budget.kind, Length(steps, steps is not None and steps_are_known(plan))),
         run_seconds=run_seconds(plan, model, budget),
     )
 

@@ -8,6 +8,7 @@ import msgspec
 
 from memconsole.memory.verdict import Verdict, verdict_of, verdict_words
 from memconsole.plan.machine.budget import Budget
+from memconsole.plan.toggles.optimization import Note
 
 
 class Tier(StrEnum):
@@ -190,5 +191,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Optimizer steps of the whole run; None if the size of its data is unknown."""
     run_seconds: float | None = None
     """The whole run with its start; None if `run_steps` is."""
+    notes: tuple[Note, ...] = ()
+    """What to know of the plan's optimizations before a run starts."""
     time_tier: Tier = Tier.FORMULA
     """How the times were obtained."""

@@ -1,14 +1,17 @@
 """Real hybrid runs of both trainers on this machine's CPU: the peak of each phase, estimated against measured.
 
     python tests/accuracy/hybrid.py [--backend torch|jax] [--print]
+    python tests/accuracy/hybrid.py --stored    measures nothing, puts what is stored into docs/hybrid.md
 
-Rates are low and jumps short, so that jumps are kept: the weights before a kept jump take memory, too.
+Rates are low and jumps short, so that jumps are kept: the weights before a kept jump take memory, too. The phases go
+into docs/hybrid.md, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +24,9 @@ from memconsole.plan.sections.hybrid import PHASES
 from memconsole.runs.read.report.comparison import measured_phases
 from tests.accuracy.cpu import run
 from tests.accuracy.results import MIB, Bar, Case, Errors, Part, stored, write
+from tests.bench.trained import into_page, markdown
 
+PAGE = ROOT / "docs" / "hybrid.md"
 BAR = Bar(within=0.10)
 FIXED = {
     "device.name": "cpu",
@@ -79,11 +84,45 @@ def cases(backend: str) -> list[Case]:
     return found
 
 
+def rows_stored() -> list[Errors]:
+    """What was measured last, by backend."""
+    return [row for part in stored() if part.name == "hybrid" for row in part.rows]  # type: ignore[misc]
+
+
+def section(rows: Sequence[Errors]) -> str:
+    """What each phase holds in both backends, in MiB, and how far the estimates are off."""
+    both = {row.estimate.split()[0]: {case.plan: case for case in row.cases} for row in rows}
+    head = [
+        "settings (hybrid.…)",
+        "phase",
+        *(f"{b}, {n}" for b in ("torch", "JAX") for n in ("estimate", "held")),
+    ]
+    lines, shown = [head], ""
+    for plan in both["torch"]:
+        phase, _, settings = plan.partition(" ")
+        sizes = [
+            f"{size / MIB:.0f}"
+            for backend in ("torch", "jax")
+            for size in (both[backend][plan].estimated_bytes, both[backend][plan].measured_bytes)
+        ]
+        lines.append(["" if settings == shown else settings, phase, *sizes])
+        shown = settings
+    errors = [case.error for row in rows for case in row.cases]
+    return (
+        f"{markdown(lines, left=2)}\n\n"
+        f"Phases held up to {1 / (1 + min(errors)) - 1:.0%} more and {1 - 1 / (1 + max(errors)):.0%} less than estimated."
+    ).replace("%", " %")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", action="append", choices=("torch", "jax"))
     parser.add_argument("--print", action="store_true", help="write no results")
+    parser.add_argument("--stored", action="store_true", help="measure nothing, write the page")
     options = parser.parse_args()
+    if options.stored:
+        into_page(PAGE, "hybrid-phases", section(rows_stored()))
+        return
     backends = options.backend or ["torch", "jax"]
     rows = [
         Errors(
@@ -98,12 +137,12 @@ def main() -> None:
         print("\n".join(" | ".join(row.cells()) for row in rows))
         return
     # the other backend's row stays as it was
-    kept = [row for old in stored() if old.name == "hybrid" for row in old.rows]
-    rows += [row for row in kept if row.estimate.split()[0] not in backends]
+    rows += [row for row in rows_stored() if row.estimate.split()[0] not in backends]
     write(
         Part(name="hybrid", command="python tests/accuracy/hybrid.py", rows=tuple(rows)),
         packages=("torch", "jax"),
     )
+    into_page(PAGE, "hybrid-phases", section(rows))
 
 
 if __name__ == "__main__":

@@ -8,11 +8,12 @@ import msgspec
 import numpy as np
 
 from memconsole.plan import catalog
+from memconsole.plan.catalog.ratings import COLUMNS, looks_like_ratings
 from memconsole.plan.catalog.sources import ROWS, TABLES, folder, plain_suffix
 from memconsole.plan.data.lengths import Lengths
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.tasks.regression import DATASETS
-from memconsole_trainer.data.ratings.reading import COLUMNS, looks_like_ratings, read_ratings
+from memconsole_trainer.data.ratings.reading import read_ratings
 from memconsole_trainer.data.sources import hdf5
 from memconsole_trainer.data.sources import opening as sources
 from memconsole_trainer.data.sources.documents import DataError, Documents
@@ -50,7 +51,7 @@ def inspect(plan: Plan, *, lengths: bool = False) -> Inspection:
     cannot be read at all, `PlanError` if the source does not exist."""
     entry = catalog.dataset(plan)
     path = Path(entry.where).expanduser() if entry.kind == "file" else None
-    if path is not None and path.is_file() and looks_like_ratings(path):
+    if path is not None and path.is_file() and _holds_ratings(path):
         return _ratings(plan.data.source, path)
     columns = _columns(path, plan) if path is not None else ()
     size = _size(path) if path is not None else entry.bytes
@@ -111,6 +112,13 @@ def _windows(source: str, path: Path, columns: tuple[str, ...], size: int | None
         sample=sample,
         problem=problem,
     )
+
+
+def _holds_ratings(path: Path) -> bool:
+    try:
+        return looks_like_ratings(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _ratings(source: str, path: Path) -> Inspection:

@@ -209,6 +209,7 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
         "run_steps": found.run_steps,
         "run_steps_known": found.run_steps is not None and steps_are_known(plan),
         "run_seconds": found.run_seconds,
+        "notes": [{"key": note.key, "words": note.words} for note in found.notes],
     }
 
 
@@ -260,6 +261,7 @@ def text(plan: Plan, found: Estimate, more: Needed | None = None) -> str:
         ),
         *_run_lines(plan, found),
         *filter(None, [slow_words(plan, budget)]),
+        *(f"note: {note.words}" for note in found.notes),
         "",
         "what one change would do",
     ]

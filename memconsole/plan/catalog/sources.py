@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from memconsole.plan.catalog.entries import DatasetEntry, DatasetFormat
+from memconsole.plan.catalog.ratings import ratings_in
 from memconsole.plan.machine import stdlib
 from memconsole.plan.plan import PlanError, nearest, quote
 
@@ -80,7 +81,8 @@ _HUB_ID = re.compile(r"(?:datasets/)?(\w[\w.-]*/\w[\w.-]*)(?:/(\w[\w.-]*))?", re
 def resolve(source: str, catalog: Mapping[str, DatasetEntry]) -> DatasetEntry:
     """The entry of a catalog name, ``hf://owner/name[/config]``, or a path. Raises `PlanError`.
 
-    A path costs one stat, or a walk over at most `MOST_FILES` entries, cached until the folder changes.
+    A path costs a few calls of stat, or a walk over at most `MOST_FILES` entries, cached until the folder changes. A
+    folder of MovieLens stands for its file of ratings.
     """
     known = catalog.get(source)
     if known is not None and known.kind == "made":
@@ -141,6 +143,9 @@ def _local(source: str, catalog: Mapping[str, DatasetEntry]) -> DatasetEntry:
         raise _missing(source, catalog, error) from None
     if not source:
         raise _missing(source, catalog, FileNotFoundError())
+    ratings = ratings_in(path)
+    if ratings is not None:
+        return msgspec.structs.replace(_local(str(ratings), {}), name=source, label=path.name)
     if stat.S_ISDIR(status.st_mode):
         found = _remembered(path, status.st_mtime_ns)
         if found is None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from memconsole.plan import catalog
+from memconsole.plan.catalog.ratings import NAMES, RATING_FILES, ratings_in
 from memconsole.plan.errors import PlanError, quote
 from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.models.recommender import Recommender, is_of_decoder
@@ -15,7 +17,6 @@ PADDING = 0
 """The item of places without an item. As a target it does not count."""
 ABSENT = -1e9
 """The logit of a place of a cluster that holds no item."""
-RATING_FILES = (".dat", ".csv")
 CUTOFFS = (1, 5, 10)
 RANKED = tuple(f"{kind}_at_{k}" for kind in ("recall", "mrr", "ndcg") for k in CUTOFFS)
 """Keys of the measures of a ranking, in the order in which backends return their sums."""
@@ -95,10 +96,11 @@ class Recommendation:
         assert isinstance(model, Recommender)
         known = catalog.datasets().get(plan.data.source)
         where = plan.data.source if known is None else known.where
-        if not where.lower().endswith(RATING_FILES):
+        named = where.lower().endswith(RATING_FILES)
+        if not named and ratings_in(Path(where).expanduser().absolute()) is None:
             raise PlanError(
                 f"data.source = {quote(plan.data.source)}: {plan.model.name} learns from ratings; "
-                f"expected a file ratings.dat or ratings.csv in a layout of MovieLens",
+                f"expected a file {' or '.join(NAMES)} in a layout of MovieLens, or a folder with one",
                 "data.source",
             )
         if plan.optimize.lora_rank:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, replace
 from memconsole.plan.sections.hybrid import MODES, HybridChoice
 from memconsole.plan.toggles.check_hybrid import CONFLICTS
 from memconsole.plan.toggles.optimization import (
     EVERYWHERE,
     HOST_MEMORY,
+    Length,
     Optimization,
     Reach,
     RemedyRule,
@@ -19,6 +20,8 @@ from memconsole.plan.toggles.optimization import (
     switched,
 )
 
+GUESSED = 1.25
+"""A guessed number of steps may be too high by this factor."""
 _STATE = {
     "none": "kept",
     "cpu": "on the host",
@@ -46,6 +49,49 @@ def _at_the_peak(plan: Plan, kind: str) -> str | None:
     return f"memory falls in predict phases only, the peak is a full step's; {held}"
 
 
+def _notes(plan: Plan, kind: str, length: Length) -> tuple[str, ...]:
+    """That no step predicts in so short a run; or else that predicting holds much on a CPU."""
+    if not plan.hybrid.on:
+        return ()
+    return tuple(filter(None, [_too_short(plan, length) or _held(plan, kind)]))
+
+
+def _too_short(plan: Plan, length: Length) -> str:
+    n, steps = plan.hybrid.lengths, length.steps
+    first = n.warmup_steps + n.full_steps
+    if steps is None or steps > (first if length.known else GUESSED * first):
+        return ""
+    keys = ["hybrid.warmup_steps"] if n.warmup_steps else []
+    if steps <= n.full_steps or not keys:
+        keys.append("hybrid.full_steps")
+    ends, about = ("ends", "") if length.known else ("may end", "about ")
+    return (
+        f"this run {ends} before its first predict phase: {first:,} steps come first, the run has "
+        f"{about}{steps:,}; shorten {' and '.join(keys)}"
+    )
+
+
+def _held(plan: Plan, kind: str) -> str:
+    """What a predict phase on a CPU holds beside the weights, where settings that can be taken hold less."""
+    h = plan.hybrid
+    copies = h.predict_precision == "bf16" and plan.optimize.precision == "fp32"
+    compressed = replace(plan, {"hybrid.memory": "compress"})
+    kept = h.memory in ("none", "cpu", "pinned") and CONFLICTS["hybrid.memory"](compressed) is None
+    less = [
+        (words, setting)
+        for applies, words, setting in (
+            (copies, "a second copy of the weights", "hybrid.predict_precision = same"),
+            (kept, "the optimizer state", "hybrid.memory = compress"),
+        )
+        if applies
+    ]
+    if kind != "cpu" or not less:
+        return ""
+    held, settings = (" and ".join(part) for part in zip(*less, strict=True))
+    verb = "hold" if len(less) > 1 else "holds"
+    return f"on a CPU a predict phase holds {held}; {settings} {verb} less"
+
+
 def _of_row(key: str) -> Callable[[Plan], str | None]:
     return lambda plan: CONFLICTS[key](plan) if plan.hybrid.on else None
 
@@ -66,6 +112,7 @@ HYBRID = Optimization(
     touches=(HOST_MEMORY,),
     saves_nothing=_at_the_peak,
     remedy=RemedyRule(rank=12, values=fixed("off")),
+    notes=_notes,
     says=_said,
     evaluating=switched({"hybrid.mode": "off"}),
 )

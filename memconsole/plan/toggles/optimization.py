@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -49,6 +49,22 @@ class Reach(enum.Enum):
     """Only how many rows and tokens there are."""
     NOTHING = enum.auto()
     """Nothing on the device."""
+
+
+class Length(NamedTuple):
+    """How many optimizer steps a run takes."""
+
+    steps: int | None
+    """None: the size of its data is unknown."""
+    known: bool
+    """False: guessed from the size of the data."""
+
+
+class Note(NamedTuple):
+    """What to know of a plan's value of one optimization, in one sentence."""
+
+    key: str
+    words: str
 
 
 class RemedyRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +129,8 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
     remedy: RemedyRule | None
     """None: never offered for a plan that does not fit."""
 
+    notes: Callable[[Plan, str, Length], tuple[str, ...]] | None = None
+    """What to know of a plan's value on a kind of device, in a run of a length. A note refuses nothing."""
     says: Callable[[Plan, str], str | None] | None
     """The line in the trainer's log, on a kind of device, if it is switched on. None: the log does not mention it."""
     evaluating: Callable[[Plan], dict[str, Any]]

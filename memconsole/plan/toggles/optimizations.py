@@ -18,7 +18,7 @@ from memconsole.plan.toggles import (
     sizes,
     update,
 )
-from memconsole.plan.toggles.optimization import Optimization
+from memconsole.plan.toggles.optimization import Length, Note, Optimization
 
 OPTIMIZATIONS: tuple[Optimization, ...] = (
     arithmetic.PRECISION,
@@ -48,6 +48,16 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
 BY_KEY: dict[str, Optimization] = {row.key: row for row in OPTIMIZATIONS}
 
 _CONFLICTS = tuple((key, reason) for row in OPTIMIZATIONS for key, reason in row.conflicts.items())
+
+
+def notes(plan: Plan, kind: str, length: Length) -> tuple[Note, ...]:
+    """The notes on a plan that is to train on a kind of device, in the order of the list."""
+    return tuple(
+        Note(row.key, words)
+        for row in OPTIMIZATIONS
+        if row.notes
+        for words in row.notes(plan, kind, length)
+    )
 
 
 def conflict(plan: Plan) -> tuple[str, str] | None:

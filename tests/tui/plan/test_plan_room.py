@@ -194,3 +194,16 @@ def test_how_long_it_trains_takes_one_row(setting: str, words: str) -> None:
     rows = [plain(line) for line in summary_lines(view_of(setting), LEFT, 7)]
     assert len(rows) == 5
     assert any(words in row for row in rows), rows
+
+
+async def test_a_run_too_short_to_predict_says_so_where_it_is_toggled(make_console: Make) -> None:
+    app = make_console(plans.apply_settings(Plan(), ["device.name=cpu", "train.max_steps=100"]))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("H")
+        await settle(pilot)
+        drawn = brief_lines(app.plan_screen.view, LEFT, 6)
+        shown = " ".join(" ".join(plain(line).split()) for line in drawn)
+        words = "ends before its first predict phase: 230 steps come first, the run has 100; "
+        assert f"! this run {words}shorten hybrid.warmup_steps" in shown
+        assert "ends before its first" in screen_text(app)

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from memconsole.plan import catalog
+from memconsole.plan.check import check
 from memconsole.plan.data.made import Size
 from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole_trainer.data.inspect import inspect
 from memconsole_trainer.data.make.__main__ import make
 from memconsole_trainer.data.make.maker import Request
 from memconsole_trainer.data.ratings import reading
@@ -23,6 +25,7 @@ from memconsole_trainer.data.ratings.numbering import check_room, number
 from memconsole_trainer.data.ratings.reading import read_ratings
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchShape
+from memconsole_trainer.tasks.recommendation import RatingData, open_data
 
 OPTIONS = {"items": 60, "genres": 5, "history": 12}
 
@@ -278,3 +281,53 @@ def test_made_ratings_are_the_same_for_a_seed_and_nobody_meets_an_item_twice(
     same = ratings.users[1:] == ratings.users[:-1]
     np.add.at(follows, (ratings.items[:-1][same], ratings.items[1:][same]), 1)
     assert np.sort(follows, axis=1)[:, -4:].sum() > 0.4 * follows.sum()  # and a few follow each
+
+
+# a folder
+
+
+class Quiet:
+    """A `Teller` that says nothing."""
+
+    def phase(self, phase: str, detail: str = "") -> None: ...
+
+    def warning(self, message: str) -> None: ...
+
+    def tick(self) -> None: ...
+
+
+def opened(source: Path, directory: Path) -> RatingData:
+    directory.mkdir()
+    wanted = {"data.source": str(source), "model.items": 60, "model.clusters": 6}
+    asked = plan(**wanted)
+    check(asked)
+    return open_data(asked, catalog.model(asked), directory, Quiet(), {})
+
+
+def test_a_folder_of_movielens_is_the_file_of_ratings_in_it(tmp_path: Path) -> None:
+    file = made(tmp_path)
+    (file.parent / "README").write_text("about these data")
+    whole = opened(file.parent, tmp_path / "a")
+    assert whole.fingerprints == opened(file, tmp_path / "b").fingerprints
+    entry = catalog.dataset(plan(**{"data.source": str(file.parent)}))
+    assert (entry.where, entry.bytes) == (str(file), file.stat().st_size)
+    found = inspect(replace(Plan(), {"data.source": str(file.parent)}))
+    assert (found.kind, found.documents) == ("ratings", len(read_ratings(file, nothing).items))
+
+
+def test_a_table_of_ratings_is_found_among_the_others_of_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "links.csv").write_text("movieId,imdbId\n10,1\n")
+    (tmp_path / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,10,4.5,100\n")
+    assert inspect(replace(Plan(), {"data.source": str(tmp_path)})).kind == "ratings"
+
+
+def test_a_folder_whose_table_is_text_stays_a_folder_of_tables(tmp_path: Path) -> None:
+    for name in ("ratings.csv", "reviews.csv"):
+        (tmp_path / name).write_text("text,stars\nsome words,3\n")
+    asked = replace(Plan(), {"data.source": str(tmp_path)})
+    assert catalog.dataset(asked).format == "directory"
+    assert inspect(asked).documents == 2
+    with pytest.raises(
+        PlanError, match=r"ratings\.csv in a layout of MovieLens, or a folder with one"
+    ):
+        check(plan(**{"data.source": str(tmp_path)}))

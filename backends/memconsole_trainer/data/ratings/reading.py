@@ -15,21 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from memconsole.plan.catalog.ratings import COLUMNS, lacking, places_of
 from memconsole.plan.errors import printable
-from memconsole.plan.tasks.recommendation import RATING_FILES
 from memconsole.regular_file import open_regular
 from memconsole_trainer.data.sources.documents import DataError
 
 Int64 = NDArray[np.int64]
 BLOCK_BYTES = 4 << 20
 """Bytes of the file that are parsed at a time."""
-COLUMNS = {
-    "user": ("userid", "user"),
-    "item": ("movieid", "itemid", "item", "movie"),
-    "rating": ("rating", "score"),
-    "timestamp": ("timestamp", "time"),
-}
-"""Names of each column in the header of a table, in lower case without underscores."""
 
 
 @dataclass(frozen=True)
@@ -49,23 +42,6 @@ class Layout(NamedTuple):
     """Fields of a line."""
     columns: tuple[int, int, int, int | None]
     """Places of user, item, timestamp and, if there is one, rating."""
-
-
-def looks_like_ratings(path: Path) -> bool:
-    """Whether the first line is that of ratings: a header that names their columns, or four fields
-    with `::` between them. Raises `DataError`."""
-    suffix = path.suffix.lower()
-    if suffix not in RATING_FILES:
-        return False
-    try:
-        with open_regular(path) as file:
-            first = file.readline(4096)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-    if suffix == ".csv":
-        return not _header(first)[1]
-    fields = first.split(b"::")
-    return len(fields) == 4 and all(field.strip().isdigit() for field in fields[:2])
 
 
 def read_ratings(path: Path, tick: Callable[[], None]) -> Ratings:
@@ -106,27 +82,13 @@ def _blocks(file: Any) -> Iterator[bytes]:
 
 def _table(path: Path, header: bytes) -> Layout:
     """The layout that the header of a table describes."""
-    layout, lacking = _header(header)
-    if lacking:
-        known = " or ".join(COLUMNS[lacking])
+    places = places_of(header)
+    if lacks := lacking(places):
+        known = " or ".join(COLUMNS[lacks])
         shown = printable(header.decode("utf-8", "replace").lstrip("\ufeff").strip())
-        raise DataError(
-            f"{path}: line 1: lacks a column {lacking} ({known}); the header is {shown}"
-        )
-    return layout
-
-
-def _header(header: bytes) -> tuple[Layout, str]:
-    """The layout that a header describes, and the first column that it lacks; empty if none."""
-    words = header.decode("utf-8", "replace").lstrip("\ufeff").strip()
-    names = [name.strip().strip('"').lower().replace("_", "") for name in words.split(",")]
-    places = {
-        column: next((names.index(name) for name in known if name in names), None)
-        for column, known in COLUMNS.items()
-    }
-    lacking = [f for f, place in places.items() if place is None and f != "rating"]
+        raise DataError(f"{path}: line 1: lacks a column {lacks} ({known}); the header is {shown}")
     user, item, time = (places[name] or 0 for name in ("user", "item", "timestamp"))
-    return Layout(b",", len(names), (user, item, time, places["rating"])), (lacking or [""])[0]
+    return Layout(b",", header.count(b",") + 1, (user, item, time, places["rating"]))
 
 
 def _parsed(path: Path, block: bytes, first: int, layout: Layout) -> tuple[Int64, Int64, Int64]:

@@ -40,10 +40,11 @@ def detail_lines(view: PlanView, width: int, height: int) -> list[Line]:
     row = view.row
     about = _dim(f"{row.help} · costs: {row.costs}", width)
     refusal = _refusal(row.refusal(view.plan), width)
+    notes = _notes(view, width)
     values = [line for value in row.values(view.plan) for line in _value_lines(view, value, width)]
-    lines = [rule(row.label, width, row.key), *about, *refusal, *values]
+    lines = [rule(row.label, width, row.key), *about, *refusal, *notes, *values]
     if view.rows or len(lines) > height:
-        lines = refusal or _next(view, width)
+        lines = refusal or [*notes, *_next(view, width)]
         lines += about if len(lines) + len(about) <= height else _dim(row.help, width)
         if len(lines) < height:
             lines = [rule(row.label, width, row.key), *lines]
@@ -57,9 +58,9 @@ def detail_lines(view: PlanView, width: int, height: int) -> list[Line]:
 
 
 def brief_lines(view: PlanView, width: int, height: int) -> list[Line]:
-    """The same for little room: what the next press does, or why the present value is refused."""
+    """The same for little room: notes and what the next press does, or why the present value is refused."""
     refusal = _refusal(view.row.refusal(view.plan), width)
-    lines = refusal or _next(view, width)
+    lines = refusal or [*_notes(view, width), *_next(view, width)]
     lines += [brief(view.rows, width)] if view.rows else _dim(view.row.help, width)
     return lines[:height]
 
@@ -72,6 +73,18 @@ def _refusal(reason: str | None, width: int) -> list[Line]:
     """Why the present value cannot be trained."""
     rows = wrap(f"✗ {reason}", width - 2, MOST_ROWS) if reason else []
     return [[Span(f" {row}", "bad")] for row in rows]
+
+
+def _notes(view: PlanView, width: int) -> list[Line]:
+    """What to know of the present value."""
+    if view.estimate is None or view.stale:
+        return []
+    found = (note.words for note in view.estimate.notes if note.key == view.row.key)
+    return [
+        [Span(f" {row}", "warn")]
+        for words in found
+        for row in wrap(f"! {words}", width - 2, MOST_ROWS)
+    ]
 
 
 def _next(view: PlanView, width: int) -> list[Line]:
