@@ -10,7 +10,7 @@ from memconsole.plan import catalog
 from memconsole.plan.models.files import (
     TOKENIZER_JSON,
     TOKENIZERS,
-    check_format,
+    check_weights,
     has_weights,
     tokenizer_file,
 )
@@ -89,7 +89,7 @@ def check_start(plan: Plan) -> None:
         return
     found = origin(plan)
     if named is not None and plan.model.weights is None:
-        check_format(Path(named))
+        check_weights(Path(named))
     if found.directory is None:
         _check_random(plan, found)
     elif _reads_text(plan) and plan.data.tokenizer is None:
