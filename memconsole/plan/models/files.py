@@ -33,6 +33,11 @@ def has_weights(directory: Path) -> bool:
     return (directory / INDEX).is_file() or any(directory.glob("*.safetensors"))
 
 
+def other_weights(directory: Path) -> list[str]:
+    """The files of `directory` with weights in formats that are not read."""
+    return sorted(path.name for form in OTHER_FORMATS for path in directory.glob(form))
+
+
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of `directory`, each of which can be opened. Raises `PlanError`."""
     index = directory / INDEX
@@ -76,7 +81,7 @@ def check_weights(directory: Path) -> None:
     if has_weights(directory):
         weight_files(directory)
         return
-    names = sorted(path.name for form in OTHER_FORMATS for path in directory.glob(form))
+    names = other_weights(directory)
     if names:
         raise PlanError(
             f"{directory} holds its weights as {names[0]}; only safetensors are read. Convert them "

@@ -86,6 +86,19 @@ def test_weights_without_a_tokenizer_are_refused_unless_one_is_named(tmp_path: P
     check_start(plan(folder))
 
 
+def test_weights_in_another_format_are_not_called_no_weights(tmp_path: Path) -> None:
+    folder = model(tmp_path / "tiny", "pytorch_model.bin")
+    said = f"weights in another format than safetensors: {folder} holds pytorch_model.bin"
+    assert origin(plan(folder)).words == said
+    assert said.startswith(shortly(plan(folder)))
+    lines = CliRunner().invoke(cli, ["plan", "--set", f"model.name={folder}"]).output.splitlines()
+    at = lines.index(said)
+    assert lines[at + 1].startswith(
+        f"train refuses this plan: {folder} holds its weights as pytorch_model.bin"
+    )
+    assert shortly(plan(folder, model__weights="random")) == "from scratch"
+
+
 def test_weights_that_cannot_be_opened_are_refused(tmp_path: Path) -> None:
     folder = model(tmp_path / "tiny", "tokenizer.json")
     weights = folder / "model.safetensors"
