@@ -5,7 +5,6 @@ Both backends use the same mapping, for reading and for exporting.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,14 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole.plan.models.architecture import Architecture, parameters
+from memconsole.plan.models.files import weight_files
 from memconsole.plan.models.model import Parameter
-from memconsole.plan.plan import printable
-from memconsole.regular_file import read as read_regular
+from memconsole.plan.plan import PlanError, printable
 from memconsole_trainer.engine import WeightsError, WeightSource
 from memconsole_trainer.weights.tensorfile import TensorFile, TensorFileError
 
-INDEX_BYTES = 64 << 20
-"""A larger file is no index."""
 NAMED = 3
 """Tensors that a message names; it counts the others."""
 
@@ -253,30 +250,13 @@ class _ZeroBiases:
 
 def tensor_files(directory: Path) -> list[TensorFile]:
     """The safetensors files of `directory`. Raises `WeightsError`."""
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(read_regular(index, INDEX_BYTES))["weight_map"].values()))
-        except OSError as error:
-            raise WeightsError(f"{index}: cannot be read: {error.strerror}") from None
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-            raise WeightsError(f"{index}: not a safetensors index") from None
-        if any(not isinstance(n, str) or Path(n).name != n for n in names):
-            raise WeightsError(f"{index}: names files outside its directory")
-    else:
-        names = sorted(p.name for p in directory.glob("*.safetensors"))
-    if not names:
-        raise WeightsError(f"{directory}: no .safetensors files")
     try:
-        return [TensorFile(directory / name) for name in names]
-    except FileNotFoundError as error:
-        missing = printable(Path(error.filename).name)
-        raise WeightsError(f"{directory}: {missing} is missing") from None
+        return [TensorFile(path) for path in weight_files(directory)]
     except OSError as error:
         raise WeightsError(
             f"{printable(str(error.filename))}: cannot be read: {error.strerror}"
         ) from None
-    except TensorFileError as error:
+    except (PlanError, TensorFileError) as error:
         raise WeightsError(str(error)) from None
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
-from memconsole.plan.plan import PlanError
+from memconsole import regular_file
+from memconsole.plan.plan import PlanError, printable
 
 INDEX = "model.safetensors.index.json"
+INDEX_BYTES = 64 << 20
+"""No index is larger."""
 OTHER_FORMATS = (
     "pytorch_model*.bin",
     "model*.bin",
@@ -29,6 +33,39 @@ def has_weights(directory: Path) -> bool:
     return (directory / INDEX).is_file() or any(directory.glob("*.safetensors"))
 
 
+def other_weights(directory: Path) -> list[str]:
+    """The files of `directory` with weights in formats that are not read."""
+    return sorted(path.name for form in OTHER_FORMATS for path in directory.glob(form))
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of `directory`, each of which can be opened. Raises `PlanError`."""
+    index = directory / INDEX
+    if index.is_file():
+        try:
+            names = sorted(
+                set(json.loads(regular_file.read(index, INDEX_BYTES))["weight_map"].values())
+            )
+        except OSError as error:
+            raise _refused(f"{index}: cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            raise _refused(f"{index}: not a safetensors index") from None
+        if any(not isinstance(n, str) or Path(n).name != n for n in names):
+            raise _refused(f"{index}: names files outside its directory")
+    else:
+        names = sorted(path.name for path in directory.glob("*.safetensors"))
+    if not names:
+        raise _refused(f"{directory}: no .safetensors files")
+    for name in names:
+        try:
+            regular_file.check_regular(directory / name)
+        except FileNotFoundError:
+            raise _refused(f"{directory}: {name} is missing") from None
+        except OSError as error:
+            raise _refused(f"{directory / name}: cannot be read: {error.strerror}") from None
+    return [directory / name for name in names]
+
+
 def tokenizer_file(directory: Path) -> Path | None:
     """The file that the tokenizer in `directory` is read from, the most complete form first; None
     if there is none."""
@@ -39,17 +76,22 @@ def tokenizer_file(directory: Path) -> Path | None:
     return both[0] if all(path.is_file() for path in both) else None
 
 
-def check_format(directory: Path) -> None:
-    """Raise `PlanError` if `directory` holds weights, but none that can be read."""
+def check_weights(directory: Path) -> None:
+    """Raise `PlanError` if `directory` holds weights that cannot be opened, or none of a format that is read."""
     if has_weights(directory):
+        weight_files(directory)
         return
-    names = sorted(path.name for form in OTHER_FORMATS for path in directory.glob(form))
+    names = other_weights(directory)
     if names:
         raise PlanError(
             f"{directory} holds its weights as {names[0]}; only safetensors are read. Convert them "
             f"with transformers: {conversion(directory)}",
             "model.name",
         )
+
+
+def _refused(words: str) -> PlanError:
+    return PlanError(printable(words), "model.name")
 
 
 def conversion(directory: Path) -> str:

@@ -10,8 +10,9 @@ from memconsole.plan import catalog
 from memconsole.plan.models.files import (
     TOKENIZER_JSON,
     TOKENIZERS,
-    check_format,
+    check_weights,
     has_weights,
+    other_weights,
     tokenizer_file,
 )
 from memconsole.plan.models.huggingface import find_model
@@ -21,6 +22,7 @@ from memconsole.plan.plan import Plan, PlanError, printable, quote
 RANDOM = "random"
 """The value of `model.weights` that asks for random weights."""
 SCRATCH, FINE_TUNES, NOT_HERE = "from scratch", "fine-tunes", "weights not here"
+OTHER_FORMAT = "weights in another format than safetensors"
 FROM_RUN = "from the weights of run"
 
 
@@ -52,6 +54,8 @@ def origin(plan: Plan) -> Origin:
         return Origin(f"{SCRATCH}: model.weights = {RANDOM}")
     asked, directory = _asked(plan), Path(named)
     if not has_weights(directory):
+        if others := other_weights(directory):
+            return Origin(f"{OTHER_FORMAT}: {printable(named)} holds {printable(others[0])}")
         if _is_hub_id(asked):
             return Origin(f"{NOT_HERE}: hf download {asked}")
         return Origin(f"{SCRATCH}: {printable(named)} holds no weights")
@@ -76,6 +80,8 @@ def shortly(plan: Plan) -> str:
         return SCRATCH
     if has_weights(Path(named)):
         return FINE_TUNES
+    if other_weights(Path(named)):
+        return OTHER_FORMAT
     return NOT_HERE if _is_hub_id(_asked(plan)) else SCRATCH
 
 
@@ -89,7 +95,7 @@ def check_start(plan: Plan) -> None:
         return
     found = origin(plan)
     if named is not None and plan.model.weights is None:
-        check_format(Path(named))
+        check_weights(Path(named))
     if found.directory is None:
         _check_random(plan, found)
     elif _reads_text(plan) and plan.data.tokenizer is None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from memconsole.plan import catalog
-from memconsole.plan.models.files import check_format, conversion
+from memconsole.plan.models.files import check_weights, conversion
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.failures.failure import ExitCode
@@ -38,14 +38,14 @@ def test_weights_in_a_pickle_are_refused_and_the_command_that_is_told_converts_t
     (error,) = told(run, events.Error)
     assert error.message.startswith(f"{folder} holds its weights as pytorch_model.bin")
     with pytest.raises(PlanError, match=r"pytorch_model\.bin; only safetensors") as refused:
-        check_format(folder)
+        check_weights(folder)
     command = conversion(folder)
     assert str(refused.value).endswith(command)
     _, option, program, where = shlex.split(command)
     assert option == "-c"
     monkeypatch.setattr(sys, "argv", ["-c", where])
     exec(program, {})
-    check_format(folder)
+    check_weights(folder)
     named = replace(Plan(), {"model.name": str(folder)})
     found = starting_weights(named, catalog.model(named)).tensor("embedding.weight")
     np.testing.assert_array_equal(found, oracle.state_dict()["model.embed_tokens.weight"].numpy())
@@ -54,4 +54,4 @@ def test_weights_in_a_pickle_are_refused_and_the_command_that_is_told_converts_t
 def test_a_directory_without_weights_starts_from_new_ones(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "training_args.bin").write_bytes(b"")
-    check_format(tmp_path)
+    check_weights(tmp_path)

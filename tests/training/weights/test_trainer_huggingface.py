@@ -183,3 +183,16 @@ def test_a_truncated_file_and_an_index_leading_outside_are_refused(tmp_path: Pat
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(WeightsError, match="outside its directory"):
         HuggingFaceWeights(tmp_path, architecture)
+
+
+def test_tensors_that_are_no_weights_of_their_own_are_reported(tmp_path: Path) -> None:
+    model, architecture = model_and_architecture("llama")
+    model.save_pretrained(tmp_path)  # type: ignore[attr-defined]
+    whole = HuggingFaceWeights(tmp_path, architecture).read
+    assert "not used" not in whole
+    path = tmp_path / "model.safetensors"
+    constants = [f"model.layers.{n}.self_attn.rotary_emb.inv_freq" for n in range(4)]
+    file = {**load_file(path), **{name: np.ones(4, np.float32) for name in constants}}
+    save_file(file, path, metadata={"format": "pt"})
+    read = HuggingFaceWeights(tmp_path, architecture).read
+    assert read == f"{whole}; not used: {', '.join(constants[:3])} and 1 more"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,40 @@ def test_weights_without_a_tokenizer_are_refused_unless_one_is_named(tmp_path: P
     check_start(plan(folder, data__tokenizer="mine.json"))
     (folder / "merges.txt").touch()
     check_start(plan(folder))
+
+
+def test_weights_in_another_format_are_not_called_no_weights(tmp_path: Path) -> None:
+    folder = model(tmp_path / "tiny", "pytorch_model.bin")
+    said = f"weights in another format than safetensors: {folder} holds pytorch_model.bin"
+    assert origin(plan(folder)).words == said
+    assert said.startswith(shortly(plan(folder)))
+    lines = CliRunner().invoke(cli, ["plan", "--set", f"model.name={folder}"]).output.splitlines()
+    at = lines.index(said)
+    assert lines[at + 1].startswith(
+        f"train refuses this plan: {folder} holds its weights as pytorch_model.bin"
+    )
+    assert shortly(plan(folder, model__weights="random")) == "from scratch"
+
+
+def test_weights_that_cannot_be_opened_are_refused(tmp_path: Path) -> None:
+    folder = model(tmp_path / "tiny", "tokenizer.json")
+    weights = folder / "model.safetensors"
+    os.mkfifo(weights)
+    with pytest.raises(PlanError) as refused:
+        check_start(plan(folder))
+    assert str(refused.value) == f"{weights}: cannot be read: a named pipe, not a file"
+    said = CliRunner().invoke(cli, ["plan", "--set", f"model.name={folder}"]).output
+    assert f"train refuses this plan: {refused.value}" in said
+    check_start(plan(folder, model__weights="random"))
+    weights.unlink()
+    weights.mkdir()
+    with pytest.raises(PlanError, match="cannot be read: a folder, not a file"):
+        check_start(plan(folder))
+    (folder / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "gone.safetensors"}}'
+    )
+    with pytest.raises(PlanError, match=r"tiny: gone\.safetensors is missing"):
+        check_start(plan(folder))
 
 
 def test_a_frozen_random_base_is_refused_unless_it_is_asked_for(tmp_path: Path) -> None:
