@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.toggles.optimizations import check_conflicts, check_trainable
@@ -16,6 +17,7 @@ from tests.bench import (
     optimizations,
     presets,
     resuming,
+    scanned,
     tokenizing,
     waiting,
     window_reading,
@@ -24,6 +26,7 @@ from tests.bench.trained import BACKENDS
 
 PAGE = optimizations.PAGE.read_text(encoding="utf-8")
 RESULTS = json.loads(optimizations.RESULTS.read_text())["results"]
+PAGE_OF_SYSTEMS = scanned.PAGE.read_text(encoding="utf-8")
 BITNET = json.loads(bitnet.RESULTS.read_text())["results"]
 AGREEMENT = json.loads(agreement.RESULTS.read_text())["results"]
 
@@ -175,6 +178,15 @@ def test_no_preset_waits_for_its_data() -> None:
     for found in results.values():
         assert all(waiting.share(found[backend]) < waiting.BAR for backend in BACKENDS)
     assert f"\n{waiting.table(results)}\n" in waiting.PAGE.read_text(encoding="utf-8")
+
+
+def test_several_steps_in_one_dispatch_are_not_worth_it_for_the_preset() -> None:
+    results = json.loads(scanned.RESULTS.read_text())["results"]
+    assert f"<!-- scanned -->\n{scanned.table(results)}\n<!-- /scanned -->" in PAGE_OF_SYSTEMS
+    assert set(results) == {str(rows) for rows in scanned.BATCHES}
+    assert all(one["same_bits"] for one in results.values())
+    rows = catalog.preset("lqr").train.batch_size
+    assert scanned.gain(results[str(rows)]) < scanned.WORTH
 
 
 @pytest.mark.parametrize("case", [*gpu.CASES, *gpu.ladder()], ids=lambda case: case.name)
