@@ -61,6 +61,7 @@ bench: .venv/.installed-dev
 	$(BIN)/python tests/bench/tokenizing.py
 	$(BIN)/python tests/bench/resuming.py
 	$(BIN)/python tests/bench/waiting.py
+	$(BIN)/python tests/bench/scanned.py
 	$(BIN)/python tests/bench/starting.py
 	$(BIN)/python tests/bench/eight_bit.py
 	$(BIN)/python tests/bench/fine_tuning.py --write

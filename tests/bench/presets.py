@@ -56,6 +56,12 @@ class Measure(NamedTuple):
     key: str
     baselines: Mapping[str, str]
     digits: int = 3
+    higher_is_better: bool = False
+
+    def beats(self, values: Numbers) -> bool:
+        """Whether it is better than each baseline."""
+        own, others = values[self.key], [values[key] for key in self.baselines.values()]
+        return own > max(others) if self.higher_is_better else own < min(others)
 
 
 class System(NamedTuple):
@@ -79,6 +85,12 @@ SYSTEMS = {
                 {"no control": "seen_zero_cost_ratio", "linear map": "seen_linear_cost_ratio"},
                 2,
             ),
+            Measure(
+                "x optimal cost, unseen systems",
+                "cost_ratio",
+                {"no control": "zero_cost_ratio", "linear map": "linear_cost_ratio"},
+                2,
+            ),
         ),
     ),
     "gearhead-small": System(
@@ -89,12 +101,14 @@ SYSTEMS = {
                 "token F1",
                 "token_f1",
                 {"nearest record": "nearest_token_f1", "most frequent": "frequent_token_f1"},
+                higher_is_better=True,
             ),
             Measure(
                 "exact match",
                 "exact_match",
                 {"nearest record": "nearest_exact_match", "most frequent": "frequent_exact_match"},
                 2,
+                higher_is_better=True,
             ),
         ),
     ),
@@ -106,11 +120,13 @@ SYSTEMS = {
                 "NDCG@10",
                 "ndcg_at_10",
                 {"popularity": "popularity_ndcg_at_10", "item-kNN": "knn_ndcg_at_10"},
+                higher_is_better=True,
             ),
             Measure(
                 "R@10",
                 "recall_at_10",
                 {"popularity": "popularity_recall_at_10", "item-kNN": "knn_recall_at_10"},
+                higher_is_better=True,
             ),
         ),
     ),
@@ -189,7 +205,7 @@ def table(results: Mapping[str, Any]) -> str:
                 continue
             values = one["measures"]
             own, others = [], []
-            for m in system.measures:
+            for m in (m for m in system.measures if m.key in values):
                 own.append(f"{m.label} **{values[m.key]:.{m.digits}f}**")
                 beside = (f"{n} {values[key]:.{m.digits}f}" for n, key in m.baselines.items())
                 others.append(", ".join(beside))

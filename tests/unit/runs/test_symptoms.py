@@ -7,10 +7,12 @@ import random
 
 import pytest
 
+from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, replace
+from memconsole.plan.tasks import task_of
 from memconsole.plan.training.recipe import learning_rate
-from memconsole.runs.read.shown.snapshot import Symptom
+from memconsole.runs.read.shown.snapshot import Help, Symptom
 from memconsole.runs.read.shown.symptoms import symptoms_of
 from memconsole.runs.read.state.reduce import RunState, reduce
 from memconsole.runs.record.log import events
@@ -74,10 +76,47 @@ def test_waiting_for_data_is_told_with_its_share() -> None:
     assert found.words.startswith("35 % of a step")
     assert [one.changes for one in found.helps] == [{"data.streaming": False}]
     assert found.helps[0].options == "--set data.streaming=false"
-    held = replace(PLAN, {"data.streaming": False})
-    assert only(symptoms_of(held, state_of(*noisy(60, 3.0, waited=0.035)))).helps == ()
     assert symptoms_of(PLAN, state_of(*noisy(60, 3.0, waited=0.015))) == ()
     assert symptoms_of(PLAN, state_of(*noisy(10, 3.0, waited=0.09))) == (), "too early to tell"
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings", "offered"),
+    [
+        ("stories", {}, [{"data.streaming": False}]),
+        (
+            "stories",
+            {"data.cache_gib": 0},
+            [{"data.streaming": False}, {"data.cache_gib": 20}],
+        ),
+        ("stories", {"data.streaming": False}, [{"train.batch_size": 32}]),
+        ("gearhead-small", {}, [{"data.streaming": False}]),
+        ("lqr", {}, [{"train.batch_size": 128}, {"data.shuffle_buffer": 10_000}]),
+        ("lqr", {"data.shuffle_buffer": 10_000}, [{"train.batch_size": 128}]),
+        ("efficientids", {}, [{"train.batch_size": 32}]),
+    ],
+)
+def test_every_task_that_waits_is_offered_what_acts_on_it(
+    preset: str, settings: dict[str, object], offered: list[dict[str, object]]
+) -> None:
+    plan = replace(catalog.preset(preset), settings)
+    found = only(symptoms_of(plan, state_of(*noisy(60, 3.0, waited=0.035))))
+    assert [one.changes for one in found.helps] == offered
+    for one in found.helps:
+        changed = replace(plan, one.changes)
+        check(changed)
+        assert changed != plan
+        assert task_of(plan).not_applicable(plan).keys().isdisjoint(one.changes)
+
+
+def test_every_task_is_offered_something() -> None:
+    tasks: dict[str, list[tuple[Help, ...]]] = {}
+    for name in catalog.presets():
+        plan = catalog.preset(name)
+        found = only(symptoms_of(plan, state_of(*noisy(60, 3.0, waited=0.035))))
+        tasks.setdefault(task_of(plan).name, []).append(found.helps)
+    assert set(tasks) == {"language", "regression", "recommendation"}
+    assert all(all(offers) for offers in tasks.values())
 
 
 def test_a_flat_loss_no_better_than_the_baseline_is_not_learning() -> None:
