@@ -31,7 +31,8 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         click.echo(json_module.dumps(msgspec.to_builtins(reports), indent=2))
         return
-    rows = [["", *(made.run for made in reports)], *_settings(found)]
+    names = [run.name for run in found]
+    rows = [["", *names], *_settings(found)]
     for label, values in (
         ("state", [ended_words(status(run)) for run in found]),
         ("steps", [str(made.steps[-1].step) if made.steps else "0" for made in reports]),
@@ -45,11 +46,11 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
     ):
         rows.append([label, *values])
     click.echo("\n".join(columns(rows)))
-    if best := _best(reports):
+    if best := _best(reports, names):
         click.echo(best)
-    for made in reports:
+    for made, name in zip(reports, names, strict=True):
         if made.missing_records:
-            click.echo(f"{made.run}: {missing_words(made.missing_records)}")
+            click.echo(f"{name}: {missing_words(made.missing_records)}")
 
 
 def _figures(reports: list[Report]) -> list[tuple[str, list[str]]]:
@@ -94,10 +95,11 @@ def _speed(made: Report) -> str:
     return "n/a" if speed is None else f"{speed:,.0f}"
 
 
-def _best(reports: list[Report]) -> str:
+def _best(reports: list[Report], names: list[str]) -> str:
     """Which run was fastest, if all count the same, and which one took the least memory. Empty if nothing differs."""
-    speeds = [(made.average_units_per_second, made.run) for made in reports]
-    peaks = [(made.memory.measured.peak_bytes, made.run) for made in reports]
+    named = list(zip(reports, names, strict=True))
+    speeds = [(made.average_units_per_second, name) for made, name in named]
+    peaks = [(made.memory.measured.peak_bytes, name) for made, name in named]
     known = [(speed, run) for speed, run in speeds if speed is not None]
     sizes = [(size, run) for size, run in peaks if size is not None]
     words = []

@@ -51,6 +51,8 @@ CHANGEABLE = ELSEWHERE | {
 """Settings that a resumed run may have other values of. Weights, optimizer state and the place in
 the data fit any value of them."""
 
+MAY_CHANGE = "length, learning rate, logging, evaluations, early stopping, checkpoints, the job and the number of devices"
+"""The settings of `CHANGEABLE` and `DEVICES`, in groups."""
 
 DEVICES = frozenset({"device.count", "optimize.sharding"})
 """How many devices a resumed run has, and what each holds. Its rows of a step stay the same."""
@@ -61,9 +63,8 @@ def changed(plan: Plan, changes: dict[str, object]) -> Plan:
     for key, value in changes.items():
         if key not in CHANGEABLE | DEVICES and get(plan, key) != value:
             raise PlanError(
-                f"{key} = {quote(value)}: a resumed run keeps its {quote(get(plan, key))}; it may change "
-                f"{', '.join(sorted(CHANGEABLE | DEVICES))}. memconsole train --from RUN --set {key}=… begins a "
-                "new run with the weights of this one",
+                f"{key} = {quote(value)}: a resumed run keeps its {quote(get(plan, key))}; {MAY_CHANGE} may change. "
+                f"memconsole train --from RUN --set {key}=… begins a new run with the weights of this one",
                 key,
             )
     if changes.get("device.count") == 1:

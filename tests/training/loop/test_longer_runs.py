@@ -138,11 +138,21 @@ def test_more_epochs_lengthen_the_schedule_from_where_the_run_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("train.batch_size", 2), ("data.sequence_length", 8), ("train.seed", 1)]
+    ("key", "value"),
+    [
+        ("train.batch_size", 2),
+        ("data.sequence_length", 8),
+        ("train.seed", 1),
+        ("train.answered_records", 7),
+    ],
 )
 def test_what_a_resumed_run_cannot_change_is_refused(key: str, value: Any) -> None:
-    with pytest.raises(PlanError, match=rf"{key} = {value}: a resumed run keeps its .* --from RUN"):
+    with pytest.raises(
+        PlanError, match=rf"{key} = {value}: a resumed run keeps its .* --from RUN"
+    ) as no:
         resuming.changed(Plan(), {key: value})
+    assert "length, learning rate, logging, evaluations" in str(no.value)
+    assert len(str(no.value)) < 300
     assert resuming.changed(Plan(), {key: plans.get(Plan(), key)}) == Plan()
 
 
