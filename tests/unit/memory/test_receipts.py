@@ -294,7 +294,9 @@ def test_a_launched_run_keeps_the_calibrated_estimate_that_was_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr("memconsole.start.launch", lambda plan, name, *, estimate, by_recipe: estimate)
+    monkeypatch.setattr(
+        "memconsole.start.launch", lambda plan, name, *, estimate, by_recipe: estimate
+    )
     plan = a_plan()
     plain = check_launch(plan, None)
     folder = runs_root() / "done"
