@@ -123,7 +123,9 @@ class TensorFile:
 
     def _opened(self) -> BufferedReader:
         return (
-            open_regular(self.path) if self._held is None else open(self._held, "rb", closefd=False)
+            open_regular(self.path)
+            if self._held is None
+            else os.fdopen(self._held, "rb", closefd=False)
         )
 
     def names(self) -> list[str]:
