@@ -7,14 +7,14 @@ from typing import Any
 from memconsole.cli.tables import columns
 from memconsole.memory.answers.cards import Cards, Needed
 from memconsole.plan.machine.budget import Budget
-from memconsole.units import format_bytes
+from memconsole.units import format_bytes, format_step
 
 
 def table_lines(found: tuple[Cards, ...], device: Budget) -> list[str]:
     """A row for each number of devices and way of sharding."""
     if not found:
         return [f"{device.name} is one device: there is no table of several"]
-    rows = [["devices", "sharding", "micro-batch", "each", "between", ""]]
+    rows = [["devices", "sharding", "micro-batch", "each", "between", "step", ""]]
     for cards in found:
         table, plan = cards.table, cards.plan
         low, high = table.band_bytes
@@ -25,11 +25,12 @@ def table_lines(found: tuple[Cards, ...], device: Budget) -> list[str]:
                 f"{plan.train.batch_size} x {plan.optimize.accumulation_steps}",
                 f"{table.device_tier}{format_bytes(table.device_bytes)}",
                 f"{format_bytes(low)} and {format_bytes(high)}",
+                f"~{format_step(cards.step_seconds)}",
                 table.words,
             ]
         )
     usable = f"{format_bytes(device.usable_bytes)} usable each"
-    return [f"on several {device.name}, {usable}", *columns(rows, left=(1, 2, 5))]
+    return [f"on several {device.name}, {usable}", *columns(rows, left=(1, 2, 6))]
 
 
 def cards_document(found: Needed | None) -> dict[str, Any] | None:
@@ -60,4 +61,5 @@ def _document(cards: Cards) -> dict[str, Any]:
         "band_bytes": list(table.band_bytes),
         "tier": str(table.device_tier),
         "verdict": str(table.verdict),
+        "step_seconds": cards.step_seconds,
     }

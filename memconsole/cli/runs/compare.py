@@ -31,7 +31,7 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         click.echo(json_module.dumps(msgspec.to_builtins(reports), indent=2))
         return
-    names = [run.name for run in found]
+    names = _names(found)
     rows = [["", *names], *_settings(found)]
     for label, values in (
         ("state", [ended_words(status(run)) for run in found]),
@@ -51,6 +51,14 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
     for made, name in zip(reports, names, strict=True):
         if made.missing_records:
             click.echo(f"{name}: {missing_words(made.missing_records)}")
+
+
+def _names(found: list[RunDirectory]) -> list[str]:
+    """The names of the runs; the ids of those whose name another one has."""
+    names = [run.name for run in found]
+    return [
+        name if names.count(name) == 1 else run.id for run, name in zip(found, names, strict=True)
+    ]
 
 
 def _figures(reports: list[Report]) -> list[tuple[str, list[str]]]:

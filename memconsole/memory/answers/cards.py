@@ -8,8 +8,10 @@ import msgspec
 
 from memconsole.memory.answers.places import COUNT, SHARDING, SPLIT, placed, refused
 from memconsole.memory.estimate import table_of
+from memconsole.memory.seconds import step_seconds
 from memconsole.memory.table import MemoryTable
 from memconsole.memory.verdict import Verdict
+from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.machine.budget import SEVERAL, Budget
 from memconsole.plan.plan import Plan
@@ -37,6 +39,11 @@ class Cards(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sharding(self) -> str:
         return self.plan.optimize.sharding
+
+    @property
+    def step_seconds(self) -> float:
+        """Estimated seconds of an optimizer step, its exchanges counted in full."""
+        return step_seconds(self.plan, catalog.model(self.plan), self.table.budget)
 
 
 class Needed(msgspec.Struct, frozen=True, kw_only=True):

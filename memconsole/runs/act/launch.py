@@ -44,8 +44,9 @@ def launch(
     """Create a run and start it. Returns once its supervisor and its trainer are started, or its job
     is submitted.
 
-    `by_recipe` are the settings of the plan that the recipe chose. `estimate` is the memory estimate as JSON. It is stored as estimate.json for the run's receipt.
-    Raises `RunError` if the run cannot be started, and `PlanError` for a job that cannot be described.
+    `by_recipe` are the settings of the plan that the recipe chose. `estimate` is the memory estimate as JSON.
+    It is stored as estimate.json for the run's receipt. Raises `RunError` if the run cannot be started, and
+    `PlanError` for a job that cannot be described.
     """
     environment = recorded_environment(trainer_environment(plan, os.environ))
     run = create_run(plan, name, environment, by_recipe)

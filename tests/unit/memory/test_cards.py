@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from memconsole.cli.main import cli
 from memconsole.devices.planned import catalog_budgets, devices_allowed
 from memconsole.devices.reading import DeviceReading, Devices, Missing
 from memconsole.memory.answers.cards import cards_table, needed
@@ -98,6 +102,15 @@ def test_the_table_goes_from_one_device_to_the_first_that_fits() -> None:
     ]  # fmt: skip
     assert all(row.table.verdict is not Verdict.FITS for row in found[:-1])
     assert found[-1].table.verdict is Verdict.FITS
+
+
+def test_the_page_on_scaling_shows_the_table_that_plan_prints() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    command = page.split("$ memconsole plan --cards", 1)[1].split("…", 1)[0].replace("\\\n", " ")
+    printed = CliRunner().invoke(cli, ["plan", "--cards", *command.split()]).output
+    table = printed[printed.index("on several NVIDIA") :].rstrip()
+    assert table.count("\n") == 8
+    assert f"…\n{table}\n```" in page
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])

@@ -220,6 +220,9 @@ def test_compare_says_which_run_was_fastest_and_which_leanest() -> None:
     assert lines[-1] == (
         f"fastest: quick, x1.50 the slowest; leanest: {unnamed}, 30.0 MiB less than the most"
     )
+    namesake = a_run("quick", 300.0, 90 * 2**20).id
+    both = CliRunner().invoke(cli, ["compare", unnamed, namesake, namesake]).output
+    assert both.splitlines()[0].split() == [unnamed, namesake, namesake]
     alike = CliRunner().invoke(cli, ["compare", "quick", "quick"]).output
     assert "fastest" not in alike
     assert "leanest" not in alike
