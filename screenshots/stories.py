@@ -27,6 +27,7 @@ SEVERAL = (
     *RUN, "train.max_steps=200", "train.evaluate_every=50", "device.count=4", "train.batch_size=2",
     "optimize.sharding=fsdp", "optimize.heap=tight",
 )  # fmt: skip
+HYBRID = ("train.max_steps=600", "device.name=cpu")
 SHORT = (*RUN, "train.max_steps=90", "train.evaluate_every=15")
 ALLOWED_BYTES = 60 * 2**20
 SYSTEMS = {
@@ -84,6 +85,16 @@ async def several(folder: Path) -> None:
         raise RuntimeError("the run ended before its pictures were taken: make it longer")
 
 
+async def hybrid(folder: Path) -> None:
+    """A hybrid run after its first jumps."""
+    run = launched("hybrid", HYBRID, "--preset", "hybrid")
+    await until(run, lambda snapshot: snapshot.facts.jump is not None and snapshot.facts.step > 190)
+    for size in SIZES:
+        await watched(run, folder, size, "run-hybrid")
+    if not await until(run):
+        raise RuntimeError("the run ended before its pictures were taken: make it longer")
+
+
 async def comparing(folder: Path) -> None:
     """Two runs' curves over each other."""
     from memconsole.runs.record.directory import list_runs
@@ -135,13 +146,14 @@ async def systems(folder: Path) -> None:
 
 STORIES: dict[str, Callable[[Path], Awaitable[None]]] = {
     "exact": exact, "training": training, "comparing": comparing, "out-of-memory": out_of_memory,
-    "systems": systems, "several": several,
+    "systems": systems, "several": several, "hybrid": hybrid,
 }  # fmt: skip
 
 _BOTH = {
     "exact": ("plan-exact-pending", "plan-exact-done"),
     "training": ("run-live", "run-finished", "runs"),
     "several": ("run-ranks",),
+    "hybrid": ("run-hybrid",),
     "comparing": ("compare-runs",),
     "out-of-memory": ("run-out-of-memory", "remedies"),
     "systems": ("run-lqr", "run-efficientids"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 from tests.accuracy import hybrid, seven_billion
+from tests.bench import hybrid as bench
 
 
 def test_the_table_of_a_7b_model_is_what_the_estimator_says() -> None:
@@ -24,3 +27,9 @@ def test_the_page_shows_what_each_phase_held() -> None:
             held[f"predict {defaults}"] > 0.9 * held[f"full {defaults}"]
         )  # saves little or nothing
         assert held[f"predict {less}"] < 0.9 * held[f"predict {defaults}"]
+
+
+def test_the_page_shows_what_the_bench_measured() -> None:
+    tables = json.loads(bench.RESULTS.read_text())
+    for mark, table in bench.TABLES.items():
+        assert f"<!-- {mark} -->\n{table(tables)}\n<!-- /{mark} -->" in bench.PAGE.read_text()
