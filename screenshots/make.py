@@ -27,6 +27,7 @@ SHOWN = (
     "run-live-160x48",
     "run-finished-80x24",
     "run-ranks-80x24",
+    "run-hybrid-160x48",
     "run-out-of-memory-80x24",
     "run-lqr-160x48",
     "run-efficientids-160x48",
