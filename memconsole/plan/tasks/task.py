@@ -54,8 +54,10 @@ class Task(Protocol):
     """What is learned. One file in `plan/tasks` implements it without a framework."""
 
     name: str
+    model_type: type[Model]
+    """The record of the models that learn it, which no other task has."""
     unit: str
-    """What training counts, in the singular: token, window, interaction."""
+    """What training counts, in the singular: token, window, interaction. Each one has an output of its own."""
     units: str
     """The plural of `unit`."""
     positions: str

@@ -180,7 +180,7 @@ def test_it_is_off_unless_asked_for_and_its_checksum_is_the_known_one(text: Path
 def test_a_disk_that_fails_ends_the_curves_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    board = TensorBoard(tmp_path / "board", 1, 1, 1.8e9)
+    board = TensorBoard(tmp_path / "board", 1, 1, 1.8e9, "tokens")
 
     class Full:
         def write(self, data: bytes) -> int:
