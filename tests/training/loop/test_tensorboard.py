@@ -11,6 +11,7 @@ import pytest
 
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.log import events
+from memconsole_trainer.loop.scalars import scalars
 from memconsole_trainer.loop.tensorboard import FOLDER, TensorBoard, crc32c, record
 from tests.training.harness.runs import attempt, plan, told
 
@@ -175,6 +176,18 @@ def test_it_is_off_unless_asked_for_and_its_checksum_is_the_known_one(text: Path
     assert crc32c(b"123456789") == 0xE3069283  # RFC 3720's polynomial, the catalogued check value
     assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, appendix B.4
     assert record(b"")[:8] == bytes(8)
+
+
+@pytest.mark.parametrize("units", ["tokens", "windows"])
+def test_the_speed_is_that_of_what_the_task_counts(units: str) -> None:
+    step = events.Step(
+        step=3, epoch=1, loss=1.0, learning_rate=1e-3, gradient_norm=1.0, tokens=96,
+        tokens_per_second=8.0, step_seconds=0.1,
+    )  # fmt: skip
+    found = dict(scalars(step, units)[1])
+    assert found[f"train/{units}_per_second"] == 8.0
+    assert found[f"train/{units}"] == 96
+    assert len([tag for tag in found if "token" in tag]) == (2 if units == "tokens" else 0)
 
 
 def test_a_disk_that_fails_ends_the_curves_and_nothing_else(

@@ -109,6 +109,21 @@ def test_every_task_that_waits_is_offered_what_acts_on_it(
         assert task_of(plan).not_applicable(plan).keys().isdisjoint(one.changes)
 
 
+def test_a_task_is_offered_a_longer_buffer_if_the_buffer_applies_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = replace(catalog.preset("efficientids"), {"data.shuffle_buffer": 100})
+
+    def offered() -> bool:
+        helps = only(symptoms_of(plan, state_of(*noisy(60, 3.0, waited=0.035)))).helps
+        return {"data.shuffle_buffer": 10_000} in [one.changes for one in helps]
+
+    assert not offered()
+    streaming = {"data.streaming": "rows are read as they are needed"}
+    monkeypatch.setattr(type(task_of(plan)), "not_applicable", lambda self, plan: streaming)
+    assert offered()
+
+
 def test_every_task_is_offered_something() -> None:
     tasks: dict[str, list[tuple[Help, ...]]] = {}
     for name in catalog.presets():
