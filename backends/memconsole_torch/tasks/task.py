@@ -32,7 +32,8 @@ class Task(Protocol):
     begins."""
 
     def module(self) -> nn.Module:
-        """The model's module. Parameters have their canonical names; blocks are in `layers`."""
+        """The model's module. Parameters have their canonical names; blocks are in `layers`; `model` is
+        the record of its shape."""
         ...
 
     def loss(self, module: nn.Module, rows: MicroBatch, share: Tensor | float) -> Tensor:

@@ -74,7 +74,7 @@ class Task(Protocol):
     files: tuple[str, ...]
     """Suffixes of the files that it reads; empty if it reads text."""
     baselines: tuple[Measure, ...]
-    """Losses of trivial models on the held-out rows, for comparison."""
+    """Losses of trivial models on the held-out rows, for comparison. Each label names the model: ``popularity``."""
     beside_base: str
     """What is trained besides a frozen base without adapters, in words; empty if nothing is."""
 
