@@ -205,8 +205,9 @@ def starting_weights(plan: Plan, model: Model) -> WeightSource:
 
 def _of_run(checkpoint: Path, model: Model) -> TrainedModel:
     """What another run has trained. Raises `WeightsError` if it is another model, or not there any more."""
+    kept = checkpoint.resolve()  # "best" is a link to the checkpoint of a step
     try:
-        found = read(checkpoint.parents[1], f"step-{step_of(checkpoint)}")
+        found = read(kept.parents[1], f"step-{step_of(kept)}")
     except NothingTrainedError as error:
         raise WeightsError(f"model.weights = {checkpoint}: {error}") from None
     if [(p.name, p.shape) for p in found.model.parameters()] != [
