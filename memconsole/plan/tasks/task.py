@@ -87,7 +87,9 @@ class Task(Protocol):
         ...
 
     def trained(self, plan: Plan, model: Model) -> list[Parameter]:
-        """The weights of the model that the optimizer updates. All others are frozen (`plan/training/trained.py`)."""
+        """The weights of the model that the optimizer updates, beside adapters. All others are frozen
+        (`plan/training/trained.py`). A task without adapters or without a base to freeze refuses
+        `optimize.lora_rank` or `optimize.freeze_base` in `check`."""
         ...
 
     def flops_per_row(self, plan: Plan, model: Model) -> float:

@@ -8,7 +8,7 @@ import pytest
 
 from memconsole.plan import catalog
 from memconsole.plan.models.model import Model
-from memconsole.plan.plan import ModelChoice, Plan, get
+from memconsole.plan.plan import ModelChoice, Plan, PlanError, get, replace
 from memconsole.plan.tasks import TASKS, Task, task_of, task_of_model
 
 
@@ -57,6 +57,18 @@ def test_what_does_not_apply_to_a_task_are_settings(task: Task) -> None:
         get(Plan(), key)  # raises for a key that is no setting
         assert reason
         assert not reason.endswith("."), "one clause, which others words follow or precede"
+
+
+@pytest.mark.parametrize("setting", [{"optimize.lora_rank": 8}, {"optimize.freeze_base": True}])
+def test_a_frozen_base_is_refused_or_not_trained(task: Task, setting: dict[str, object]) -> None:
+    plan = replace(plans_of(task)[0], {"data.source": f"rows{''.join(task.files[:1])}"})
+    model, (key,) = catalog.model(plan), setting
+    frozen = replace(plan, setting)
+    if key in task.not_applicable(plan):
+        with pytest.raises(PlanError, match=key):
+            task.check(frozen, model)
+    else:
+        assert len(task.trained(frozen, model)) < len(task.trained(plan, model)), key
 
 
 def test_a_measure_has_one_key(task: Task) -> None:
