@@ -71,7 +71,7 @@ def not_learning(plan: Plan, state: RunState) -> Symptom | None:
     ]
     if plan.data.streaming and plan.data.shuffle_buffer:
         wider = {"data.shuffle_buffer": plan.data.shuffle_buffer * 5}
-        helps.append(Help(wider, "more mixing, if neighbouring documents are alike"))
+        helps.append(Help(wider, "more mixing, if neighbouring rows are alike"))
     words = (
         f"not learning: validation loss {last:.4f} after {state.step:,} steps is no better than the "
         f"{baseline.measure.label} ({baseline.value:.4f}), and the training loss is flat"
@@ -95,7 +95,7 @@ def overfitting(plan: Plan, state: RunState) -> Symptom | None:
         patience = {"train.early_stopping_patience": RISING_EVALUATIONS}
         helps.append(Help(patience, "end at the best; a resumed run may change it"))
     if plan.data.max_examples is not None:
-        helps.append(Help({"data.max_examples": None}, "train on all documents"))
+        helps.append(Help({"data.max_examples": None}, "train on all of the data"))
     if recipe.weight_decay(plan) < 0.1:
         helps.append(Help({"train.weight_decay": 0.1}, "keep weights small"))
     if plan.model.target_params is not None:
