@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from memconsole.plan.plan import PlanError
 from memconsole.plan.processes import processes
+from memconsole.plan.tasks import task_of
 from memconsole.runs.act import together
 from memconsole.runs.act.trainer.attempt import STOPPING, Attempt
 from memconsole.runs.act.trainer.member import Member
@@ -142,7 +143,8 @@ def _board(attempt: Attempt, job: Job) -> TensorBoard:
     from memconsole_trainer.loop.tensorboard import FOLDER, TensorBoard
 
     folder = attempt.run.path / FOLDER
-    board = TensorBoard(folder, attempt.number, job.progress.step + 1, time.time())
+    units = task_of(job.plan).units
+    board = TensorBoard(folder, attempt.number, job.progress.step + 1, time.time(), units)
     attempt.listeners.append(board.see)
     print(f"  TensorBoard: tensorboard --logdir {folder}", flush=True)
     return board

@@ -22,7 +22,7 @@ from memconsole_jax.models.recompute import recomputed
 
 
 class Linear(nnx.Module):
-    """``x @ W.T + b``: (B, T, inputs) -> (B, T, outputs), in the dtype of x."""
+    """``x @ W.T + b`` in the dtype of x: (B, inputs) -> (B, outputs), or (B, T, inputs) -> (B, T, outputs)."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
         self.weight = nnx.Param(jnp.zeros((outputs, inputs)))
@@ -139,7 +139,7 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def product(x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """``x @ W.T + b`` in the dtype of x (B, T, ...), whose last axes are joined. The backward pass
+    """``x @ W.T + b`` in the dtype of x: (B, C), or (B, T, ...), whose last axes are joined. The backward pass
     keeps x and the weights as they were passed. It keeps no cast or transposed copy of each layer's
     weights, none brought together from several devices, and no second copy of the heads that
     attention keeps."""
@@ -148,7 +148,7 @@ def product(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 @jax.custom_vjp
 def _product(x: Array, weight: Array, bias: Array | None) -> Array:
-    y = jnp.einsum("bti,oi->bto", _joined(x), gathered(weight.astype(x.dtype)))
+    y = jnp.einsum("...i,oi->...o", _joined(x), gathered(weight.astype(x.dtype)))
     return y if bias is None else y + gathered(bias.astype(x.dtype))
 
 
@@ -158,7 +158,7 @@ def _product_forward(x: Array, weight: Array, bias: Array | None) -> tuple[Array
 
 def _product_backward(kept: Any, gradient: Array) -> tuple[Array, Array, Array | None]:
     x, weight, bias = kept
-    back = jnp.einsum("bto,oi->bti", gradient, gathered(weight.astype(x.dtype)))
+    back = jnp.einsum("...o,oi->...i", gradient, gathered(weight.astype(x.dtype)))
     # As matrices: XLA on a CPU makes a transposed copy before it contracts two axes at once.
     rows, slopes = _joined(x).reshape(-1, weight.shape[1]), gradient.reshape(-1, weight.shape[0])
     turned = jnp.einsum("no,ni->oi", slopes, rows)
@@ -173,4 +173,4 @@ _product.defvjp(_product_forward, _product_backward)
 
 
 def _joined(x: Array) -> Array:
-    return x.reshape(*x.shape[:2], -1)
+    return x if x.ndim == 2 else x.reshape(*x.shape[:2], -1)

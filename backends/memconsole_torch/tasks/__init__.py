@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from memconsole.plan.models.architecture import Architecture
+from collections.abc import Callable
+from typing import Any
+
 from memconsole.plan.models.model import Model
-from memconsole.plan.models.recommender import Recommender
-from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan
+from memconsole.plan.tasks import task_of_model
 from memconsole_torch.tasks.language import Language
 from memconsole_torch.tasks.recommendation import Recommendation
 from memconsole_torch.tasks.regression import Regression
 from memconsole_torch.tasks.task import Task
 
+TASKS: dict[str, Callable[[Plan, Any], Task]] = {
+    "language": Language,
+    "regression": Regression,
+    "recommendation": Recommendation,
+}
+
 
 def of(plan: Plan, model: Model) -> Task:
     """The task that `model` is made for, as `plan` trains it."""
-    if isinstance(model, Regressor):
-        return Regression(model)
-    if isinstance(model, Recommender):
-        return Recommendation(plan, model)
-    assert isinstance(model, Architecture)
-    return Language(plan, model)
+    return TASKS[task_of_model(model).name](plan, model)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from memconsole.plan.models.regressor import Regressor as Shape
+from memconsole.plan.plan import Plan
 from memconsole_torch.models.regressor import Regressor
 from memconsole_torch.tasks.task import MicroBatch
 
@@ -17,7 +18,7 @@ class Regression:
 
     criterion: Callable[..., Tensor]
 
-    def __init__(self, model: Shape) -> None:
+    def __init__(self, plan: Plan, model: Shape) -> None:
         self._model = model
         self.criterion = squared_error
 

@@ -28,10 +28,12 @@ class Task(Protocol):
     """What is learned, in torch."""
 
     criterion: Callable[..., Tensor]
-    """The function that training applies to the module's outputs."""
+    """The function of the module's outputs that `loss` calls. The tracer wraps it, to see where the phase of the loss
+    begins."""
 
     def module(self) -> nn.Module:
-        """The model's module. Parameters have their canonical names; blocks are in `layers`."""
+        """The model's module. Parameters have their canonical names; blocks are in `layers`; `model` is
+        the record of its shape."""
         ...
 
     def loss(self, module: nn.Module, rows: MicroBatch, share: Tensor | float) -> Tensor:

@@ -169,5 +169,5 @@ def _told(watch: Watch, part: str, where: str) -> Iterator[None]:
 def _size(plan: Plan, shape: BatchShape) -> str:
     many = f"{shape.micro_batches} x " if shape.micro_batches > 1 else ""
     task = task_of(plan)
-    of = f" of {shape.sequence_length:,} tokens" if task.units_per_row(plan) > 1 else ""
-    return f"{many}{shape.micro_batch} {'rows' if of else task.unit + 's'}{of}"
+    of = f" of {shape.sequence_length:,} {task.positions}" if task.units_per_row(plan) > 1 else ""
+    return f"{many}{shape.micro_batch} {'rows' if of else task.units}{of}"

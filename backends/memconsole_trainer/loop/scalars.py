@@ -8,17 +8,17 @@ from memconsole.runs.record.log import events
 Scalar = tuple[str, float]
 
 
-def scalars(event: events.Event) -> tuple[int, list[Scalar]]:
-    """The step and the (tag, value) pairs of an event; no pairs if it holds no figures. Memory is
-    in MiB."""
+def scalars(event: events.Event, units: str) -> tuple[int, list[Scalar]]:
+    """The step and the (tag, value) pairs of an event; no pairs if it holds no figures. `units` is what
+    the run's task counts, in the plural. Memory is in MiB."""
     found: list[tuple[str, float | None]] = []
     if isinstance(event, events.Step):
         found = [
             ("train/loss", event.loss),
             ("train/learning_rate", event.learning_rate),
             ("train/gradient_norm", event.gradient_norm),
-            ("train/tokens_per_second", event.tokens_per_second),
-            ("train/tokens", event.tokens),
+            (f"train/{units}_per_second", event.tokens_per_second),
+            (f"train/{units}", event.tokens),
         ]
     elif isinstance(event, events.Evaluation):
         found = [

@@ -39,9 +39,10 @@ class TensorBoard:
     """The event file of one attempt in `folder`. `see` only queues, so a slow disk does not delay
     training."""
 
-    def __init__(self, folder: Path, attempt: int, first_step: int, now: float) -> None:
-        """`first_step` is the first step of this attempt; `now` is in seconds since 1970. Raises
-        OSError."""
+    def __init__(self, folder: Path, attempt: int, first_step: int, now: float, units: str) -> None:
+        """`first_step` is the first step of this attempt; `now` is in seconds since 1970; `units` is
+        what the task counts, in the plural. Raises OSError."""
+        self._units = units
         folder.mkdir(mode=0o700, exist_ok=True)
         name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{attempt}"
         self._file = open(folder / name, "xb")  # noqa: SIM115 (closed by `close`)
@@ -59,7 +60,7 @@ class TensorBoard:
         """Queue the figures of an event. A tag gets at most one value per step."""
         if self._failed:
             return
-        step, found = scalars(event)
+        step, found = scalars(event, self._units)
         new = [(tag, value) for tag, value in found if step > self._last.get(tag, -1)]
         if new:
             self._last.update((tag, step) for tag, _ in new)

@@ -11,6 +11,7 @@ import msgspec
 from memconsole.plan import plan as plans
 from memconsole.plan.machine.trackers import Kind
 from memconsole.plan.plan import PlanError
+from memconsole.plan.tasks import task_of
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
@@ -79,7 +80,8 @@ class Forwarding:
         return True
 
     def _batches(self) -> Iterator[tuple[list[Figures], Sent]]:
-        """New figures, and what will have been sent once they are."""
+        """New figures, and what will have been sent once they are. Raises `PlanError`."""
+        units = task_of(self._run.read_plan()).units
         for number in self._run.attempt_numbers():
             if number < self._sent.attempt:
                 continue
@@ -87,7 +89,7 @@ class Forwarding:
             reader = EventReader(self._run.attempt_path(number), begun)
             while records := reader.read(READ_BYTES):
                 last = dict(self._sent.last)
-                figures = [f for record in records if (f := _new(record, last)) is not None]
+                figures = [f for record in records if (f := _new(record, units, last)) is not None]
                 yield (
                     figures,
                     msgspec.structs.replace(
@@ -151,9 +153,9 @@ def told(run: RunDirectory, tracked: str) -> Told:
     )
 
 
-def _new(record: events.Record, last: dict[str, int]) -> Figures | None:
+def _new(record: events.Record, units: str, last: dict[str, int]) -> Figures | None:
     """The figures of a record whose steps were not sent; `last` is updated."""
-    step, found = scalars(record)
+    step, found = scalars(record, units)
     values = {tag: value for tag, value in found if step > last.get(tag, -1)}
     last.update(dict.fromkeys(values, step))
     return Figures(step, record.time_wall, values) if values else None

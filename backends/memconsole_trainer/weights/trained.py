@@ -16,7 +16,8 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.files import has_weights
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.recommender import Recommender, is_of_decoder
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.tasks import task_of_model
 from memconsole.plan.training.origin import RANDOM, checkpoint_of
 from memconsole.plan.training.trained import frozen_names
 from memconsole.runs.record.checkpoints.manifest import step_of, verify
@@ -44,14 +45,24 @@ class TrainedModel:
     """A run's plan, model and checkpoint. Implements `WeightSource`."""
 
     plan: Plan
-    architecture: Architecture
+    model: Model
     checkpoint: LoadedCheckpoint
     tokenizer_file: Path
 
     @property
+    def architecture(self) -> Architecture:
+        """The model of a run that learned language. Raises `PlanError` for one of another task."""
+        if not isinstance(self.model, Architecture):
+            raise PlanError(
+                f"the run learned {task_of_model(self.model).name}; only language models write text "
+                "and are exported"
+            )
+        return self.model
+
+    @property
     def adapted(self) -> bool:
         """Whether the checkpoint lacks the frozen base, which is stored elsewhere."""
-        return bool(frozen_names(self.plan, self.architecture))
+        return bool(frozen_names(self.plan, self.model))
 
     @property
     def averaged(self) -> bool:
@@ -68,12 +79,12 @@ class TrainedModel:
         """The tensor of a canonical parameter name after training, with adapters merged."""
         if not self.adapted:
             return self.trained(name)
-        return Merged(self.plan, self.architecture, self._base, self.trained).tensor(name)
+        return Merged(self.plan, self.model, self._base, self.trained).tensor(name)
 
     def check_base(self) -> None:
         """Raise `WeightsError` if the frozen base has changed since training."""
         if self.adapted:
-            names = frozen_names(self.plan, self.architecture)
+            names = frozen_names(self.plan, self.model)
             base = Fingerprinted(self._base, names)
             for name in names:
                 base.tensor(name)
@@ -82,7 +93,7 @@ class TrainedModel:
     def build(self, engine: Engine) -> None:
         """Build `engine` with the trained weights, with adapters and average as in training."""
         start: WeightSource = self._base if self.adapted else self
-        engine.build(self.plan, self.architecture, 1, start)
+        engine.build(self.plan, self.model, 1, start)
         if self.adapted or self.averaged:
             engine.load_state(self.checkpoint)
 
@@ -92,7 +103,7 @@ class TrainedModel:
 
     @functools.cached_property
     def _base(self) -> WeightSource:
-        return starting_weights(self.plan, self.architecture)
+        return starting_weights(self.plan, self.model)
 
     def trained(self, name: str) -> NDArray[np.generic]:
         """A trained tensor of the checkpoint, without the frozen weight that it is added to."""
@@ -101,10 +112,12 @@ class TrainedModel:
         return self.checkpoint.tensor(f"model.{name}")
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer the run trained with. Raises `NothingTrainedError` if there is none."""
+        """The tokenizer the run trained with. Raises `NothingTrainedError` if there is none, and
+        `PlanError` for another task than language."""
+        vocabulary = self.architecture.vocab_size
         if not self.tokenizer_file.is_file():
             raise NothingTrainedError("the run trained on rows of tokens, without a tokenizer")
-        return load(self.tokenizer_file, self.architecture.vocab_size)
+        return load(self.tokenizer_file, vocabulary)
 
 
 def read(path: Path, which: str = "last") -> TrainedModel:
@@ -124,7 +137,7 @@ def read(path: Path, which: str = "last") -> TrainedModel:
             "will be wrong; put the right one in its place",
             file=sys.stderr,
         )
-    return TrainedModel(plan, catalog.architecture(plan), stored, tokenizer)
+    return TrainedModel(plan, catalog.model(plan), stored, tokenizer)
 
 
 def chosen(checkpoints: Checkpoints, which: str) -> LoadedCheckpoint | None:
@@ -192,11 +205,12 @@ def starting_weights(plan: Plan, model: Model) -> WeightSource:
 
 def _of_run(checkpoint: Path, model: Model) -> TrainedModel:
     """What another run has trained. Raises `WeightsError` if it is another model, or not there any more."""
+    kept = checkpoint.resolve()  # "best" is a link to the checkpoint of a step
     try:
-        found = read(checkpoint.parents[1], f"step-{step_of(checkpoint)}")
+        found = read(kept.parents[1], f"step-{step_of(kept)}")
     except NothingTrainedError as error:
         raise WeightsError(f"model.weights = {checkpoint}: {error}") from None
-    if [(p.name, p.shape) for p in found.architecture.parameters()] != [
+    if [(p.name, p.shape) for p in found.model.parameters()] != [
         (p.name, p.shape) for p in model.parameters()
     ]:
         raise WeightsError(

@@ -40,15 +40,12 @@ def row_lengths(
     return RowLengths(lengths=lengths, prices=prices)
 
 
-def positions(plan: Plan) -> str:
-    """What a row's length counts: tokens of text, else the steps of a window."""
-    return "tokens" if task_of(plan).unit == "token" else "steps"
-
-
 def _measured(plan: Plan) -> Lengths:
     task = task_of(plan)
-    if task.unit != "token":
-        raise PlanError(f"{plan.data.source}: holds {task.unit}s of one length, not documents")
+    if task.files:
+        raise PlanError(
+            f"{plan.data.source}: holds {task.units}; only documents of text have lengths to measure"
+        )
     found = inspection(plan.data.source, _assignments(plan), lengths=True)
     if not found.get("lengths"):
         reason = found.get("lengths_problem") or found.get("problem") or "nothing to measure"
@@ -81,8 +78,8 @@ def lengths_words(lengths: Lengths) -> str:
 def lines(plan: Plan, rows: RowLengths) -> list[str]:
     """What decides a row's length, and the memory for rows that hold a whole document."""
     length = plan.data.sequence_length
-    alike = f"every row is {length:,} {positions(plan)}, so that no batch needs more than another"
-    if task_of(plan).unit != "token":
+    alike = f"every row is {length:,} {task_of(plan).positions}, so that no batch needs more than another"
+    if task_of(plan).files:
         return [alike]
     found = [f"{alike}: {_why(rows)}"]
     if rows.lengths is None:

@@ -42,6 +42,8 @@ class BlockSizes(msgspec.Struct, frozen=True):
     """Input and output of its largest matrix."""
     outside: int
     """Inputs and outputs of the projections before the blocks."""
+    head: int
+    """Outputs of the model."""
 
 
 @lru_cache(maxsize=256)
@@ -55,6 +57,7 @@ def block_of(model: Model) -> BlockSizes:
         outputs=sum(shape[0] for shape in shapes),
         widest=max(map(sum, shapes), default=0),
         outside=sum(map(sum, before)),
+        head=sum(p.shape[0] for p in weights if p.role == "head"),
     )
 
 
@@ -68,13 +71,13 @@ def kept_bytes(model: Model, flow: Flow, checkpointing: Checkpointing, compute: 
 
 
 def loss_bytes(step: StepSizes, rows: int, *, training: bool = True) -> int:
-    """Bytes of outputs, errors and their gradients: three times the arrays of a batch, without its first array. A
-    recommender has its own formulas."""
+    """Bytes of outputs, errors and their gradients: three times the outputs of the head, in fp32, for each of the task's
+    units. A recommender has its own formulas."""
     if isinstance(step.model, Recommender):
         found = recommender.loss_bytes if training else recommender.evaluation_bytes
         return found(step.model, rows * step.sequence)
-    targets = task_of_model(step.model).inputs(step.plan, step.model)[1:]
-    return 3 * rows * sum(array.row_bytes for array in targets)
+    units = rows * task_of_model(step.model).units_per_row(step.plan)
+    return 3 * 4 * units * block_of(step.model).head
 
 
 def moments(step: StepSizes) -> Iterator[Moment]:

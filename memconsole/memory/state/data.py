@@ -72,13 +72,16 @@ def cache_bytes(plan: Plan, model: Model) -> int | None:
 def waiting_bytes(plan: Plan, model: Model) -> int:
     """Host bytes of rows of numbers: those in the shuffle buffer, and the batches that wait for the device. They are
     there before the model is built, so a CPU's tensors do not include them. The size of the file limits the buffer, as
-    far as it is known."""
-    row, rows = row_bytes(plan, model), plan.data.shuffle_buffer
+    far as it is known. A task that does without the buffer holds all rows."""
+    buffered = "data.shuffle_buffer" not in task_of_model(model).not_applicable(plan)
+    row, rows = row_bytes(plan, model), plan.data.shuffle_buffer if buffered else 0
     each = plan.train.batch_size * plan.optimize.accumulation_steps
     most = max(AHEAD_BYTES // (row * each), 2)
     ahead = min(max(rows // each, AHEAD_BATCHES), most) * each
     size = _file_bytes(plan.data)
-    held = rows if size is None else min(rows, size // row)
+    held = rows
+    if size is not None:
+        held = min(rows, size // row) if buffered else size // row
     return (held + ahead) * row
 
 

@@ -35,7 +35,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     source: str
     architecture: Architecture | None = None
     """None for sized families, which `catalog.architecture(plan)` builds, and for models of other tasks."""
-    task: Literal["language", "regression", "recommendation"] = "language"
+    task: str = "language"
     """What it learns: the name of one of `plan.tasks`."""
     regressor: Regressor | None = None
     """The model of a regression task."""

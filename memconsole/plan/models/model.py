@@ -11,6 +11,15 @@ import msgspec
 Role = Literal[
     "embedding", "position", "norm", "bias", "input", "matrix", "head", "auxiliary", "adapter"
 ]
+"""What a weight is, which decides how it is priced and updated.
+
+- matrix: a matrix (out, in) of a block that rows are multiplied by. Only these get adapters, codes and Muon's update.
+- input, head: the same before and after the blocks. The outputs of the heads are those of the model.
+- embedding, position: a table whose rows are looked up. Without a head, the embedding makes the outputs.
+- norm, bias: kept in fp32 and never decayed.
+- auxiliary: stored, and not used by the loss.
+- adapter: beside a frozen matrix; no model has them itself.
+"""
 TABLES: tuple[Role, ...] = ("embedding", "position", "input", "head")
 """Matrices outside the blocks."""
 
@@ -39,7 +48,8 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 class Model(Protocol):
-    """A model's shape: every weight it has, and the blocks it repeats."""
+    """A model's shape: every weight it has, and the blocks it repeats. A frozen msgspec struct, whose type tells the
+    task that it is made for."""
 
     @property
     def layers(self) -> int:

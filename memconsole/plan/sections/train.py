@@ -119,7 +119,7 @@ class TrainChoice(Section, frozen=True, kw_only=True):
         ),
     ] = 0
     early_stopping_minimum: Annotated[
-        float, about("nats by which a validation loss must be better to count", ge=0.0)
+        float, about("by how much a validation loss must be better to count", ge=0.0)
     ] = 0.0
     evaluation_batch_size: Annotated[
         Annotated[int, Meta(ge=1, le=1_048_576)] | None,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from memconsole.plan import catalog
 from memconsole.plan.models.model import Model
-from memconsole.plan.models.recommender import Recommender
-from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.sections import Plan
 from memconsole.plan.tasks.language import LANGUAGE
 from memconsole.plan.tasks.recommendation import RECOMMENDATION
@@ -15,6 +13,7 @@ from memconsole.plan.tasks.task import Input, Measure, Task
 __all__ = ["TASKS", "Input", "Measure", "Task", "task_of", "task_of_model"]
 
 TASKS: dict[str, Task] = {task.name: task for task in (LANGUAGE, REGRESSION, RECOMMENDATION)}
+_BY_MODEL = {task.model_type: task for task in TASKS.values()}
 
 
 def task_of(plan: Plan) -> Task:
@@ -25,6 +24,4 @@ def task_of(plan: Plan) -> Task:
 
 def task_of_model(model: Model) -> Task:
     """The task that a model is made for."""
-    if isinstance(model, Recommender):
-        return RECOMMENDATION
-    return REGRESSION if isinstance(model, Regressor) else LANGUAGE
+    return _BY_MODEL[type(model)]

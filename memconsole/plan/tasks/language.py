@@ -19,6 +19,7 @@ class Language:
     """Causal language modeling. The loss is in nats per unmasked token."""
 
     name = "language"
+    model_type: type[Model] = Architecture
     unit, units, positions = "token", "tokens", "tokens"
     loss = Measure("loss", "loss", "nats")
     judges: tuple[Measure, ...] = ()

@@ -43,6 +43,7 @@ class Recommendation:
     """The loss is in nats per item: of its cluster, and of the item among those of its cluster."""
 
     name = "recommendation"
+    model_type: type[Model] = Recommender
     files: tuple[str, ...] = RATING_FILES
     unit, units, positions = "interaction", "interactions", "items"
     loss = Measure("loss", "loss", "nats")

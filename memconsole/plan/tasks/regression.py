@@ -22,6 +22,7 @@ class Regression:
     """The loss is the squared error of the outputs that the mask keeps, divided by their number."""
 
     name = "regression"
+    model_type: type[Model] = Regressor
     unit, units, positions = "window", "windows", "steps"
     loss = Measure("loss", "masked MSE")
     files: tuple[str, ...] = WINDOW_FILES

@@ -54,8 +54,10 @@ class Task(Protocol):
     """What is learned. One file in `plan/tasks` implements it without a framework."""
 
     name: str
+    model_type: type[Model]
+    """The record of the models that learn it, which no other task has."""
     unit: str
-    """What training counts, in the singular: token, window, interaction."""
+    """What training counts, in the singular: token, window, interaction. Each one has an output of its own."""
     units: str
     """The plural of `unit`."""
     positions: str
@@ -72,7 +74,7 @@ class Task(Protocol):
     files: tuple[str, ...]
     """Suffixes of the files that it reads; empty if it reads text."""
     baselines: tuple[Measure, ...]
-    """Losses of trivial models on the held-out rows, for comparison."""
+    """Losses of trivial models on the held-out rows, for comparison. Each label names the model: ``popularity``."""
     beside_base: str
     """What is trained besides a frozen base without adapters, in words; empty if nothing is."""
 
@@ -85,7 +87,9 @@ class Task(Protocol):
         ...
 
     def trained(self, plan: Plan, model: Model) -> list[Parameter]:
-        """The weights of the model that the optimizer updates. All others are frozen (`plan/training/trained.py`)."""
+        """The weights of the model that the optimizer updates, beside adapters. All others are frozen
+        (`plan/training/trained.py`). A task without adapters or without a base to freeze refuses
+        `optimize.lora_rank` or `optimize.freeze_base` in `check`."""
         ...
 
     def flops_per_row(self, plan: Plan, model: Model) -> float:

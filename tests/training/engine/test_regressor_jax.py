@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ from memconsole_jax.compiled import offload
 from memconsole_jax.compiled.programs import Programs
 from memconsole_jax.compiled.step import mean_gradients
 from memconsole_jax.engine import JaxEngine
+from memconsole_jax.models.layers import product
 from memconsole_jax.tracing import trace, trace_targets
 from memconsole_trainer.engine import Batch, Part, WeightsError
 from memconsole_trainer.host import mapped
@@ -478,3 +480,18 @@ def test_the_tracer_asks_xla_about_windows(tmp_path: Path) -> None:
     assert step.total_bytes == needed + own["temporary_bytes"]
     assert step.components["data"] == 2 * 16 * 4 * (32 * 19 + 6 + 6)
     assert step.components["weights"] == 4 * 208_774
+
+
+@pytest.mark.parametrize("shape", [(5, 6), (5, 4, 6), (5, 4, 3, 2)])
+def test_a_matrix_multiplies_rows_of_any_number_of_axes(shape: tuple[int, ...]) -> None:
+    draw = np.random.default_rng(0)
+    x, weight, bias = (draw.normal(size=s).astype(np.float32) for s in (shape, (7, 6), (7,)))
+    rows = x.reshape(*shape[:2], -1) if len(shape) > 2 else x
+    expected, slopes = rows @ weight.T + bias, draw.normal(size=(*rows.shape[:-1], 7))
+    found, back = jax.vjp(product, x, weight, bias)
+    assert np.allclose(found, expected, atol=1e-5)
+    of_x, of_weight, of_bias = back(jnp.asarray(slopes, jnp.float32))
+    flat = slopes.reshape(-1, 7)
+    assert np.allclose(of_x, (slopes @ weight).reshape(shape), atol=1e-5)
+    assert np.allclose(of_weight, flat.T @ rows.reshape(-1, 6), atol=1e-5)
+    assert np.allclose(of_bias, flat.sum(0), atol=1e-5)

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
+from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.tasks.language import MASKED
 from memconsole.runs.act.trainer.attempt import Attempt
@@ -22,7 +23,9 @@ from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventreader import EventReader
 from memconsole.runs.record.records import ErrorRecord
 from memconsole_trainer.__main__ import run as run_attempt
+from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.engine import Batch
+from memconsole_trainer.loop import preflight
 from memconsole_trainer.weights import checkpoint
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "green", "hills"]
@@ -110,6 +113,18 @@ def test_a_run_is_to_the_bit_what_it_is_without_a_preflight(
         found.append((steps, losses, hashes(run)))
         assert not (run.path / "preflight").exists()
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("preset", "words"),
+    [
+        ("default", "2 x 4 rows of 16 tokens"),
+        ("lqr", "2 x 4 windows"),
+        ("efficientids", "2 x 4 rows of 16 items"),
+    ],
+)
+def test_the_size_of_a_step_is_told_in_the_words_of_the_task(preset: str, words: str) -> None:
+    assert preflight._size(catalog.preset(preset), BatchShape(2, 4, 16)) == words
 
 
 def test_each_part_is_told_in_its_phase_with_its_memory(text: Path) -> None:

@@ -18,6 +18,7 @@ from memconsole_trainer.data.make.__main__ import make
 from memconsole_trainer.data.make.maker import Request
 from memconsole_trainer.data.windows.file import WindowFile
 from memconsole_trainer.data.windows.split import WindowSplit
+from memconsole_trainer.weights.trained import read
 from tests.training.harness.runs import attempt, state_hashes, told
 
 BACKENDS = ("torch", "jax")
@@ -109,6 +110,22 @@ def test_a_stopped_run_ends_bitwise_where_an_uninterrupted_one_ends(
     last, expected = told(broken, events.Evaluation)[-1], told(whole, events.Evaluation)[-1]
     assert (last.loss, last.metrics) == (expected.loss, expected.metrics)
     assert last.train_loss == expected.train_loss is not None
+
+
+def test_a_run_begins_with_what_another_one_has_learned_and_writes_no_text(windows: Path) -> None:
+    first = create_run(plan(windows, "torch"))
+    assert attempt(first) == 0
+    best = {"model__weights": str(first.path / "checkpoints" / "best")}
+    second = create_run(
+        plan(windows, "torch", train__max_steps=1, train__learning_rate=1e-9, **best)
+    )
+    assert attempt(second) == 0
+    losses = [e.loss for e in told(first, events.Evaluation)]
+    assert told(second, events.Evaluation)[-1].loss == pytest.approx(min(losses), rel=1e-4)
+    found = read(first.path)
+    for ask in (found.tokenizer, lambda: found.architecture):
+        with pytest.raises(PlanError, match="learned regression; only language models write text"):
+            ask()
 
 
 def test_both_backends_learn_the_same_and_measure_control_of_unseen_families(

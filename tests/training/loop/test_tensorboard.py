@@ -11,6 +11,7 @@ import pytest
 
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.log import events
+from memconsole_trainer.loop.scalars import scalars
 from memconsole_trainer.loop.tensorboard import FOLDER, TensorBoard, crc32c, record
 from tests.training.harness.runs import attempt, plan, told
 
@@ -177,10 +178,22 @@ def test_it_is_off_unless_asked_for_and_its_checksum_is_the_known_one(text: Path
     assert record(b"")[:8] == bytes(8)
 
 
+@pytest.mark.parametrize("units", ["tokens", "windows"])
+def test_the_speed_is_that_of_what_the_task_counts(units: str) -> None:
+    step = events.Step(
+        step=3, epoch=1, loss=1.0, learning_rate=1e-3, gradient_norm=1.0, tokens=96,
+        tokens_per_second=8.0, step_seconds=0.1,
+    )  # fmt: skip
+    found = dict(scalars(step, units)[1])
+    assert found[f"train/{units}_per_second"] == 8.0
+    assert found[f"train/{units}"] == 96
+    assert len([tag for tag in found if "token" in tag]) == (2 if units == "tokens" else 0)
+
+
 def test_a_disk_that_fails_ends_the_curves_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    board = TensorBoard(tmp_path / "board", 1, 1, 1.8e9)
+    board = TensorBoard(tmp_path / "board", 1, 1, 1.8e9, "tokens")
 
     class Full:
         def write(self, data: bytes) -> int:

@@ -100,11 +100,11 @@ def test_progress_lines_tell_jumps_and_not_each_change_of_phase() -> None:
 
 
 def test_tensorboard_has_curves_of_the_jumps_and_of_each_phase() -> None:
-    step, found = scalars(jump())
+    step, found = scalars(jump(), "tokens")
     assert step == 50
     assert dict(found)["hybrid/steps_saved"] == 340.0
     memory = events.Memory(
         phase="predict", step=7, allocated_bytes=1 << 20, peak_bytes=3 << 20, reserved_bytes=None,
         device_bytes=None, device_total_bytes=None, host_bytes=None,
     )  # fmt: skip
-    assert scalars(memory) == (7, [("memory_predict/allocated_mib", 1.0), ("memory_predict/peak_mib", 3.0)])  # fmt: skip
+    assert scalars(memory, "tokens") == (7, [("memory_predict/allocated_mib", 1.0), ("memory_predict/peak_mib", 3.0)])  # fmt: skip

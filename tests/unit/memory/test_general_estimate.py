@@ -28,12 +28,14 @@ from memconsole.memory.state.data import waiting_bytes
 from memconsole.memory.table import Tier
 from memconsole.memory.tracers.ahead import prepared
 from memconsole.memory.tracers.question import traced_plan
+from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check
-from memconsole.plan.data.rows import training_rows
+from memconsole.plan.data.rows import row_bytes, training_rows
 from memconsole.plan.machine.budget import Budget
+from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.plan.tasks import task_of
+from memconsole.plan.tasks import REGRESSION, Input, task_of
 from memconsole.plan.toggles.optimizations import BY_KEY
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.engine import Batch
@@ -153,6 +155,35 @@ def test_rows_that_wait_are_priced_as_host_memory_alone(buffer: int, windows: Pa
         assert runtime.at("forward") == costs_of("torch", kind).workspace_bytes, kind
         assert table.device_bytes == fewer.device_bytes
         assert table.host_bytes - fewer.host_bytes == more
+
+
+def test_a_task_without_a_shuffle_buffer_holds_all_rows(windows: Path) -> None:
+    (windows / "ratings.dat").write_bytes(b"1::2::3::4\n" * 400_000)
+    plan = plans.replace(catalog.preset("efficientids"), {"data.source": "ratings.dat"})
+    model, each = model_of(plan), plan.train.batch_size * plan.optimize.accumulation_steps
+    row = row_bytes(plan, model)
+    every = (windows / "ratings.dat").stat().st_size // row
+    assert every > plan.data.shuffle_buffer
+    queue = BatchStream(NoRows(0, row), BatchShape(1, each, 32))._queue.maxsize
+    assert waiting_bytes(plan, model) == (every + queue * each) * row
+
+
+def test_the_loss_is_priced_by_what_the_head_gives_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target is often smaller than the outputs that it is compared with: one class of thousands."""
+
+    def label(self: object, plan: Plan, model: Model) -> tuple[Input, ...]:
+        return (
+            Input("windows", "float32", (plan.data.sequence_length, 19)),
+            Input("label", "int32", ()),
+        )
+
+    def loss() -> int:
+        parts = {c.name: c for c in table_of(regression(), device("cpu")).components}
+        return parts["logits and loss"].at("loss")
+
+    priced = loss()
+    monkeypatch.setattr(type(REGRESSION), "inputs", label)
+    assert loss() == priced == 3 * 4 * 16 * 6
 
 
 def test_rates_count_windows() -> None:

@@ -209,6 +209,16 @@ def test_plan_and_fit_show_the_three_prices_once_they_are_known(
     assert text.count("holds it whole: ~") == 3
 
 
+@pytest.mark.parametrize(("preset", "positions"), [("lqr", "steps"), ("efficientids", "items")])
+def test_other_tasks_name_what_their_rows_hold_and_have_nothing_to_measure(
+    preset: str, positions: str
+) -> None:
+    shown = run("plan", "--preset", preset)
+    assert f"every row is 32 {positions}, so that" in shown.output
+    refused = run("plan", "--preset", preset, "--lengths")
+    assert "only documents of text have lengths to measure" in str(refused.exception)
+
+
 def test_lengths_can_be_measured_by_plan_itself(folder: Path) -> None:
     done = run("plan", "--set", f"data.source={folder}", "--set", "device.name=rtx-3060-12gb",
                "--lengths", "--json")  # fmt: skip

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import random
+from pathlib import Path
 
 import pytest
 
 from memconsole.plan import catalog
 from memconsole.plan.check import check
-from memconsole.plan.plan import Plan, replace
+from memconsole.plan.plan import ModelChoice, Plan, replace
 from memconsole.plan.tasks import task_of
 from memconsole.plan.training.recipe import learning_rate
-from memconsole.runs.read.shown.snapshot import Help, Symptom
+from memconsole.runs.read.shown.snapshot import Symptom
 from memconsole.runs.read.shown.symptoms import symptoms_of
 from memconsole.runs.read.state.reduce import RunState, reduce
 from memconsole.runs.record.log import events
@@ -109,14 +110,35 @@ def test_every_task_that_waits_is_offered_what_acts_on_it(
         assert task_of(plan).not_applicable(plan).keys().isdisjoint(one.changes)
 
 
-def test_every_task_is_offered_something() -> None:
-    tasks: dict[str, list[tuple[Help, ...]]] = {}
-    for name in catalog.presets():
-        plan = catalog.preset(name)
-        found = only(symptoms_of(plan, state_of(*noisy(60, 3.0, waited=0.035))))
-        tasks.setdefault(task_of(plan).name, []).append(found.helps)
-    assert set(tasks) == {"language", "regression", "recommendation"}
-    assert all(all(offers) for offers in tasks.values())
+def test_a_task_is_offered_a_longer_buffer_if_the_buffer_applies_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = replace(catalog.preset("efficientids"), {"data.shuffle_buffer": 100})
+
+    def offered() -> bool:
+        helps = only(symptoms_of(plan, state_of(*noisy(60, 3.0, waited=0.035)))).helps
+        return {"data.shuffle_buffer": 10_000} in [one.changes for one in helps]
+
+    assert not offered()
+    streaming = {"data.streaming": "rows are read as they are needed"}
+    monkeypatch.setattr(type(task_of(plan)), "not_applicable", lambda self, plan: streaming)
+    assert offered()
+
+
+@pytest.mark.parametrize("model", catalog.models())
+def test_every_task_is_offered_something(model: str, tmp_path: Path) -> None:
+    """Whatever is offered to any task can be set, and does something there."""
+    plan = Plan(model=ModelChoice(name=model))
+    task = task_of(plan)
+    if task.files:
+        source = tmp_path / f"data{task.files[0]}"
+        source.write_bytes(b"0")
+        plan = replace(plan, {"data.source": str(source), "data.sequence_length": 8})
+    found = only(symptoms_of(plan, state_of(*noisy(60, 3.0, waited=0.035))))
+    assert found.helps
+    for one in found.helps:
+        check(replace(plan, one.changes))
+        assert task.not_applicable(plan).keys().isdisjoint(one.changes)
 
 
 def test_a_flat_loss_no_better_than_the_baseline_is_not_learning() -> None:

@@ -8,8 +8,6 @@ from statistics import fmean, stdev
 from memconsole.plan.check import check
 from memconsole.plan.plan import DataChoice, Plan, PlanError, replace
 from memconsole.plan.tasks import task_of
-from memconsole.plan.tasks.language import LANGUAGE
-from memconsole.plan.tasks.regression import REGRESSION
 from memconsole.plan.training import recipe
 from memconsole.runs.read.shown.snapshot import Help, Symptom
 from memconsole.runs.read.state.figures import baseline_of
@@ -42,8 +40,8 @@ def waits_for_data(plan: Plan, state: RunState) -> Symptom | None:
     share = data_wait_share(state)
     if share is None or share <= MUCH_WAITING:
         return None
-    task, helps = task_of(plan), []
-    if task is LANGUAGE and plan.data.streaming:
+    helps = []
+    if plan.data.streaming and "data.streaming" not in task_of(plan).not_applicable(plan):
         helps.append(Help({"data.streaming": False}, "tokens stay in memory: read and made once"))
         if not plan.data.cache_gib:
             kept = {"data.cache_gib": DataChoice().cache_gib}
@@ -51,11 +49,9 @@ def waits_for_data(plan: Plan, state: RunState) -> Symptom | None:
     else:
         larger = {"train.batch_size": 2 * plan.train.batch_size}
         helps.append(Help(larger, "half as many batches to hand over; each step is larger"))
-    if task is REGRESSION and plan.data.shuffle_buffer < DataChoice().shuffle_buffer:
-        longer = {"data.shuffle_buffer": DataChoice().shuffle_buffer}
-        helps.append(
-            Help(longer, "more rows ahead, if the file's chunks are larger than the buffer")
-        )
+        if plan.data.shuffle_buffer < DataChoice().shuffle_buffer:
+            longer = {"data.shuffle_buffer": DataChoice().shuffle_buffer}
+            helps.append(Help(longer, "more rows are read ahead"))
     words = f"{share * 100:.0f} % of a step is spent waiting for data"
     return Symptom("waits_for_data", words, _accepted(plan, helps))
 
@@ -75,7 +71,7 @@ def not_learning(plan: Plan, state: RunState) -> Symptom | None:
     ]
     if plan.data.streaming and plan.data.shuffle_buffer:
         wider = {"data.shuffle_buffer": plan.data.shuffle_buffer * 5}
-        helps.append(Help(wider, "more mixing, if neighbouring documents are alike"))
+        helps.append(Help(wider, "more mixing, if neighbouring rows are alike"))
     words = (
         f"not learning: validation loss {last:.4f} after {state.step:,} steps is no better than the "
         f"{baseline.measure.label} ({baseline.value:.4f}), and the training loss is flat"
@@ -99,7 +95,7 @@ def overfitting(plan: Plan, state: RunState) -> Symptom | None:
         patience = {"train.early_stopping_patience": RISING_EVALUATIONS}
         helps.append(Help(patience, "end at the best; a resumed run may change it"))
     if plan.data.max_examples is not None:
-        helps.append(Help({"data.max_examples": None}, "train on all documents"))
+        helps.append(Help({"data.max_examples": None}, "train on all of the data"))
     if recipe.weight_decay(plan) < 0.1:
         helps.append(Help({"train.weight_decay": 0.1}, "keep weights small"))
     if plan.model.target_params is not None:
