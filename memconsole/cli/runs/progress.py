@@ -139,12 +139,13 @@ def summary(run: RunSnapshot) -> str:
         rows.append(("Why", run.verdict.evidence))
     if run.unsaved:
         rows.append(("Now", f"the run {run.unsaved}"))
+    loss = task_of(run.plan).loss
     last = run.evaluations[-1] if run.evaluations else None
     losses = [e.loss for e in run.evaluations if e.loss is not None]
     if ended and ended.best_validation_loss is not None:
         losses.append(ended.best_validation_loss)
     if losses:
-        best = marked(_loss(min(losses)), "best_validation_loss", run.uncertain)
+        best = marked(loss.told(_loss(min(losses))), "best_validation_loss", run.uncertain)
         rows.append(("Best validation loss", best))
     best_one = best_evaluation(task_of(run.plan), run.evaluations)
     if best_one is not None:
@@ -152,14 +153,20 @@ def summary(run: RunSnapshot) -> str:
     if facts.loss is not None:
         train = ended.final_train_loss if ended else facts.loss
         rows.append(
-            ("Final training loss", marked(_loss(train), "final_train_loss", run.uncertain))
+            (
+                "Final training loss",
+                marked(loss.told(_loss(train)), "final_train_loss", run.uncertain),
+            )
         )
     if last is not None:
         rows.append(
-            ("Final validation loss", marked(_loss(last.loss), "evaluations", run.uncertain))
+            (
+                "Final validation loss",
+                marked(loss.told(_loss(last.loss)), "evaluations", run.uncertain),
+            )
         )
         if last.train_loss is not None:
-            rows.append(("Same, on training rows", f"{last.train_loss:.4f}"))
+            rows.append(("Same, on training rows", loss.told(f"{last.train_loss:.4f}")))
         for found in figures(task_of(run.plan), last, summary=True):
             label = found.measure.label
             title = f"{label[0].upper()}{label[1:]}'s loss" if found.baseline else f"Final {label}"

@@ -34,6 +34,15 @@ class Measure(msgspec.Struct, frozen=True):
         """The shorter of its names."""
         return self.short or self.label
 
+    def told(self, value: str) -> str:
+        """A value with what it is measured in: ``1.67 nats``, ``0.016 masked MSE``."""
+        return f"{value} {self.unit or self.label}"
+
+    @property
+    def direction(self) -> str:
+        """Which values are better, in words."""
+        return "lower is better" if self.lower_is_better else "higher is better"
+
 
 class Input(msgspec.Struct, frozen=True):
     """One array of a batch: `(micro_batches, micro_batch, *shape)`."""

@@ -20,6 +20,8 @@ from memconsole.units import format_clock, format_duration
 LARGE_ROWS, SMALL_ROWS, MOST_SMALL_ROWS = 11, 7, 12
 """Rows of the large chart at least, and of the small ones."""
 SMALL_CELLS, GAP = 24, 2
+WIDE_CELLS = 60
+"""Cells of a title row from which it tells the unit of the loss."""
 
 
 def legend(run: RunSnapshot, logarithmic: bool, width: int) -> Line:
@@ -43,14 +45,15 @@ def legend(run: RunSnapshot, logarithmic: bool, width: int) -> Line:
 def _legend(
     run: RunSnapshot, logarithmic: bool, width: int, validation: str, with_baseline: bool
 ) -> Line:
-    line: Line = [Span(" loss ", "title")]
+    task = task_of(run.plan)
+    unit = f", {task.loss.unit}" if task.loss.unit and width >= WIDE_CELLS else ""
+    line: Line = [Span(f" {task.loss.name}{unit} ", "title")]
     line.append(
         Span(f"─ train {loss_word(run.facts.loss) if run.facts.loss is not None else '—'}", "train")
     )
     if run.evaluations:
         last = run.evaluations[-1]
         line.append(Span(f"  ◆ {validation} {loss_word(last.loss)}", "validation"))
-    task = task_of(run.plan)
     baseline = baseline_of(task, run.evaluations)
     if baseline is not None and with_baseline:
         text = f"  ┄ {baseline.measure.name} {measure_word(baseline.value)}"

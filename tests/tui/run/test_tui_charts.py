@@ -172,3 +172,13 @@ def test_the_loss_of_training_rows_stands_beside_that_of_held_out_rows() -> None
     assert "◇" not in narrow, "it is left out before anything is cut"
     rows = {name: text for name, text, _ in summary_rows(RunView(run))}
     assert " · 0.021 on training rows" in rows["validation loss"]
+
+
+def test_the_chart_of_the_loss_is_named_by_what_the_task_measures() -> None:
+    def title(run: RunSnapshot, width: int) -> str:
+        return "".join(span.text for span in legend(run, False, width))
+
+    assert title(lqr(), 100).startswith(" masked MSE ")
+    language = lqr(plan=Plan())
+    assert title(language, 100).startswith(" loss, nats ")
+    assert title(language, 40).startswith(" loss ─"), "there is no room for the unit"

@@ -23,7 +23,7 @@ def test_the_measure_of_the_task_judges_and_its_direction_counts() -> None:
     found = best_evaluation(RANKING, higher)
     assert found is not None
     assert (found.step, found.measure.key, found.value) == (2, "recall_at_10", 0.3)
-    assert found.words == "0.3000 Recall@10 at step 2"
+    assert found.words == "0.3000 Recall@10 at step 2, higher is better"
     lower = [evaluation(1, 2.0, cost_ratio=1.5), evaluation(2, 1.0, cost_ratio=9.0)]
     assert best_evaluation(CONTROL, lower)[::2] == (CONTROL.judges[0], 1)  # type: ignore[index]
     assert best_evaluation(TEXT, lower)[::2] == (TEXT.loss, 2)  # type: ignore[index]

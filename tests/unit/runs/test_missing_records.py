@@ -79,8 +79,8 @@ def test_a_flipped_bit_is_told_by_every_command_and_the_best_loss_stays(run: Run
     assert "evaluations" in found["uncertain"]
     assert "best_validation_loss" not in found["uncertain"]
     assert [one["missing_records"] for one in json.loads(printed("runs", "--json"))] == [1]
-    assert re.search(r"Best validation loss: +6\.5420\n", printed("report", run.id))
-    assert re.search(r"Final validation loss: +6\.6038 \?\n", printed("report", run.id))
+    assert re.search(r"Best validation loss: +6\.5420 nats\n", printed("report", run.id))
+    assert re.search(r"Final validation loss: +6\.6038 nats \?\n", printed("report", run.id))
     assert re.search(r"allocated .* [\d.]+ MiB \? ", printed("report", run.id))
 
 
@@ -92,7 +92,7 @@ def test_figures_of_a_run_that_told_no_end_are_marked(run: RunDirectory) -> None
     assert found.missing_records == 1
     assert {"best_validation_loss", "final_train_loss", "evaluations"} <= set(found.uncertain)
     text = printed("report", run.id)
-    assert re.search(r"Best validation loss: +6\.6038 \?\n", text)
+    assert re.search(r"Best validation loss: +6\.6038 nats \?\n", text)
     assert re.search(r"Peak memory: .* \?\n", text)
     assert re.search(r"best validation loss +6\.6038 \?", printed("compare", run.id))
     told = [line for line in ProgressLines().new(Follower(run).poll()) if WORDS in line]
