@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from memconsole.plan import catalog
+from memconsole.plan.catalog.folders import folder
 from memconsole.plan.check import check
+from memconsole.plan.data.left_out import left_out
 from memconsole.plan.jobs.on_node import on_node
 from memconsole.plan.machine.processor import slower_than_fp32
 from memconsole.plan.models.files import TOKENIZER_JSON
@@ -117,7 +119,8 @@ def set_up(attempt: Attempt) -> Job:
     if not gang.rank:
         gang.tell()
     training = recipe.words(plan, by_recipe)
-    print(f"  {data.description}\n  {training}", flush=True)
+    files = left_out(plan, folder)
+    print("\n".join(f"  {words}" for words in (data.description, *files, training)), flush=True)
     fingerprints = {"plan": progress.fingerprint(picked, model), **data.fingerprints}
     first = attempt.run.read_first_plan()
     older = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memconsole.plan import catalog
 from memconsole.plan.catalog.compression import first_line
 from memconsole.plan.catalog.entries import DatasetEntry
-from memconsole.plan.catalog.sources import folder
+from memconsole.plan.catalog.folders import folder
 from memconsole.plan.models.files import tokenizer_file
 from memconsole.plan.plan import Plan, PlanError, quote
 from memconsole.plan.templates.chat import COLUMNS, RecordError, is_chat
