@@ -13,6 +13,7 @@ from memconsole.plan.plan import Plan, replace
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.log import events
 from memconsole_trainer.data.make.equipment import record
+from memconsole_trainer.data.text.tokens.tokenizer import train
 from memconsole_trainer.sample import main as sample
 from tests.training.harness.runs import TINY, attempt, final, state_hashes, told
 
@@ -108,3 +109,24 @@ def test_a_bad_record_ends_the_run_with_its_file_and_line(tmp_path: Path, record
     assert attempt(run) == 77
     (error,) = told(run, events.Error)
     assert f"{path}: line 10 has no field" in error.message
+
+
+def test_a_run_warns_of_tags_that_its_tokenizer_splits(tmp_path: Path) -> None:
+    chats = tmp_path / "chats.jsonl"
+    chat = [{"role": "user", "content": "hi there"}, {"role": "assistant", "content": "hello"}]
+    chats.write_text((json.dumps({"messages": chat}) + "\n") * 60)
+    (tmp_path / "plain").mkdir()
+    train(["hi there, hello\n"] * 40, 300).save(tmp_path / "plain" / "tokenizer.json")
+    changes = {"data.template": "chatml", "data.code_field": None, "data.lowercase": False}
+    own = replace(plan(chats, "torch"), {**changes, "train.max_steps": 1})
+    given = replace(own, {"data.tokenizer": str(tmp_path / "plain" / "tokenizer.json")})
+    said = []
+    for one in (own, given):
+        run = create_run(one)
+        assert attempt(run) == 0, final(run)
+        said.append([w.message for w in told(run, events.Warning) if "no token" in w.message])
+    assert said[0] == []
+    (words,) = said[1]
+    assert words.startswith(
+        'data.template = "chatml": <|im_start|> and <|im_end|> are no tokens of data.tokenizer; each '
+    )
