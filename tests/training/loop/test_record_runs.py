@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from memconsole.plan.plan import Plan, replace
+from memconsole.plan.training.resuming import changed
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.log import events
 from memconsole_trainer.data.make.equipment import record
@@ -92,6 +93,18 @@ def test_a_run_on_records_answers_them_and_a_resumed_one_is_the_same(
     assert 'has no field "symptom"; give --record symptom=… --record codes=…' in capsys.readouterr().err  # fmt: skip
     assert asked(whole, ["--record=symptoms=x"]) == 2
     assert 'did you mean "symptom"' in capsys.readouterr().err
+
+
+def test_a_resumed_run_that_answers_other_records_trains_the_same(records: Path) -> None:
+    whole = trained(records, "torch")
+    other = create_run(plan(records, "torch"))
+    assert attempt(other, lambda phase, step: step == 4) == 75
+    other.write_plan(changed(other.read_plan(), {"train.answered_records": 5}))
+    assert attempt(other) == 0, final(other)
+    assert state_hashes(other) == state_hashes(whole)
+    first, last = (told(run, events.Evaluation)[-1] for run in (whole, other))
+    assert last.loss == first.loss
+    assert last.metrics["nearest_token_f1"] != first.metrics["nearest_token_f1"]
 
 
 def asked(run: RunDirectory, options: list[str]) -> int:
