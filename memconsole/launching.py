@@ -10,6 +10,7 @@ from memconsole.memory.run_time import start_seconds, steps_are_known
 from memconsole.memory.state.data import units_per_step
 from memconsole.memory.table import Estimate
 from memconsole.plan import catalog
+from memconsole.plan.data.left_out import left_out
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.machine.processor import slower_than_fp32
 from memconsole.plan.machine.trackers import NAMES, wanted
@@ -56,6 +57,7 @@ def launch_rows(plan: Plan, found: Estimate) -> tuple[tuple[str, str], ...]:
         ("model", f"{plan.model.name} · {parameters}"),
         ("weights", origin(plan).words),
         ("data", f"{plan.data.source} · {rows}"),
+        *(("files", words) for words in left_out(plan)),
         ("length", _length(plan, found.run_steps)),
         ("training", recipe.words(plan)),
         ("time", _time(plan, found)),
@@ -101,7 +103,7 @@ def _time(plan: Plan, found: Estimate) -> str:
     step = f"{format_step(found.step_seconds)} a step"
     if found.run_seconds is None:
         return f"~{step}"
-    start = format_duration(start_seconds(plan))
+    start = format_duration(start_seconds(plan, catalog.model(plan)))
     return (
         f"~{format_duration(found.run_seconds)}, {step}, {start} of it to start; evaluations and "
         "checkpoints come on top"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from memconsole.memory.seconds import seconds_per_unit, step_seconds
 from memconsole.memory.state.data import training_units, units_per_step
+from memconsole.memory.state.optimizer_state import state_bytes
+from memconsole.memory.state.sizes import sizes
+from memconsole.memory.state.step_sizes import trained_group
 from memconsole.plan import catalog
 from memconsole.plan.data.counted import counted_tokens
 from memconsole.plan.data.rows import counted_rows
@@ -13,8 +16,17 @@ from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 
 START_SECONDS = {"torch": 8.0, "jax": 10.0}
-"""From launch to the end of the first step, with empty compile caches. On two cores the default plan with
-`train.max_steps=2` takes 14 seconds of processor time."""
+"""From launch to the end of the first step of a small model, with empty compile caches. On two cores the default plan
+with `train.max_steps=2` takes 14 seconds of processor time."""
+BUILT = 1.2e8
+"""Bytes of fp32 weights that are made in a second, on the host. Two cores took 0.8 seconds (torch) and 1.5 (JAX) longer for
+`gearhead` with 34 M parameters than for 1 M, and 3.8 and 5.1 for `gpt2` with 124 M: `python tests/bench/starting.py
+--backend B --set model.name=M --set data.vocab_size=4096 --set data.sequence_length=64 --set train.batch_size=1`, the
+stage `build`, the least of three."""
+REHEARSED = 2e8
+"""Bytes of the rehearsed checkpoint in a second: it is written, hashed, read and loaded again. The same runs, stage
+`preflight checkpoint`: 409 MB in 1.9 (torch) and 2.2 seconds (JAX), 1,493 MB in 9.5 and 7.4. Another disk has
+another rate."""
 COMPILER_SECONDS = 25.0
 """What torch.compile adds to that: 40 seconds of processor time of the same run, more than half of it in one
 process."""
@@ -39,10 +51,14 @@ def steps_are_known(plan: Plan) -> bool:
     return not plan.data.mix and count(plan) is not None
 
 
-def start_seconds(plan: Plan) -> float:
-    """Estimated seconds before the second step: importing, reading data, building, compiling."""
+def start_seconds(plan: Plan, model: Model) -> float:
+    """Estimated seconds before the second step: importing, reading data, building, rehearsing, compiling."""
     seconds = START_SECONDS.get(plan.backend, START_SECONDS["torch"])
-    return seconds + (COMPILER_SECONDS if plan.optimize.compile else 0.0)
+    seconds += COMPILER_SECONDS if plan.optimize.compile else 0.0
+    seconds += 4 * sizes(model).total / BUILT
+    trained = trained_group(plan, model)
+    checkpoint = 4 * trained.elements + state_bytes(plan.optimize.optimizer, trained)
+    return seconds + (checkpoint / REHEARSED if plan.train.preflight else 0.0)
 
 
 def run_seconds(plan: Plan, model: Model, budget: Budget) -> float | None:
@@ -50,7 +66,7 @@ def run_seconds(plan: Plan, model: Model, budget: Budget) -> float | None:
     steps = run_steps(plan, model)
     if steps is None:
         return None
-    return start_seconds(plan) + steps * step_seconds(plan, model, budget)
+    return start_seconds(plan, model) + steps * step_seconds(plan, model, budget)
 
 
 def seconds_per_unit_of_run(plan: Plan, model: Model, budget: Budget) -> float:
@@ -58,4 +74,5 @@ def seconds_per_unit_of_run(plan: Plan, model: Model, budget: Budget) -> float:
     unknown length is taken to be so long that its start does not count."""
     steps = run_steps(plan, model)
     each = seconds_per_unit(plan, model, budget)
-    return each + (start_seconds(plan) / (steps * units_per_step(plan, model)) if steps else 0.0)
+    start = start_seconds(plan, model)
+    return each + (start / (steps * units_per_step(plan, model)) if steps else 0.0)

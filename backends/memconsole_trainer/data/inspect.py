@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from memconsole.plan import catalog
+from memconsole.plan.catalog.folders import ROWS, TABLES, Folder, folder, plain_suffix
 from memconsole.plan.catalog.ratings import COLUMNS, looks_like_ratings
-from memconsole.plan.catalog.sources import ROWS, TABLES, folder, plain_suffix
 from memconsole.plan.data.lengths import Lengths
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.tasks.regression import DATASETS
@@ -34,6 +34,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     documents: int | None
     size_bytes: int | None
     """Size of the files on disk, if the source is made of files."""
+    files: str = ""
+    """Of a folder: what is read, if something is left out."""
     columns: tuple[str, ...] = ()
     """Columns of a table, or datasets of an HDF5 file, with their types."""
     row_tokens: int | None = None
@@ -54,7 +56,9 @@ def inspect(plan: Plan, *, lengths: bool = False) -> Inspection:
     if path is not None and path.is_file() and _holds_ratings(path):
         return _ratings(plan.data.source, path)
     columns = _columns(path, plan) if path is not None else ()
-    size = _size(path) if path is not None else entry.bytes
+    inside = folder(path) if path is not None and path.is_dir() else None
+    files = inside.words if inside is not None else ""
+    size = _size(path, inside) if path is not None else entry.bytes
     if path is not None and {column.partition(" ")[0] for column in columns} >= set(DATASETS):
         return _windows(plan.data.source, path, columns, size)
     try:
@@ -67,6 +71,7 @@ def inspect(plan: Plan, *, lengths: bool = False) -> Inspection:
             kind="unusable",
             documents=None,
             size_bytes=size,
+            files=files,
             columns=columns,
             problem=str(error),
         )
@@ -81,6 +86,7 @@ def inspect(plan: Plan, *, lengths: bool = False) -> Inspection:
         kind=kind,
         documents=found.count,
         size_bytes=size,
+        files=files,
         columns=columns,
         row_tokens=width,
         sample=sample,
@@ -167,8 +173,7 @@ def _columns(path: Path, plan: Plan) -> tuple[str, ...]:
     return ()
 
 
-def _size(path: Path) -> int | None:
-    if path.is_dir():
-        found = folder(path)
-        return found.bytes if found else None
+def _size(path: Path, inside: Folder | None = None) -> int | None:
+    if inside is not None:
+        return inside.bytes
     return path.stat().st_size if path.is_file() else None

@@ -160,8 +160,8 @@ def fingerprint(
         for name in ("data", "train", "optimize")
     }
     for key in free:
-        counted["train"].pop(key.removeprefix("train."), None)
-    counted["data"].pop("cache_gib", None)
+        section, _, name = key.partition(".")
+        counted.get(section, {}).pop(name, None)
     if plan.hybrid.on:
         counted["hybrid"] = _changed(plan.hybrid, Plan().hybrid)
     parts = (plan.backend, counted, model)

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from memconsole.plan import catalog
+from memconsole.plan.catalog.folders import folder
 from memconsole.plan.check import check
+from memconsole.plan.data.left_out import left_out
 from memconsole.plan.jobs.on_node import on_node
 from memconsole.plan.machine.processor import slower_than_fp32
 from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.models.model import Model
-from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.plan import Plan, PlanError, get, replace
 from memconsole.plan.training import recipe
 from memconsole.plan.training.origin import check_start, origin, shortly
-from memconsole.plan.training.resuming import ELSEWHERE, without_lost_source
+from memconsole.plan.training.resuming import CHANGEABLE, ELSEWHERE, LATER, without_lost_source
 from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.read.life.ladder import present_plan, rungs
 from memconsole.runs.record import consent as consents
@@ -117,12 +119,15 @@ def set_up(attempt: Attempt) -> Job:
     if not gang.rank:
         gang.tell()
     training = recipe.words(plan, by_recipe)
-    print(f"  {data.description}\n  {training}", flush=True)
+    files = left_out(plan, folder)
+    print("\n".join(f"  {words}" for words in (data.description, *files, training)), flush=True)
     fingerprints = {"plan": progress.fingerprint(picked, model), **data.fingerprints}
     first = attempt.run.read_first_plan()
+    before = replace(picked, {key: get(first, key) for key in LATER})
     older = {
-        progress.fingerprint(picked, model, as_it_is=True),
-        progress.fingerprint(first, model, ELSEWHERE, as_it_is=True),
+        progress.fingerprint(before, model, CHANGEABLE - LATER),
+        progress.fingerprint(before, model, CHANGEABLE - LATER, as_it_is=True),
+        progress.fingerprint(first, model, ELSEWHERE - LATER, as_it_is=True),
     }
     shape = BatchShape(
         plan.optimize.accumulation_steps,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from memconsole.plan.data.tags import chat_tags, cut_words
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.files import tokenizer_file
 from memconsole.plan.models.model import Model
@@ -58,6 +59,10 @@ def open_data(
         known.get("tokenizer", ""),
         say.warning,
     )
+    if tokenizer is not None:
+        cut = [tag for tag in chat_tags(plan) if not tokenizer.reads_whole(tag)]
+        if cut:
+            say.warning(cut_words(plan, cut))
     say.phase("data", "measuring")
     counts = directory / "data.json"
     found = prepare(plan, model, opened, tokenizer, counts, say.tick, say.warning)

@@ -8,8 +8,8 @@ from memconsole.cache import cache_folder
 from memconsole.memory.state.data import cache_bytes
 from memconsole.memory.table import Tier
 from memconsole.plan import catalog
-from memconsole.plan.catalog.sources import PACKED
-from memconsole.plan.data.mixture import parts, validation_plan
+from memconsole.plan.catalog.folders import PACKED
+from memconsole.plan.data.mixture import sources
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole.units import GIB, format_bytes
@@ -22,10 +22,8 @@ def disk_lines(plan: Plan) -> list[str]:
 
 def _unpacked(plan: Plan) -> list[str]:
     """A line on the disk space of unpacked data."""
-    held = validation_plan(plan)
-    plans = [*(part.plan for part in parts(plan)), *([] if held is None else [held])]
     size = 0.0
-    for entry in map(catalog.dataset, plans):
+    for entry in map(catalog.dataset, sources(plan)):
         ratio = PACKED.get(Path(entry.where).suffix.lower(), 0.0) if entry.kind == "file" else 0.0
         size += ratio * (entry.bytes or 0)
     if not size:

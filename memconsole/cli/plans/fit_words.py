@@ -89,7 +89,7 @@ def _time(report: FitReport) -> str:
     whole = run_seconds(found.plan, model_of(found.plan), found.after.budget)
     if whole is None:
         return words
-    start = format_duration(start_seconds(found.plan))
+    start = format_duration(start_seconds(found.plan, model_of(found.plan)))
     return f"{words}; about {format_duration(whole)} for this run, {start} of it to start"
 
 
@@ -171,7 +171,7 @@ def document(report: FitReport) -> dict[str, Any]:
         "result_changes": list(found.result_changes),
         "time_factor": round(found.time_factor, 4),
         "run_seconds": run_seconds(found.plan, model_of(found.plan), device),
-        "start_seconds": start_seconds(found.plan),
+        "start_seconds": start_seconds(found.plan, model_of(found.plan)),
         "faster": None
         if report.faster is None
         else {

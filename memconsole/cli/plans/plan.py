@@ -27,6 +27,7 @@ from memconsole.memory.state.data import cache_bytes
 from memconsole.memory.table import Estimate, MemoryTable, Tier
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
+from memconsole.plan.data.left_out import left_out
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
@@ -154,6 +155,7 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
         },
         "weights": origin(plan).words,
         "refused": refusal(plan),
+        "files": left_out(plan),
         "learning_rate": recipe.learning_rate(plan),
         "weight_decay": recipe.weight_decay(plan),
         "training": recipe.words(plan),
@@ -289,7 +291,7 @@ def _run_lines(plan: Plan, found: Estimate) -> list[str]:
     """Steps and time of the whole run, if they are known."""
     if found.run_steps is None or found.run_seconds is None:
         return []
-    start = format_duration(start_seconds(plan))
+    start = format_duration(start_seconds(plan, catalog.model(plan)))
     known = steps_are_known(plan)
     steps = f"{'' if known else Tier.FORMULA}{found.run_steps:,} steps"
     guess = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memconsole.plan.data.left_out import left_out
 from memconsole.plan.data.mixture import parts
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.training.origin import check_start, origin
@@ -23,11 +24,11 @@ def refusal(plan: Plan) -> str | None:
 
 
 def source_lines(plan: Plan) -> list[str]:
-    """The shares of a mixture, and the data to validate on; nothing if the plan names neither."""
-    mixed = parts(plan)
+    """The shares of a mixture, the data to validate on, and what folders leave out; nothing if there is none of these."""
+    mixed, files = parts(plan), [f"data {words}" for words in left_out(plan)]
     if len(mixed) == 1 and plan.data.validation is None:
-        return []
+        return files
     words = [f"{part.share:.1%} {part.plan.data.source}" for part in mixed]
     trained = ", ".join(words) if len(words) > 1 else plan.data.source
     held = f"; validated on {plan.data.validation}" if plan.data.validation else ""
-    return [f"data {trained}{held}"]
+    return [f"data {trained}{held}", *files]

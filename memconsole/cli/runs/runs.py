@@ -24,7 +24,9 @@ HEADS = (
 
 
 @click.group(invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print a JSON list; `word` is the state as listed here."
+)
 @click.option("--live", is_flag=True, help="Only runs that are training.")
 @click.option("--tag", "tags", multiple=True, metavar="TAG", help="Only runs that have this tag.")
 @click.pass_context

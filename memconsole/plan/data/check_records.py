@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memconsole.plan import catalog
 from memconsole.plan.catalog.compression import first_line
 from memconsole.plan.catalog.entries import DatasetEntry
-from memconsole.plan.catalog.sources import folder
+from memconsole.plan.catalog.folders import folder
 from memconsole.plan.models.files import tokenizer_file
 from memconsole.plan.plan import Plan, PlanError, quote
 from memconsole.plan.templates.chat import COLUMNS, RecordError, is_chat
@@ -31,7 +31,8 @@ def check_records(plan: Plan) -> None:
     found = template_of(plan)
     if d.loss_on == "answers" and (found is None or not found.marks_answers):
         raise PlanError(f"data.loss_on = answers: {_why_none(found)}", "data.loss_on")
-    given = _given_tokenizer(plan)
+    tokenizer = given_tokenizer(plan)
+    given = tokenizer.words if tokenizer is not None else ""
     if d.lowercase and given:
         raise PlanError(
             f"data.lowercase = true: {given} is used, and writes as it was made to",
@@ -59,13 +60,22 @@ def _why_none(found: Template | None) -> str:
     )
 
 
-def _given_tokenizer(plan: Plan) -> str:
-    """The tokenizer that the run takes instead of training one; empty if it trains one."""
+class GivenTokenizer(NamedTuple):
+    """A tokenizer that a run takes instead of training one."""
+
+    path: str
+    """Its file, or the directory that holds it."""
+    words: str
+
+
+def given_tokenizer(plan: Plan) -> GivenTokenizer | None:
+    """The tokenizer that the run takes; None if it trains one."""
     if plan.data.tokenizer is not None:
-        return "data.tokenizer"
+        return GivenTokenizer(plan.data.tokenizer, "data.tokenizer")
     directory = catalog.model_directory(plan)
-    beside = directory is not None and tokenizer_file(Path(directory)) is not None
-    return "the model's own tokenizer" if beside else ""
+    if directory is None or tokenizer_file(Path(directory)) is None:
+        return None
+    return GivenTokenizer(directory, "the model's own tokenizer")
 
 
 def _check_codes(name: str, found: Template | None, given: str) -> None:

@@ -52,6 +52,13 @@ def validation_plan(plan: Plan) -> Plan | None:
     return replace(plan, {**whole, "data.source": named, "data.split": DataChoice().split})
 
 
+def sources(plan: Plan) -> tuple[Plan, ...]:
+    """A plan for each source that is read, with that source alone: those of `parts`, then `validation_plan`. Raises
+    `PlanError`."""
+    held = validation_plan(plan)
+    return (*(part.plan for part in parts(plan)), *([] if held is None else [held]))
+
+
 def check_mixture(plan: Plan) -> None:
     """Raise `PlanError` if a source is not there, or two of them overlap."""
     if plan.data.mix is None and plan.data.validation is None:

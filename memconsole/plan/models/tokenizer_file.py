@@ -1,7 +1,9 @@
-"""What the files of a given tokenizer hold, without loading a tokenizer: entries and control tokens."""
+"""What the files of a given tokenizer hold, without loading a tokenizer: entries, control tokens and tags."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from memconsole.plan.plan import PlanError, quote
 
 END_OF_TEXT = "<|endoftext|>"
 """The token that ends a document in a tokenizer that a run trains."""
+TAG = re.compile(r"<[^<>\s]{1,32}>")
+"""A word like `<cause>` or `<|im_start|>`, of which templates make control tokens."""
 TOKENIZER_BYTES = 256 << 20
 """The largest vocabularies in use take 35 MB; a larger file is no tokenizer."""
 
@@ -40,6 +44,8 @@ class _Held(msgspec.Struct, frozen=True):
     entries: int
     """One more than its largest token id."""
     control: tuple[str, ...]
+    tags: frozenset[str]
+    """Its tokens that have the form of a `TAG`."""
 
 
 def tokenizer_vocab_size(path: str) -> int:
@@ -65,6 +71,14 @@ def control_tokens(path: str) -> tuple[str, ...]:
         return ()
 
 
+def tag_tokens(path: str) -> frozenset[str] | None:
+    """The tokens of a tokenizer that have the form of a `TAG`; None if it cannot be read."""
+    try:
+        return _of(path).tags
+    except (OSError, ValueError, RuntimeError, RecursionError):
+        return None
+
+
 def _of(path: str) -> _Held:
     place = Path(path).expanduser()
     file = tokenizer_file(place) if place.is_dir() else place
@@ -81,19 +95,31 @@ def _read(file: Path, changed: int, size: int) -> _Held:
     control = [token for token in named if token is not None]
     control += [t.content for t in config.added_tokens_decoder.values() if t.special]
     largest = max((int(i) for i in config.added_tokens_decoder if i.isdecimal()), default=-1)
+    names: list[Iterable[str]] = [
+        control,
+        (t.content for t in config.added_tokens_decoder.values()),
+    ]
     content = regular_file.read(file, TOKENIZER_BYTES)
     if file.name.endswith(Path(SENTENCEPIECE).suffix):
         pieces = sentencepiece.parse(content).pieces
         control += [p.text for p in pieces if p.kind == sentencepiece.CONTROL]
+        names.append(p.text for p in pieces)
         largest = max(largest, len(pieces) - 1)
     elif file.name == VOCABULARY:
-        largest = max(largest, *typed_json.decode(content, dict[str, int]).values())
+        entries = typed_json.decode(content, dict[str, int])
+        largest = max(largest, *entries.values())
+        names.append(entries)
     else:
         tokenizer = typed_json.decode(content, _Tokenizer)
         vocab, added = tokenizer.model.vocab, tokenizer.added_tokens
         ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
         largest = max((*ids, *(token.id for token in added)), default=-1)
         control = [t.content for t in added if t.special]
+        names += [vocab if isinstance(vocab, dict) else (name for name, _ in vocab)]
+        names += [(t.content for t in added)]
     if largest < 0:
         raise ValueError("empty vocabulary")
-    return _Held(largest + 1, tuple(dict.fromkeys(token for token in control if token)))
+    tags = (name for part in names for name in part if name[:1] == "<" and TAG.fullmatch(name))
+    return _Held(
+        largest + 1, tuple(dict.fromkeys(token for token in control if token)), frozenset(tags)
+    )

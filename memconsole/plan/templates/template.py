@@ -17,6 +17,7 @@ from jinja2 import TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from memconsole.plan.models.tokenizer_file import TAG
 from memconsole.plan.templates.chat import CHAT_ANSWER, Message, RecordError, messages_of
 from memconsole.plan.templates.rendered import (
     ANSWER,
@@ -31,7 +32,6 @@ __all__ = ["Question", "Template", "TemplateSyntaxError"]
 
 SLOT = "\ufdd3"
 """Encloses the number of an answer in a rendering that leaves the answers open."""
-_TAG = re.compile(r"<[^<>\s]{1,32}>")
 _SLOTS = re.compile(f"{SLOT}([0-9]+){SLOT}")
 
 
@@ -113,7 +113,7 @@ class Template:
         """Fields of a record that are answered, in the order of the template."""
         literals = [n.data for n in tree.find_all(nodes.TemplateData)]
         literals += [n.value for n in tree.find_all(nodes.Const) if isinstance(n.value, str)]
-        self.tags = tuple(dict.fromkeys(tag for text in literals for tag in _TAG.findall(text)))
+        self.tags = tuple(dict.fromkeys(tag for text in literals for tag in TAG.findall(text)))
         """Words like `<cause>` that the template writes: control tokens of a trained tokenizer."""
         guards = sorted({*guarded, *self.tags}, key=len, reverse=True)
         self._guarded = re.compile("|".join(map(re.escape, guards))) if guards else None

@@ -61,7 +61,7 @@ class Length(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What to know of a plan's value of one optimization, in one sentence."""
+    """What to know of a plan's value of one setting, in one sentence."""
 
     key: str
     words: str

@@ -28,6 +28,8 @@ ELSEWHERE = frozenset(
         "train.save_only_best",
         "train.keep_checkpoints",
         "train.sample_tokens",
+        "train.answered_records",
+        "data.cache_gib",
         "launch.on",
         "launch.partition",
         "launch.time_limit",
@@ -37,6 +39,8 @@ ELSEWHERE = frozenset(
     }
 )
 """Settings that do not change what is trained."""
+LATER = frozenset({"train.answered_records"})
+"""Settings of `ELSEWHERE` that count in the fingerprints of older checkpoints."""
 CHANGEABLE = ELSEWHERE | {
     "train.epochs",
     "train.max_steps",
@@ -51,7 +55,10 @@ CHANGEABLE = ELSEWHERE | {
 """Settings that a resumed run may have other values of. Weights, optimizer state and the place in
 the data fit any value of them."""
 
-MAY_CHANGE = "length, learning rate, logging, evaluations, early stopping, checkpoints, the job and the number of devices"
+MAY_CHANGE = (
+    "length, learning rate, logging, evaluations, early stopping, checkpoints, the cache of tokens, the job and the number "
+    "of devices"
+)
 """The settings of `CHANGEABLE` and `DEVICES`, in groups."""
 
 DEVICES = frozenset({"device.count", "optimize.sharding"})

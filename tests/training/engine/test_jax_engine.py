@@ -256,20 +256,24 @@ def test_what_no_loss_reaches_is_kept_and_saved_but_never_trained(accumulating: 
     assert accumulating.parameters - accumulating.trainable_parameters == start.size
 
 
-def test_greedy_sampling_takes_the_likeliest_token_of_the_whole_forward_pass(
-    accumulating: JaxEngine,
-) -> None:
-    prompt = [5, 17, 60]
-    found = accumulating.generate(prompt, 9, temperature=0.0, top_k=0, seed=1)
-    source = Checkpoint(accumulating).tensors
+def scores_of(engine: JaxEngine, prompt: list[int], found: list[int]) -> Any:
+    """The logits (tokens, V) that a whole forward pass gives for each token that was sampled."""
+    source = Checkpoint(engine).tensors
 
     class Weights:
         def tensor(self, name: str) -> Any:
             return source[f"model.{name}"]
 
     row = np.array([prompt + found], np.int32)
-    logits = comparison.logits(ARCHITECTURE, Weights(), row)[0]
-    assert found == [int(i) for i in logits[len(prompt) - 1 : -1].argmax(-1)]
+    return comparison.logits(ARCHITECTURE, Weights(), row)[0][len(prompt) - 1 : -1]
+
+
+def test_greedy_sampling_takes_the_likeliest_token_of_the_whole_forward_pass(
+    accumulating: JaxEngine,
+) -> None:
+    prompt = [5, 17, 60]
+    found = accumulating.generate(prompt, 9, temperature=0.0, top_k=0, seed=1)
+    assert found == [int(i) for i in scores_of(accumulating, prompt, found).argmax(-1)]
 
 
 def test_sampling_repeats_with_its_seed_and_stays_within_top_k(accumulating: JaxEngine) -> None:
@@ -282,12 +286,22 @@ def test_sampling_repeats_with_its_seed_and_stays_within_top_k(accumulating: Jax
     free = sample(3, 50)
     assert len(free) == 12
 
-    def bounded(stop: tuple[int, ...] = (), top_p: float = 1.0) -> list[int]:
-        return accumulating.generate([1, 2], 12, 1.5, 50, 3, stop, top_p)
-
     last = next(i for i, token in enumerate(free) if i > 2 and token not in free[:i])
-    assert bounded((95, free[last])) == free[: min(last, (*free, 95).index(95)) + 1]
-    assert bounded(top_p=1e-6) == greedy
+    stopped = accumulating.generate([1, 2], 12, 1.5, 50, 3, (95, free[last]))
+    assert stopped == free[: min(last, (*free, 95).index(95)) + 1]
+
+
+def test_sampled_tokens_are_of_the_nucleus_of_the_whole_forward_pass(
+    accumulating: JaxEngine,
+) -> None:
+    top_p = 0.9
+    for seed in range(12):
+        found = accumulating.generate([1, 2], 12, 1.0, 0, seed, (), top_p)
+        assert len(found) == 12
+        for scores, token in zip(scores_of(accumulating, [1, 2], found), found, strict=True):
+            shares = np.exp(scores - scores.max())
+            likelier = shares[shares > shares[token]].sum() / shares.sum()
+            assert likelier < top_p + 1e-4
 
 
 def test_local_layers_and_learned_positions_sample_as_they_train() -> None:

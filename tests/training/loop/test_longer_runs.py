@@ -111,18 +111,35 @@ def test_a_finished_run_goes_on_with_more_steps_at_another_rate(
     assert "was made with other settings" in told(run, events.Error)[-1].message
 
 
-def as_older_versions(run: RunDirectory) -> None:
-    """Give the newest checkpoint the fingerprint of a version in which a resumed run kept its length and rate."""
+def as_older_versions(
+    run: RunDirectory, free: frozenset[str] = resuming.ELSEWHERE, as_it_is: bool = True
+) -> None:
+    """Give the newest checkpoint the fingerprint of an older version, in which only the `free` settings could change: by
+    default one in which a resumed run kept its length and rate."""
     path, own = run.committed_checkpoints()[-1], run.read_plan()
     state, manifest = (json.loads((path / name).read_text()) for name in ("state.json", MANIFEST))
-    state["fingerprints"]["plan"] = fingerprint(
-        own, catalog.model(own), resuming.ELSEWHERE, as_it_is=True
-    )
+    model = catalog.model(own)
+    state["fingerprints"]["plan"] = fingerprint(own, model, free, as_it_is=as_it_is)
     written = json.dumps(state).encode()
     (path / "state.json").write_bytes(written)
     told = {"size": len(written), "sha256": hashlib.sha256(written).hexdigest()}
     manifest["files"]["state.json"] = told
     (path / MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("as_it_is", [True, False])
+def test_a_checkpoint_that_counts_the_answered_records_is_resumed(
+    as_it_is: bool, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    given = plan(text, train__answered_records=3, train__max_steps=2, train__preflight=False)
+    run = create_run(given)
+    assert attempt(run, lambda phase, step: step == 1) == 75
+    as_older_versions(run, resuming.CHANGEABLE - resuming.LATER, as_it_is)
+    run.first_plan_path.write_bytes(run.plan_path.read_bytes())
+    run.write_plan(resuming.changed(run.read_plan(), {"train.answered_records": 5}))
+    assert attempt(run) == 0, final(run)
+    assert told(run, events.Started)[-1].resumed_step == 1
 
 
 def test_more_epochs_lengthen_the_schedule_from_where_the_run_is() -> None:
@@ -143,7 +160,7 @@ def test_more_epochs_lengthen_the_schedule_from_where_the_run_is() -> None:
         ("train.batch_size", 2),
         ("data.sequence_length", 8),
         ("train.seed", 1),
-        ("train.answered_records", 7),
+        ("train.ema_decay", 0.5),
     ],
 )
 def test_what_a_resumed_run_cannot_change_is_refused(key: str, value: Any) -> None:
@@ -154,6 +171,18 @@ def test_what_a_resumed_run_cannot_change_is_refused(key: str, value: Any) -> No
     assert "length, learning rate, logging, evaluations" in str(no.value)
     assert len(str(no.value)) < 300
     assert resuming.changed(Plan(), {key: plans.get(Plan(), key)}) == Plan()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("train.answered_records", 7), ("train.sample_tokens", 3), ("data.cache_gib", 0)],
+)
+def test_what_changes_no_trained_weight_may_change(key: str, value: Any) -> None:
+    after = resuming.changed(Plan(), {key: value})
+    assert plans.get(after, key) == value
+    assert key in resuming.words(Plan(), after)
+    model = catalog.model(Plan())
+    assert fingerprint(after, model) == fingerprint(Plan(), model)
 
 
 def test_a_new_run_starts_from_the_weights_of_a_run(

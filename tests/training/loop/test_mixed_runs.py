@@ -18,6 +18,20 @@ from memconsole_trainer.data.text.blocks import token_key
 from tests.training.harness.runs import attempt, final, plan, state_hashes, told
 
 
+def test_the_log_says_which_files_of_a_folder_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "a.txt").write_text("a cat sat on the mat while dogs ran over green hills. " * 40)
+    (folder / "a.bin").write_text("some")
+    run = create_run(plan(folder, train__max_steps=1, train__preflight=False))
+    assert attempt(run) == 0, final(run)
+    log = capfd.readouterr().out + "".join(p.read_text() for p in run.path.rglob("out.log"))
+    assert "corpus takes 1 text file (2.11 KiB), leaves out 1 .bin\n" in log
+
+
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_a_resumed_run_on_kept_tokens_is_an_uninterrupted_one_that_tokenizes(
     backend: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

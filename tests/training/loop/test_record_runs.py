@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from memconsole.plan.plan import Plan, replace
+from memconsole.plan.training.resuming import changed
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.log import events
 from memconsole_trainer.data.make.equipment import record
+from memconsole_trainer.data.text.tokens.tokenizer import train
 from memconsole_trainer.sample import main as sample
 from tests.training.harness.runs import TINY, attempt, final, state_hashes, told
 
@@ -93,6 +95,18 @@ def test_a_run_on_records_answers_them_and_a_resumed_one_is_the_same(
     assert 'did you mean "symptom"' in capsys.readouterr().err
 
 
+def test_a_resumed_run_that_answers_other_records_trains_the_same(records: Path) -> None:
+    whole = trained(records, "torch")
+    other = create_run(plan(records, "torch"))
+    assert attempt(other, lambda phase, step: step == 4) == 75
+    other.write_plan(changed(other.read_plan(), {"train.answered_records": 5}))
+    assert attempt(other) == 0, final(other)
+    assert state_hashes(other) == state_hashes(whole)
+    first, last = (told(run, events.Evaluation)[-1] for run in (whole, other))
+    assert last.loss == first.loss
+    assert last.metrics["nearest_token_f1"] != first.metrics["nearest_token_f1"]
+
+
 def asked(run: RunDirectory, options: list[str]) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["sample", str(run.path), *options])
@@ -108,3 +122,24 @@ def test_a_bad_record_ends_the_run_with_its_file_and_line(tmp_path: Path, record
     assert attempt(run) == 77
     (error,) = told(run, events.Error)
     assert f"{path}: line 10 has no field" in error.message
+
+
+def test_a_run_warns_of_tags_that_its_tokenizer_splits(tmp_path: Path) -> None:
+    chats = tmp_path / "chats.jsonl"
+    chat = [{"role": "user", "content": "hi there"}, {"role": "assistant", "content": "hello"}]
+    chats.write_text((json.dumps({"messages": chat}) + "\n") * 60)
+    (tmp_path / "plain").mkdir()
+    train(["hi there, hello\n"] * 40, 300).save(tmp_path / "plain" / "tokenizer.json")
+    changes = {"data.template": "chatml", "data.code_field": None, "data.lowercase": False}
+    own = replace(plan(chats, "torch"), {**changes, "train.max_steps": 1})
+    given = replace(own, {"data.tokenizer": str(tmp_path / "plain" / "tokenizer.json")})
+    said = []
+    for one in (own, given):
+        run = create_run(one)
+        assert attempt(run) == 0, final(run)
+        said.append([w.message for w in told(run, events.Warning) if "no token" in w.message])
+    assert said[0] == []
+    (words,) = said[1]
+    assert words.startswith(
+        'data.template = "chatml": <|im_start|> and <|im_end|> are no tokens of data.tokenizer; each '
+    )

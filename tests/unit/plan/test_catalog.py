@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from memconsole.plan import catalog
-from memconsole.plan.catalog import sources
+from memconsole.plan.catalog import folders, sources
 from memconsole.plan.check import check, device_kind
 from memconsole.plan.machine import stdlib
 from memconsole.plan.models.architecture import parameter_count
@@ -260,7 +260,7 @@ def test_a_folder_counts_what_the_trainer_would_read(tmp_path: Path) -> None:
 def test_a_huge_folder_has_no_known_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(12):
         (tmp_path / f"{n}.txt").write_text("x")
-    monkeypatch.setattr(sources, "MOST_FILES", 10)
+    monkeypatch.setattr(folders, "MOST_FILES", 10)
     entry = data_at(tmp_path)
     assert entry.bytes is None
     assert entry.tokens is None

@@ -112,7 +112,8 @@ def test_records_are_mixed_with_records_and_tasks_without_text_have_one_source(
             check(replace(lqr, {key: "x.h5=0.5"}))
 
 
-def test_plan_tells_shares_and_validation(folder: Path) -> None:
+def test_plan_tells_shares_and_validation(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
     assert source_lines(plan("a.txt")) == []
     found = source_lines(plan("a.txt", mix="b.txt=0.25", validation="c.txt"))
     assert found == ["data 75.0% a.txt, 25.0% b.txt; validated on c.txt"]

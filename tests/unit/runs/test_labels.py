@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from click.testing import CliRunner
@@ -12,14 +14,14 @@ from memconsole.cli.main import cli
 from memconsole.plan.plan import Plan, replace
 from memconsole.runs.read.follow import Follower, status
 from memconsole.runs.read.report.report import report
-from memconsole.runs.read.shown.words import ended_why, ended_words, state_word
+from memconsole.runs.read.shown.words import KILLED, REFUSED, ended_why, ended_words, state_word
 from memconsole.runs.record import files, labels
 from memconsole.runs.record.directory import RunDirectory, create_run, find_run, list_runs
 from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventlog import EventWriter
 from memconsole.runs.record.processes import locks
 from memconsole.runs.record.records import ExitRecord
-from memconsole.runs.record.states import Verdict
+from memconsole.runs.record.states import LIVE, State, Verdict
 
 
 @pytest.fixture(autouse=True)
@@ -164,9 +166,25 @@ def test_the_word_for_a_state_is_the_same_in_every_place(
         assert state_word(seen) == word
         assert ended_words(seen) == words
     assert f" {word} " in command()
-    assert json.loads(command("--json"))[0]["word"] == word
+    (listed,) = json.loads(command("--json"))
+    assert listed["word"] == word
+    assert listed["state"] == ("failed" if word in ("refused", "killed") else word)
+    assert listed["ended_by"] == reason
     compared = CliRunner().invoke(cli, ["compare", "one", "one"]).output
     assert f"{words}  " in next(line for line in compared.splitlines() if "state" in line) + "  "
+
+
+def test_the_page_on_runs_tells_every_state_and_word_of_the_list_for_scripts() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "runs.md").read_text()
+    table, scripts = re.split(r"\*\*For scripts\.\*\*", page.partition("## What the list tells")[2])
+    lives, ended = scripts.partition("\n\n")[0].split("while it lives")
+    for state in get_args(State):
+        assert f"`{state}`" in (lives if state in LIVE else ended.partition(". ")[0])
+    words = re.findall(r"^\| ([a-z, ]+) \|", table, re.MULTILINE)
+    assert {word for row in words for word in row.split(", ")} - {"word"} == {
+        *get_args(State),
+        *("cannot save", "damaged", "paused", REFUSED, KILLED),
+    }
 
 
 def test_a_finished_run_tells_the_speed_of_all_its_steps_and_a_live_one_of_the_last() -> None:

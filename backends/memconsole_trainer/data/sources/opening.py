@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from memconsole.plan import catalog
 from memconsole.plan.catalog.entries import DatasetEntry
-from memconsole.plan.catalog.sources import ROWS, TABLES, folder, not_made, plain_suffix
+from memconsole.plan.catalog.folders import ROWS, TABLES, folder, plain_suffix
+from memconsole.plan.catalog.sources import not_made
 from memconsole.plan.data.check_records import advice
 from memconsole.plan.machine import stdlib
 from memconsole.plan.plan import DataChoice, Plan, PlanError, nearest

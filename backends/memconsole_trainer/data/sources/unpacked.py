@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from memconsole.plan.catalog.compression import decompressed
-from memconsole.plan.catalog.sources import PACKED, plain_suffix
+from memconsole.plan.catalog.folders import PACKED, plain_suffix
 from memconsole.regular_file import open_regular
 from memconsole.units import format_bytes
 from memconsole_trainer.data import disk_cache

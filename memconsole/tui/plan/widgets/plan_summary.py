@@ -6,6 +6,7 @@ from rich.cells import cell_len
 
 from memconsole.memory.run_time import steps_are_known
 from memconsole.plan import catalog
+from memconsole.plan.data.left_out import left_out, left_out_shortly
 from memconsole.plan.data.mixture import parts
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.tasks import task_of
@@ -25,7 +26,7 @@ def summary_lines(view: PlanView, width: int, height: int) -> list[Line]:
     plan = view.plan
     rows = (
         ("model", "model", _model(view)),
-        ("data", "data", (f"{_data(plan)} · {plan.data.sequence_length:,} {task_of(plan).positions}/row",)),
+        ("data", "data", _data(plan)),
         ("device", "device", _device(view)),
         ("backend", "backend", (plan.backend,)),
         ("settings", "train", _train(view)),
@@ -116,15 +117,18 @@ def _rate(plan: Plan) -> str:
         return "lr (auto)"
 
 
-def _data(plan: Plan) -> str:
-    """The source, with its share and the number of others if it is mixed."""
+def _data(plan: Plan) -> tuple[str, ...]:
+    """The source, with its share and the number of others if it is mixed, and what folders leave out; then the same in
+    fewer words."""
+    rows = f" · {plan.data.sequence_length:,} {task_of(plan).positions}/row"
     try:
         first, *others = parts(plan)
+        files, few = left_out(plan), left_out_shortly(plan)
     except PlanError:  # the estimate says what is wrong with it
-        return plan.data.source
-    return (
-        f"{plan.data.source} {first.share:.0%} + {len(others)} more" if others else plan.data.source
-    )
+        return (plan.data.source + rows,)
+    share = f" {first.share:.0%} + {len(others)} more" if others else ""
+    words = plan.data.source + share + rows
+    return (" · ".join((words, *files)), f"{words} · {few}") if files else (words,)
 
 
 class PlanSummary(Grown):

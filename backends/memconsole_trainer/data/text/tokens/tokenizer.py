@@ -96,6 +96,11 @@ class Tokenizer:
         ids = [int(i) for i in self._inner.encode(text, add_special_tokens=False).ids]
         return [*self.begin, *ids] or self._end or [0]
 
+    def reads_whole(self, tag: str) -> bool:
+        """Whether a tag that a template writes becomes one token."""
+        index = self._inner.token_to_id(tag)
+        return index in self.encodings([tag], offsets=False, controls=True)[0].ids
+
     def stops(self, after: str = "") -> tuple[int, ...]:
         """The tokens that end what is generated: the end of a text, and the control token with which
         the text that follows an answer begins."""

@@ -1,0 +1,210 @@
+"""Which files of a folder are its data, and which are left out."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections import Counter
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from memconsole.plan.catalog.entries import DatasetFormat
+from memconsole.plan.plan import PlanError, quote
+from memconsole.units import format_bytes
+
+TABLES: dict[str, DatasetFormat] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+}
+"""Tables with a text column, by suffix in lower case."""
+PACKED = {".gz": 3.0, ".bz2": 4.0, ".xz": 4.0, ".zst": 3.0}
+"""Compressions of tables, such as rows.jsonl.gz, with an assumed ratio of the text's size to the file's."""
+ROWS: dict[str, DatasetFormat] = {".h5": "hdf5", ".hdf5": "hdf5"}
+# fmt: off
+TEXT = frozenset((
+    ".txt", ".text", ".md", ".rst", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cs",
+    ".java", ".js", ".ts", ".tsx", ".go", ".rs", ".rb", ".php", ".swift", ".kt", ".scala", ".sh",
+    ".sql", ".html", ".css", ".tex", ".toml", ".yaml", ".yml", ".ini", ".cfg", ".org", ".log",
+))
+# fmt: on
+"""What counts as text inside a folder; a single text file may have any other name."""
+SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
+MOST_FILES = 20_000
+"""Most entries of a folder that are read for its size. The size of a larger folder is unknown before the run."""
+MOST_LABELS = 4
+"""Kinds of left out files that are named."""
+_SAME = {".ndjson": ".jsonl", ".hdf5": ".h5"}
+_BESIDE = re.compile(
+    r"(readme|licen[cs]e|copying|notice|changelog|changes|contributing|citation|authors|security"
+    r"|code_of_conduct|requirements|dataset_card|data_card)([-_. ]|$)"
+)
+"""Files that describe a folder's data, by the beginning of their name."""
+_CONFIGURATION = re.compile(
+    r"(config|dataset_infos?|metadata|schema|settings|state|manifest|package|package-lock|tsconfig"
+    r"|jsconfig|composer|tokenizer|tokenizer_config|special_tokens_map|generation_config)$"
+)
+"""JSON files that are not tables."""
+_SUFFIX = re.compile(r"\.[a-z0-9]{1,10}")
+
+
+class Folder(NamedTuple):
+    """The data files of a folder, all of one format, in a fixed order."""
+
+    format: DatasetFormat
+    """text, or the format of the tables."""
+    files: tuple[Path, ...]
+    sizes: tuple[int, ...]
+    """Bytes of each file."""
+    left_out: tuple[tuple[str, int], ...] = ()
+    """What else lies there: a kind, and how many of it, the most frequent first."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def words(self) -> str:
+        """``takes 3 .jsonl files (12 MiB), leaves out 2 .txt, 1 .csv``; empty if nothing is left out."""
+        if not self.left_out:
+            return ""
+        suffix = plain_suffix(self.files[0].name)
+        kind = "text" if self.format == "text" else _SAME.get(suffix, suffix)
+        files = f"{len(self.files):,} {kind} file{'s' * (len(self.files) > 1)}"
+        named = [f"{count:,} {label}" for label, count in self.left_out[:MOST_LABELS]]
+        others = sum(count for _, count in self.left_out[MOST_LABELS:])
+        named += [f"{others:,} more"] if others else []
+        return f"takes {files} ({format_bytes(self.bytes)}), leaves out {', '.join(named)}"
+
+
+def folder(path: Path, most: int | None = None) -> Folder | None:
+    """The data files of a folder; the size estimate and the trainer both use them. None if the folder has more
+    than `most` entries.
+
+    The data are text files, or tables of one kind; next to tables, a README, a licence and configuration are
+    left out. So are files of other kinds, and hidden, empty and unreadable ones. Raises `PlanError` for a mixture of
+    data, because part of it would have to be dropped.
+    """
+    found: dict[str, list[tuple[Path, int]]] = {}
+    left_out: Counter[str] = Counter()
+    seen = 0
+    for where, names, entries in os.walk(path):
+        labels = {name: _folder_label(where, name) for name in names}
+        left_out.update(label for label in labels.values() if label)
+        names[:] = sorted(name for name in names if not labels[name])
+        seen += len(names) + len(entries)
+        if most is not None and seen > most:
+            return None
+        for entry in sorted(entries):
+            kind = None if entry.startswith(".") else _kind(entry)
+            if kind is None:
+                left_out[_label(entry)] += 1
+                continue
+            file = Path(where, entry)
+            try:
+                status = file.stat()
+            except OSError:
+                left_out["unreadable"] += 1
+                continue
+            if not stat.S_ISREG(status.st_mode):
+                left_out["unreadable"] += 1
+            elif not status.st_size:
+                left_out["empty"] += 1
+            else:
+                found.setdefault(kind, []).append((file, status.st_size))
+    beside, configuration = found.pop("beside", []), found.pop("configuration", [])
+    if not found:
+        # If the folder has nothing else, these files are the data.
+        if configuration and not beside:
+            found, configuration = {".json": configuration}, []
+        else:
+            found = {"text": []}
+    if len(found) > 1:
+        listed = ", ".join(f"{len(files):,} {kind}" for kind, files in sorted(found.items()))
+        raise source_error(
+            str(path),
+            f"holds files of several kinds ({listed}): give one file or a folder of one kind",
+        )
+    kind, files = next(iter(found.items()))
+    if kind == "text":
+        files, beside = sorted(files + beside), []
+    if kind in ROWS:
+        raise source_error(str(path), f"holds {len(files):,} {kind} files: give one of them")
+    if not files:
+        raise source_error(
+            str(path), f"holds no text files and no {' '.join(TABLES)} files, plain or compressed"
+        )
+    left_out.update(_label(file.name) for file, _ in beside)
+    left_out.update(f"{_label(file.name)} of configuration" for file, _ in configuration)
+    form: DatasetFormat = TABLES.get(kind, "text")
+    return Folder(
+        form,
+        tuple(file for file, _ in files),
+        tuple(size for _, size in files),
+        tuple(sorted(left_out.items(), key=lambda item: (-item[1], item[0]))),
+    )
+
+
+def known_folder(path: Path) -> Folder | None:
+    """`folder` of at most `MOST_FILES` entries, cached until its modification time changes."""
+    try:
+        changed = path.stat().st_mtime_ns
+    except OSError as error:
+        raise source_error(str(path), f"cannot be read: {error.strerror}") from None
+    return _remembered(path, changed)
+
+
+@lru_cache(maxsize=64)
+def _remembered(path: Path, changed: int) -> Folder | None:
+    return folder(path, MOST_FILES)
+
+
+def plain_suffix(name: str) -> str:
+    """The suffix of a file in lower case; that of a compressed table without its compression: .jsonl of
+    rows.jsonl.gz."""
+    stem, suffix = os.path.splitext(name.lower())
+    inner = os.path.splitext(stem)[1]
+    return inner if suffix in PACKED and inner in TABLES and inner != ".parquet" else suffix
+
+
+def source_error(source: str, reason: str) -> PlanError:
+    """The error for a `data.source` that cannot be used."""
+    return PlanError(f"data.source = {quote(source)}: {reason}", "data.source")
+
+
+def _kind(name: str) -> str | None:
+    """The kind of a file in a folder: "text", "beside" or "configuration" (left out next to tables), or the suffix of a
+    table or row file. None for other files."""
+    suffix = plain_suffix(name)
+    stem = os.path.splitext(name.lower())[0]
+    if suffix in (".yml", ".yaml") or (suffix in (".md", ".txt") and _BESIDE.match(stem)):
+        return "beside"
+    if suffix == ".json" and _CONFIGURATION.match(stem):
+        return "configuration"
+    if suffix in TEXT:
+        return "text"
+    return _SAME.get(suffix, suffix) if suffix in TABLES or suffix in ROWS else None
+
+
+def _label(name: str) -> str:
+    """How a file that is left out is counted."""
+    if name.startswith("."):
+        return "hidden"
+    suffix = os.path.splitext(name.lower())[1]
+    if not suffix:
+        return "without suffix"
+    return suffix if _SUFFIX.fullmatch(suffix) else "of another kind"
+
+
+def _folder_label(where: str, name: str) -> str:
+    """How a folder that is left out is counted; empty if its files are read."""
+    if name.startswith("."):
+        return "hidden"
+    if name in SKIPPED_FOLDERS:
+        return f"{name}/"
+    return "linked folder" if os.path.islink(os.path.join(where, name)) else ""

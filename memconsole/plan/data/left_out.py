@@ -1,0 +1,34 @@
+"""What a plan reads of its folders of data, and what it leaves out, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from memconsole.plan import catalog
+from memconsole.plan.catalog.folders import Folder, known_folder
+from memconsole.plan.data.mixture import sources
+from memconsole.plan.plan import Plan, printable
+
+Reader = Callable[[Path], Folder | None]
+
+
+def left_out(plan: Plan, read: Reader = known_folder) -> tuple[str, ...]:
+    """One sentence for each folder of which something is left out. By default none for a folder of so many entries
+    that the console does not read it. Raises `PlanError`."""
+    return tuple(f"{printable(name)} {found.words}" for name, found in _folders(plan, read))
+
+
+def left_out_shortly(plan: Plan) -> str:
+    """A few words for a narrow place; empty if nothing is left out. Raises `PlanError`."""
+    count = sum(number for _, found in _folders(plan, known_folder) for _, number in found.left_out)
+    return f"{count:,} left out" if count else ""
+
+
+def _folders(plan: Plan, read: Reader) -> Iterator[tuple[str, Folder]]:
+    """Name and files of each folder of which something is left out."""
+    for one in sources(plan):
+        entry = catalog.dataset(one)
+        found = read(Path(entry.where)) if entry.format == "directory" else None
+        if found is not None and found.left_out:
+            yield entry.label, found

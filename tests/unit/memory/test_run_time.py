@@ -1,0 +1,56 @@
+"""The start of a run takes longer for a model that is larger, or has more to rehearse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memconsole.memory.estimate import estimate, model_of
+from memconsole.memory.run_time import START_SECONDS, run_seconds, start_seconds
+from memconsole.plan.plan import Plan, replace
+from tests.unit.memory.cards import card
+
+MEASURED = {
+    ("torch", "gearhead"): 7.5,
+    ("jax", "gearhead"): 16.2,
+    ("torch", "gpt2"): 19.1,
+    ("jax", "gpt2"): 29.2,
+}
+"""Seconds until the first step, of three rounds the least or, for JAX, the first: `tests/bench/starting.py` with the
+settings in `memory/run_time.py`."""
+
+
+def start(**changes: Any) -> float:
+    plan = replace(Plan(), {key.replace("__", "."): value for key, value in changes.items()})
+    return start_seconds(plan, model_of(plan))
+
+
+@pytest.mark.parametrize(("backend", "model"), MEASURED)
+def test_the_start_of_larger_models_is_near_what_was_measured(backend: str, model: str) -> None:
+    measured = MEASURED[backend, model]
+    assert start(backend=backend, model__name=model) == pytest.approx(measured, rel=0.5)
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_small_model_adds_next_to_nothing(backend: str) -> None:
+    seconds = start(backend=backend)
+    assert START_SECONDS[backend] < seconds < START_SECONDS[backend] + 0.2
+
+
+def test_what_is_not_rehearsed_or_not_trained_takes_no_time() -> None:
+    whole = start(model__name="gpt2")
+    none = start(model__name="gpt2", train__preflight=False)
+    few = start(model__name="gpt2", optimize__optimizer="sgd")
+    assert START_SECONDS["torch"] + 2 < none < few < whole
+    adapters = start(model__name="gpt2", optimize__lora_rank=8, optimize__freeze_base=True)
+    assert none < adapters < none + 0.1
+
+
+def test_the_start_is_part_of_the_run() -> None:
+    plan = replace(Plan(), {"model.name": "gpt2", "train.max_steps": 10, "device.name": "cpu"})
+    budget = card(2**36, "cpu")
+    found = estimate(plan, budget)
+    assert found.run_seconds == run_seconds(plan, model_of(plan), budget)
+    begun = start_seconds(plan, model_of(plan))
+    assert found.run_seconds == pytest.approx(begun + 10 * found.step_seconds)

@@ -1,0 +1,122 @@
+"""A folder says which of its files are read and which are left out, wherever the data are described."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from memconsole.cli.main import cli
+from memconsole.cli.plans.plan import document, text
+from memconsole.launching import launch_rows
+from memconsole.memory.estimate import estimate
+from memconsole.plan.catalog.folders import folder
+from memconsole.plan.data.left_out import left_out, left_out_shortly
+from memconsole.plan.plan import Plan, replace
+from memconsole.tui.plan.widgets.plan_summary import summary_lines
+from memconsole.tui.views.plan_view import PlanView
+from tests.unit.memory.cards import card
+
+ROW = json.dumps({"text": "some words"}) + "\n"
+
+
+def made(root: Path, *names: str) -> Path:
+    """A folder called corpus with files of these names; `empty` in a name leaves the file empty."""
+    for name in names:
+        path = root / "corpus" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("" if "empty" in name else ROW)
+    return root / "corpus"
+
+
+def plan(source: Path, **changes: Any) -> Plan:
+    return replace(Plan(), {"data.source": str(source), "device.name": "cpu", **changes})
+
+
+def words(source: Path) -> str:
+    found = folder(source)
+    assert found is not None
+    return found.words
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["a.jsonl", "b/c.ndjson"], ""),
+        (["a.jsonl", "README.md"], "takes 1 .jsonl file (23 B), leaves out 1 .md"),
+        (
+            ["a.jsonl.gz", "b.jsonl", "config.json", "x.bin", "y.bin", "LICENSE", ".git/a.txt"],
+            "takes 2 .jsonl files (46 B), leaves out 2 .bin, 1 .json of configuration, 1 hidden, 1 without suffix",
+        ),
+        (
+            ["a.txt", "README.md", "empty.txt", "__pycache__/b.txt", "c.\x1b[1m"],
+            "takes 2 text files (46 B), leaves out 1 __pycache__/, 1 empty, 1 of another kind",
+        ),
+        (
+            ["a.csv", "a.bin", "a.png", "a.pdf", "a.zip", "a.gif", "b.gif"],
+            "takes 1 .csv file (23 B), leaves out 2 .gif, 1 .bin, 1 .pdf, 1 .png, 1 more",
+        ),
+    ],
+)
+def test_a_folder_counts_what_is_left_out_by_its_kind(
+    names: list[str], told: str, tmp_path: Path
+) -> None:
+    assert words(made(tmp_path, *names)) == told
+
+
+def test_a_linked_folder_and_what_cannot_be_read_are_counted(tmp_path: Path) -> None:
+    source = made(tmp_path, "a.txt")
+    (tmp_path / "elsewhere").mkdir()
+    (source / "link").symlink_to(tmp_path / "elsewhere")
+    (source / "lost.txt").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(source / "pipe.txt")
+    assert words(source) == "takes 1 text file (23 B), leaves out 2 unreadable, 1 linked folder"
+
+
+def test_every_place_that_describes_the_data_says_it(tmp_path: Path) -> None:
+    whole = plan(made(tmp_path, "a.jsonl", "b.jsonl"))
+    found = estimate(whole, card(2**34))
+    assert document(whole, found)["files"] == ()
+    assert "files" not in dict(launch_rows(whole, found))
+    assert "leaves out" not in text(whole, found)
+
+    mixed = plan(made(tmp_path / "mixed", "a.jsonl", "b.jsonl", "c.bin"))
+    said = "corpus takes 2 .jsonl files (46 B), leaves out 1 .bin"
+    found = estimate(mixed, card(2**34))
+    assert f"\ndata {said}\n" in text(mixed, found)
+    assert document(mixed, found)["files"] == (said,)
+    assert dict(launch_rows(mixed, found))["files"] == said
+    wide, narrow = (
+        "".join(span.text for span in summary_lines(PlanView(mixed), width, 7)[1])
+        for width in (400, 120)
+    )
+    assert wide.endswith(f"tokens/row · {said}")
+    assert narrow.endswith("tokens/row · 1 left out")
+
+
+def test_each_source_of_a_mixture_says_its_own(tmp_path: Path) -> None:
+    first, second = (
+        made(tmp_path / "1", "a.txt", "b.bin"),
+        made(tmp_path / "2", "a.txt", "empty.md"),
+    )
+    held = made(tmp_path / "3", "a.txt", "b.png", "c.png")
+    mixed = plan(first, **{"data.mix": f"{second}=0.5", "data.validation": str(held)})
+    assert [line.partition("leaves out ")[2] for line in left_out(mixed)] == [
+        "1 .bin",
+        "1 empty",
+        "2 .png",
+    ]
+    assert left_out_shortly(mixed) == "4 left out"
+
+
+def test_inspecting_a_folder_says_it(tmp_path: Path) -> None:
+    source = made(tmp_path, "a.txt", "b.bin")
+    told = "takes 1 text file (23 B), leaves out 1 .bin"
+    look = ["data", "inspect", "--no-lengths", str(source)]
+    shown = CliRunner().invoke(cli, look)
+    assert told in " ".join(shown.output.split())
+    assert json.loads(CliRunner().invoke(cli, [*look, "--json"]).output)["files"] == told
