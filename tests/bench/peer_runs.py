@@ -18,7 +18,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from memconsole.memory.seconds import forward_flops_per_token
+from memconsole.plan import catalog
 from memconsole.plan.machine import stdlib
+from memconsole.plan.plan import Plan, replace
 from tests.bench.trained import run
 
 CHARACTERS = 65
@@ -84,6 +87,32 @@ def prepare(
     codes[cut:].tofile(data / "val.bin")
     (data / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": len(counts)}))
     return Work(place=place, shape=shape, rows=rows, length=length, steps=steps, bf16=bf16)
+
+
+def flops_per_token(work: Work) -> float:
+    """FLOPs of the forward and backward pass, without those that are computed again."""
+    plan = replace(Plan(), {"model.name": str(work.place / "model")})
+    return 3 * forward_flops_per_token(catalog.architecture(plan), work.length)
+
+
+def product_rate() -> float:
+    """FLOP/s of a large product of fp32 matrices in torch, on all cores: the best of several seconds of them."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PRODUCTS], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return float(done.stdout)
+
+
+_PRODUCTS = """
+import time, torch
+a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
+out, best, end = torch.empty(2048, 2048), 0.0, time.perf_counter() + 4
+while time.perf_counter() < end:
+    began = time.perf_counter()
+    torch.mm(a, b, out=out)
+    best = max(best, 2 * 2048**3 / (time.perf_counter() - began))
+print(best)
+"""
 
 
 def ours(work: Work, backend: str) -> Speed:

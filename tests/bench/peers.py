@@ -1,10 +1,11 @@
 """Speed and memory beside what people would use instead: nanoGPT and transformers' Trainer, on this machine's CPU.
 
-    python tests/bench/peers.py [--quick] [--rounds N] [--only WORD]
+    python tests/bench/peers.py [--quick] [--rounds N] [--only WORD] [--skip WORD]
 
 nanoGPT is a checkout named by NANOGPT_DIR; its own train.py runs. The Trainer needs transformers and accelerate. A
 peer that is not there is reported missing. Peer and memconsole take turns in each round, so that a machine that
 slows down slows both. Shown are the medians, and the ratio memconsole / peer of each round: its median, least and most.
+In a second table stands the share of the rate of a large matrix product, which each round measures too.
 """
 
 from __future__ import annotations
@@ -86,11 +87,14 @@ def measured(case: Case, rounds: int, quick: bool) -> dict[str, Any]:
     """Each round's speeds of one case, by who ran it; a peer that is missing says why."""
     steps = case.quick_steps if quick else case.steps
     found: dict[str, list[Speed]] = {}
+    rates: list[float] = []
     missing = ""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         work = peer_runs.prepare(place, case.shape, case.rows, case.length, steps, case.bf16)
+        flops = peer_runs.flops_per_token(work)
         for _ in range(rounds):
+            rates.append(peer_runs.product_rate())
             try:
                 peer = peer_runs.PEERS[case.peer](work)
                 found.setdefault(case.peer, []).append(peer)
@@ -99,7 +103,14 @@ def measured(case: Case, rounds: int, quick: bool) -> dict[str, Any]:
             for backend in BACKENDS:
                 found.setdefault(backend, []).append(peer_runs.ours(work, backend))
     runs = {who: [msgspec.to_builtins(one) for one in speeds] for who, speeds in found.items()}
-    return {"peer": case.peer, "missing": missing, "steps": steps, "runs": runs}
+    return {
+        "peer": case.peer,
+        "missing": missing,
+        "steps": steps,
+        "flops_per_token": flops,
+        "product_rates": rates,
+        "runs": runs,
+    }
 
 
 def table(results: dict[str, Any]) -> str:
@@ -122,6 +133,28 @@ def table(results: dict[str, Any]) -> str:
         for backend in BACKENDS:
             rows.append([case.name, case.peer, *_cells(one, case.peer, backend)])
     return markdown(rows, left=2)
+
+
+def shares(results: dict[str, Any]) -> str:
+    """A row for each case in fp32: the part of the rate of a large product that its training reaches."""
+    rows = [["work", "product, GFLOP/s", "peer", *BACKENDS]]
+    for case in CASES:
+        one = results.get(case.name, {})
+        if case.bf16 or "product_rates" not in one:
+            continue
+        rates = one["product_rates"]
+        cells = [f"{statistics.median(rates) / 1e9:,.0f}"]
+        for who in (case.peer, *BACKENDS):
+            runs = one["runs"].get(who, ())
+            pairs = zip(runs, rates, strict=True) if runs else ()
+            own = [run["tokens_per_second"] * one["flops_per_token"] / rate for run, rate in pairs]
+            cells.append(f"{statistics.median(own):.0%}".replace("%", " %") if own else "missing")
+        rows.append([case.name, *cells])
+    return markdown(rows)
+
+
+TABLES = {"peers": table, "peers-shares": shares}
+"""The tables of the page, by their marks."""
 
 
 def _cells(one: dict[str, Any] | None, peer: str, backend: str) -> list[str]:
@@ -149,11 +182,12 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, help="turns of peer and memconsole (3; quick: 2)")
     parser.add_argument("--only", default="", help="cases whose name has this in it")
+    parser.add_argument("--skip", help="leave out cases whose name has this in it")
     options = parser.parse_args()
     rounds = options.rounds or (2 if options.quick else 3)
     results = json.loads(RESULTS.read_text())["results"] if RESULTS.exists() else {}
     for case in CASES:
-        if options.only not in case.name:
+        if options.only not in case.name or (options.skip and options.skip in case.name):
             continue
         print(f"measuring {case.name}", file=sys.stderr)
         found = measured(case, rounds, options.quick)
@@ -162,8 +196,9 @@ def main() -> None:
         RESULTS.write_text(json.dumps(document, indent=1) + "\n")
         if found["missing"]:
             print(f"{case.peer} is missing: {found['missing']}", file=sys.stderr)
-    print(table(results))
-    into_page(PAGE, "peers", table(results))
+    for mark, made in TABLES.items():
+        print(made(results), end="\n\n")
+        into_page(PAGE, mark, made(results))
 
 
 if __name__ == "__main__":

@@ -157,20 +157,20 @@ def chosen(checkpoints: Checkpoints, which: str) -> LoadedCheckpoint | None:
 
 def _choose(checkpoints: Checkpoints, which: str) -> LoadedCheckpoint | None:
     """Raises `NothingTrainedError`, and `FileNotFoundError` if the checkpoint was deleted meanwhile."""
-    if which == BEST_OR_LAST:
-        which = "last" if checkpoints.best() is None else "best"
-    if which == "last":
+    committed, number = checkpoints.committed(), which.removeprefix("step-")
+    if which in ("best", BEST_OR_LAST):
+        path = checkpoints.best()
+        if path is None and checkpoints.committed() != committed:
+            raise FileNotFoundError("the best checkpoint was deleted while it was looked for")
+    else:
+        same = (p for p in committed if number.isdecimal() and step_of(p) == int(number))
+        path = next(same, None)
+    if which == "last" or (which == BEST_OR_LAST and path is None):
         return checkpoints.newest(
             lambda warning: print(f"warning: {warning}", file=sys.stderr),
             lambda: None,
             owned=False,
         )
-    committed, number = checkpoints.committed(), which.removeprefix("step-")
-    if which == "best":
-        path = checkpoints.best()
-    else:
-        same = (p for p in committed if number.isdecimal() and step_of(p) == int(number))
-        path = next(same, None)
     if path is None and committed:
         kept = ", ".join(f"step-{step_of(p)}" for p in reversed(committed))
         why = "none was saved right after an evaluation" if which == "best" else "it is not kept"

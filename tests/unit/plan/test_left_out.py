@@ -77,7 +77,9 @@ def test_a_linked_folder_and_what_cannot_be_read_are_counted(tmp_path: Path) -> 
     assert words(source) == "takes 1 text file (23 B), leaves out 2 unreadable, 1 linked folder"
 
 
-def test_every_place_that_describes_the_data_says_it(tmp_path: Path) -> None:
+def test_every_place_that_describes_the_data_says_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = plan(made(tmp_path, "a.jsonl", "b.jsonl"))
     found = estimate(whole, card(2**34))
     assert document(whole, found)["files"] == ()
@@ -90,9 +92,10 @@ def test_every_place_that_describes_the_data_says_it(tmp_path: Path) -> None:
     assert f"\ndata {said}\n" in text(mixed, found)
     assert document(mixed, found)["files"] == (said,)
     assert dict(launch_rows(mixed, found))["files"] == said
+    monkeypatch.chdir(tmp_path / "mixed")  # a short name, so that widths decide alone
+    near = PlanView(plan(Path("corpus")))
     wide, narrow = (
-        "".join(span.text for span in summary_lines(PlanView(mixed), width, 7)[1])
-        for width in (400, 120)
+        "".join(span.text for span in summary_lines(near, width, 7)[1]) for width in (400, 80)
     )
     assert wide.endswith(f"tokens/row · {said}")
     assert narrow.endswith("tokens/row · 1 left out")

@@ -15,6 +15,7 @@ from tests.bench import (
     bitnet,
     gpu,
     optimizations,
+    peers,
     presets,
     resuming,
     scanned,
@@ -200,3 +201,10 @@ def test_a_contender_that_is_missing_is_shown_as_missing() -> None:
         "| work | Trainer | 2,000 | 50.0% | 1,024 | 1.00 |",
         "| work | torch | 2,000 | 50.0% | 1,024 | 1.00 |",
     ]
+
+
+def test_the_page_quotes_the_tables_of_peers() -> None:
+    found = json.loads(peers.RESULTS.read_text())["results"]
+    page = peers.PAGE.read_text(encoding="utf-8")
+    for mark, table in peers.TABLES.items():
+        assert f"<!-- {mark} -->\n{table(found)}\n<!-- /{mark} -->" in page
