@@ -145,7 +145,7 @@ def summary(run: RunSnapshot) -> str:
     if ended and ended.best_validation_loss is not None:
         losses.append(ended.best_validation_loss)
     if losses:
-        best = marked(loss.told(_loss(min(losses))), "best_validation_loss", run.uncertain)
+        best = marked(loss.told(min(losses)), "best_validation_loss", run.uncertain)
         rows.append(("Best validation loss", best))
     best_one = best_evaluation(task_of(run.plan), run.evaluations)
     if best_one is not None:
@@ -155,18 +155,18 @@ def summary(run: RunSnapshot) -> str:
         rows.append(
             (
                 "Final training loss",
-                marked(loss.told(_loss(train)), "final_train_loss", run.uncertain),
+                marked(loss.told(train), "final_train_loss", run.uncertain),
             )
         )
     if last is not None:
         rows.append(
             (
                 "Final validation loss",
-                marked(loss.told(_loss(last.loss)), "evaluations", run.uncertain),
+                marked(loss.told(last.loss), "evaluations", run.uncertain),
             )
         )
         if last.train_loss is not None:
-            rows.append(("Same, on training rows", loss.told(f"{last.train_loss:.4f}")))
+            rows.append(("Same, on training rows", loss.told(last.train_loss)))
         for found in figures(task_of(run.plan), last, summary=True):
             label = found.measure.label
             title = f"{label[0].upper()}{label[1:]}'s loss" if found.baseline else f"Final {label}"

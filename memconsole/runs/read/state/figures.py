@@ -57,9 +57,9 @@ class Best(NamedTuple):
 
     @property
     def words(self) -> str:
-        """``0.1234 Recall@10 at step 400, higher is better``."""
+        """``0.1234 Recall@10 at step 400, higher is better``. A reader knows the direction of a loss."""
         found = f"{self.value:.4f} {self.measure.label} at step {self.step:,}"
-        return f"{found}, {self.measure.direction}"
+        return found if self.measure.label == "loss" else f"{found}, {self.measure.direction}"
 
 
 def best_evaluation(task: Task, evaluations: Iterable[StoredEvaluation]) -> Best | None:
