@@ -117,8 +117,18 @@ print(best)
 
 def ours(work: Work, backend: str) -> Speed:
     """A run of memconsole, launched as a person launches it."""
+    report = run(settings(work, backend))
+    speeds = [step["tokens_per_second"] for step in report["steps"][SETTLING:]]
+    return Speed(
+        tokens_per_second=statistics.median(speeds),
+        peak_bytes=report["memory"]["measured"]["host_bytes"],
+    )
+
+
+def settings(work: Work, backend: str) -> dict[str, object]:
+    """What the plan of memconsole's run sets."""
     characters = work.shape["vocab_size"] == CHARACTERS
-    settings: dict[str, object] = {
+    changes: dict[str, object] = {
         "backend": backend,
         "device.name": "cpu",
         "model.name": work.place / "model",
@@ -133,13 +143,8 @@ def ours(work: Work, backend: str) -> Speed:
         "optimize.precision": "bf16" if work.bf16 else "fp32",
     }
     if characters:
-        settings["data.tokenizer"] = work.place / "tokenizer.json"
-    report = run(settings)
-    speeds = [step["tokens_per_second"] for step in report["steps"][SETTLING:]]
-    return Speed(
-        tokens_per_second=statistics.median(speeds),
-        peak_bytes=report["memory"]["measured"]["host_bytes"],
-    )
+        changes["data.tokenizer"] = work.place / "tokenizer.json"
+    return changes
 
 
 def nanogpt(work: Work) -> Speed:

@@ -24,6 +24,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from memconsole.plan import catalog
+from memconsole.plan.plan import Plan, replace
+from memconsole.runs.act.environment import trainer_environment
+from tests.bench.inside import engine_and_batches
 from tests.bench.trained import into_page, machine, markdown
 
 RESULTS = Path(__file__).with_name("results") / "scanned.json"
@@ -40,26 +44,14 @@ def measured(rows: int, data: Path, rounds: int) -> dict[str, Any]:
     import jax.numpy as jnp
     from jax import lax
 
-    from memconsole.plan import catalog
     from memconsole_jax.compiled.step import train_step
-    from memconsole_jax.engine import create
-    from memconsole_trainer.data.stream import BatchShape, BatchStream
-    from memconsole_trainer.tasks.opening import open_data
-    from memconsole_trainer.weights.trained import starting_weights
 
     plan = plan_of(rows, data)
-    model = catalog.model(plan)
-    with tempfile.TemporaryDirectory() as folder:
-        engine = create(plan, None)
-        engine.build(plan, model, STEPS, starting_weights(plan, model))
-        rows_of = open_data(plan, model, Path(folder), _Silent(), {}).rows()
-        stream = BatchStream(rows_of, BatchShape(1, rows, plan.data.sequence_length))
-        batches = [stream.next().batch for _ in range(STEPS)]
-        stream.close()
-    arrays = [engine._trained_arrays(batch) for batch in batches if batch is not None]
+    engine, batches = engine_and_batches(plan, STEPS)
+    arrays = [engine._trained_arrays(batch) for batch in batches]
     stacked = jax.tree.map(lambda *one: jnp.stack(one), *arrays)
     kept, rates, step = engine._kept, engine._rates(), engine._train_step
-    whole = train_step(plan, model, engine._programs._update, engine._programs.disk)
+    whole = train_step(plan, catalog.model(plan), engine._programs._update, engine._programs.disk)
 
     def scan(state: Any, kept: Any, stacked: Any, rates: Any) -> Any:
         return lax.scan(lambda s, one: whole(s, kept, one, rates), state, stacked)
@@ -89,10 +81,7 @@ def measured(rows: int, data: Path, rounds: int) -> dict[str, Any]:
     return {"seconds": seconds, "same_bits": same}
 
 
-def plan_of(rows: int, data: Path) -> Any:
-    from memconsole.plan import catalog
-    from memconsole.plan.plan import replace
-
+def plan_of(rows: int, data: Path) -> Plan:
     changes = {
         "backend": "jax",
         "device.name": "cpu",
@@ -100,17 +89,6 @@ def plan_of(rows: int, data: Path) -> Any:
         "train.batch_size": rows,
     }
     return replace(catalog.preset("lqr"), changes)
-
-
-class _Silent:
-    def phase(self, phase: str, detail: str = "") -> None:
-        """Says nothing."""
-
-    def warning(self, message: str) -> None:
-        """Says nothing."""
-
-    def tick(self) -> None:
-        """Does nothing."""
 
 
 def gain(one: Mapping[str, Any]) -> float:
@@ -154,8 +132,6 @@ def main() -> None:
 
 def _measure(rounds: int) -> None:
     """Each size of a batch in a process of its own."""
-    from memconsole.runs.act.environment import trainer_environment
-
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "lqr.h5"
