@@ -63,6 +63,7 @@ bench: .venv/.installed-dev
 	$(BIN)/python tests/bench/waiting.py
 	$(BIN)/python tests/bench/scanned.py
 	$(BIN)/python tests/bench/starting.py
+	$(BIN)/python tests/bench/step_parts.py
 	$(BIN)/python tests/bench/eight_bit.py
 	$(BIN)/python tests/bench/fine_tuning.py --write
 	$(BIN)/python tests/pty/bar.py

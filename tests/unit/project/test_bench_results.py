@@ -19,6 +19,7 @@ from tests.bench import (
     presets,
     resuming,
     scanned,
+    step_parts,
     tokenizing,
     waiting,
     window_reading,
@@ -103,6 +104,12 @@ def test_what_was_refused_is_refused_now(backend: str) -> None:
         plan = replace(Plan(), {**names[name], "backend": backend, "device.name": "cpu"})
         with pytest.raises(PlanError):
             launched(plan)
+
+
+def test_the_page_quotes_the_parts_of_a_torch_step() -> None:
+    results = json.loads(step_parts.RESULTS.read_text())["results"]
+    assert set(results) == {case.name for case in peers.CASES if not case.bf16}
+    assert f"\n{step_parts.table(results)}\n" in peers.PAGE.read_text(encoding="utf-8")
 
 
 def test_reading_windows_is_fast_and_flat_in_the_size_of_the_file() -> None:
