@@ -20,7 +20,7 @@ from memconsole.memory.state.optimizer_state import state_bytes
 from memconsole.memory.state.sizes import sizes
 from memconsole.memory.state.step_sizes import trained_group
 from memconsole.plan.machine.budget import Budget
-from memconsole.plan.machine.processor import missing_instructions, vectors_alone, wide_vectors
+from memconsole.plan.machine.processor import missing_instructions, slow_vectors, wide_vectors
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
@@ -140,7 +140,7 @@ def _speedup(width: str) -> float:
 
 @lru_cache(maxsize=4)
 def _vector_share(precision: str) -> float:
-    return VECTOR_SHARES[precision.removesuffix("-sr")] if vectors_alone(precision) else 1.0
+    return VECTOR_SHARES[precision.removesuffix("-sr")] if slow_vectors(precision) else 1.0
 
 
 @lru_cache(maxsize=1)

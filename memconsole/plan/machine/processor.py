@@ -21,9 +21,12 @@ def missing_instructions(precision: str, cpuinfo: Path = _CPUINFO) -> str:
     return known[0] if known and not present else ""
 
 
-def vectors_alone(precision: str, cpuinfo: Path = _CPUINFO) -> bool:
-    """Whether an x86 processor has vector instructions for `precision` but no matrix unit (AMX)."""
-    return _instructions(precision, cpuinfo)[1] == {_X86.get(_width(precision), ("",))[0]}
+def slow_vectors(precision: str, cpuinfo: Path = _CPUINFO) -> bool:
+    """Whether the processor's instructions for `precision` are vectors that train slower than fp32's: those of an Intel
+    processor without a matrix unit (AMX). AMD's multiply twice as fast as in fp32 (`tests/bench/peers.py`)."""
+    vectors = {_X86.get(_width(precision), ("",))[0]}
+    amd = "AuthenticAMD" in _features(cpuinfo).get("vendor_id", ())
+    return _instructions(precision, cpuinfo)[1] == vectors and not amd
 
 
 def slower_than_fp32(precision: str, backend: str, cpuinfo: Path = _CPUINFO) -> str:
@@ -36,7 +39,7 @@ def slower_than_fp32(precision: str, backend: str, cpuinfo: Path = _CPUINFO) -> 
         )
     if missing := missing_instructions(precision, cpuinfo):
         return f"this CPU has no {missing}, so that training is far slower than in fp32"
-    if vectors_alone(precision, cpuinfo):
+    if slow_vectors(precision, cpuinfo):
         return "this CPU has 16-bit vectors but no matrix unit (AMX), so that training is slower than in fp32"
     return ""
 

@@ -23,7 +23,7 @@ from memconsole.plan.machine.budget import Budget
 from memconsole.plan.machine.processor import (
     missing_instructions,
     slower_than_fp32,
-    vectors_alone,
+    slow_vectors,
     wide_vectors,
 )
 from memconsole.plan.models.architecture import Architecture, parameters
@@ -304,8 +304,10 @@ def test_a_processor_without_the_instructions_is_told(
 
 
 @pytest.mark.parametrize(
-    ("precision", "line", "alone"),
+    ("precision", "line", "slow"),
     [
+        ("bf16", "vendor_id : GenuineIntel\nflags : fpu avx512_bf16", True),
+        ("bf16", "vendor_id : AuthenticAMD\nflags : fpu avx512_bf16", False),
         ("bf16", "flags : fpu avx512_bf16 sse", True),
         ("bf16-sr", "flags : fpu avx512_bf16 sse", True),
         ("bf16", "flags : fpu avx512_bf16 amx_bf16", False),
@@ -314,11 +316,11 @@ def test_a_processor_without_the_instructions_is_told(
         ("fp32", "flags : fpu avx512_bf16", False),
     ],
 )
-def test_a_processor_without_a_matrix_unit_is_told(
-    precision: str, line: str, alone: bool, tmp_path: Path
+def test_a_processor_whose_16_bit_vectors_train_slowly_is_told(
+    precision: str, line: str, slow: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor : 0\n{line}\n")
-    assert vectors_alone(precision, tmp_path / "cpuinfo") == alone
+    assert slow_vectors(precision, tmp_path / "cpuinfo") == slow
 
 
 @pytest.mark.parametrize(
@@ -376,7 +378,7 @@ def test_the_time_of_16_bits_on_such_a_processor_is_what_was_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a step that is mostly matrices, beside what `make bench` measured, whose speeds scatter by a fifth."""
-    monkeypatch.setattr(seconds, "vectors_alone", lambda precision: precision != "fp32")
+    monkeypatch.setattr(seconds, "slow_vectors", lambda precision: precision != "fp32")
     monkeypatch.setattr(seconds, "missing_instructions", lambda precision: "")
     cpu = Budget(
         name="here",

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from memconsole.plan.machine.processor import missing_instructions, vectors_alone
+from memconsole.plan.machine.processor import missing_instructions, slow_vectors
 from memconsole.plan.plan import Precision
 from memconsole_torch.techniques.optimizer import optimizers
 from memconsole_trainer.techniques import loss_scale
@@ -109,7 +109,7 @@ def _speed(device: torch.device, precision: Precision) -> str:
         missing = missing_instructions(precision)
         if missing:
             return f"slow on this CPU: no {missing}"
-        if vectors_alone(precision):
+        if slow_vectors(precision):
             return "slower than fp32 on this CPU: it has vectors for it, and no matrix unit (AMX)"
         return "native on this CPU"
     return "loss and norms stay float32"
