@@ -22,8 +22,8 @@ from memconsole.plan import plan as plans
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.machine.processor import (
     missing_instructions,
-    slower_than_fp32,
     slow_vectors,
+    slower_than_fp32,
     wide_vectors,
 )
 from memconsole.plan.models.architecture import Architecture, parameters
