@@ -1,1 +1,1 @@
-"""What a plan costs: bytes by component and phase, and time."""
+"""Estimates what a plan needs: bytes by component and phase, and time."""

@@ -14,8 +14,8 @@ _PROGRAM = "one number for the whole step: parts and phases marked ~ are the for
 
 
 OTHERS = (0.8, 1.25)
-"""Least and most that runs of models other than decoders held on a CPU, as factors of exact numbers: what the heap keeps of
-their steps and evaluations varies (`python tests/accuracy/systems.py`)."""
+"""Least and most memory of runs on a CPU of models other than decoders, as factors of their exact numbers. The factors vary
+because the heap keeps more or less freed memory of steps and evaluations (`python tests/accuracy/systems.py`)."""
 _COMPILED = "without torch.compile, whose effect is the formula's"
 
 
