@@ -297,7 +297,7 @@ class TracerThread:
     def _next_neighbour(self, request: ExactRequest, now: float) -> TracedPlan | None:
         if now - request.since > self._patience.neighbours:
             return None
-        for loosely in (True, False):  # First plans without an answer, then those that lack a replay.
+        for loosely in (True, False):  # First plans with no answer, then those without a replay.
             for traced in self._neighbours:
                 if not self._found.settled(traced, loosely=loosely):
                     return traced
