@@ -76,8 +76,8 @@ class JobSupervisor(Supervisor):
         super()._spawn(argv)
 
     def _act(self, request: Request) -> None:
-        """Act on a request. SIGTERM to srun would end every process at once, so on several nodes a stop is passed on by a
-        file."""
+        """Act on a request. SIGTERM to srun would end every process at once, so on several nodes a file passes on a
+        stop."""
         if request.command == "stop" and self._nodes > 1:
             (self.path / STOPPING).touch(mode=0o600)
         else:
@@ -111,8 +111,8 @@ class JobSupervisor(Supervisor):
                 self.handle.signal(signal.SIGTERM)
 
     def _requeues(self, verdict: Verdict) -> bool:
-        """Whether the job goes back to the queue: after the time limit's signal, unless a person or Slurm asked to stop,
-        too."""
+        """Whether the job goes back to the queue: after the time limit's signal, unless a person or Slurm also asked to
+        stop."""
         who = {name for name, _ in self.serving.stops}
         return verdict.reason == "stopped" and who == {TIME_LIMIT} and not self.killing
 

@@ -206,7 +206,7 @@ class Attempt:
             return cause_of(exception)
         self._reported = exception
         cause, record = self._failure(exception)
-        if self.shared:  # The first failure is the cause: the other processes then fail because they lose the connection.
+        if self.shared:  # The first failure is the cause: the others then lose the connection.
             first = files.read_struct(self.path / "error.json", ErrorRecord)
             cause, record = (cause, record) if first is None else (first.cause, first)
         self.emit(self._error(cause, record.message, record.traceback), durable=True)

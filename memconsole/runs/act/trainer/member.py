@@ -1,5 +1,5 @@
-"""A process of an attempt other than the leader. It trains with the leader. The only file of the run that it writes is the
-reason of its own failure."""
+"""A process of an attempt other than the leader. It trains with the leader. The only file of the run that it writes is
+the reason of its own failure."""
 
 from __future__ import annotations
 

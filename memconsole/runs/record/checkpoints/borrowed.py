@@ -1,4 +1,4 @@
-"""Keeps a copy of frozen weights that a run got from another run, because that run may delete its checkpoint or be deleted."""
+"""Keeps frozen weights that a run got from another run, because that run may delete its checkpoint or be deleted."""
 
 from __future__ import annotations
 
