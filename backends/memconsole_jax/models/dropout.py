@@ -1,8 +1,8 @@
 """Dropout inside the layers of a decoder; see `memconsole_trainer.techniques.dropout`.
 
 The random bits of each micro-batch of a training step are one more array of the batch. While a block is traced, the
-context `drawing` gives these bits to its layers, and each layer derives the bits of its own place. Outside of this context
-the layers drop nothing.
+context `drawing` gives these bits to its layers, and each layer derives the bits of its own place. Outside of this
+context the layers drop nothing.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def _workspace(widths: int, q: Tensor, k: Tensor, v: Tensor) -> list[int]:
 
 
 def _parts(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, int]]:
-    """For each part of the queries: its first query, the query after its last one, and how many keys its last query sees."""
+    """For each part of the queries: its first query, the query after its last one, and how many keys the last one sees."""
     length, keys = q.shape[2], k.shape[2]
     for start in range(0, length, QUERIES):
         stop = min(start + QUERIES, length)

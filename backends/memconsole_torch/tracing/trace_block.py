@@ -45,9 +45,9 @@ TOLD = {
     "c": (4003, 64),
     "q": (17, 1),
 }
-"""Each size's prime and its other factor. B rows, S positions, P positions padded to 16, h hidden, f intermediate, k heads
-of keys, g heads of queries for each head of keys, d head size, w head size padded to 32, r rank of the adapters, c numbers
-of a frozen matrix that are decoded at a time, q queries whose capped scores exist at a time."""
+"""Each size's prime and its other factor. B rows, S positions, P positions padded to 16, h hidden, f intermediate, k
+heads of keys, g heads of queries for each head of keys, d head size, w head size padded to 32, r rank of the adapters,
+c numbers of a frozen matrix that are decoded at a time, q queries whose capped scores exist at a time."""
 ROWS, LENGTH, HIDDEN, RANK, SLICE, QUERIES = (math.prod(TOLD[name]) for name in "BShrcq")
 
 

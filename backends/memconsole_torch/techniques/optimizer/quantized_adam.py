@@ -33,8 +33,8 @@ MOST_THREADS = 4
 DEVICE_SLICE = 2**20
 """Elements per slice on other devices, where each slice costs some 25 kernel launches."""
 Slice: TypeAlias = tuple[Tensor, Tensor, dict[str, Tensor], int, dict[str, Any]]
-"""A slice of a weight, the same slice of its gradient, the weight's state, the index of the slice's first element, and the
-weight's group."""
+"""A slice of a weight, the same slice of its gradient, the weight's state, the index of the slice's first element, and
+the weight's group."""
 _TINY = torch.finfo(torch.float32).tiny
 
 

@@ -128,7 +128,7 @@ def open_table(
     data: DataChoice,
     tick: Callable[[], None] = lambda: None,
 ) -> Any:
-    """`load_table` of files that may be compressed; its errors name them and not what was unpacked."""
+    """`load_table` of files that may be compressed. Errors name these files and not the unpacked ones."""
     plain = _plain(files, data, tick)
     try:
         return load_table(kind, plain)
