@@ -96,7 +96,7 @@ def run_together(run: RunDirectory, number: int, count: int, launch: Launch) -> 
     failed = launch(count, arguments, path / "processes", path / STOPPING)
     if failed < 0:
         with contextlib.suppress(OSError):
-            (path / "error.json").unlink()  # written by a process that lost the connection to the one that died
+            (path / "error.json").unlink()  # written after the other one died
         _die_of(-failed)
     if not failed and together.here().node:
         return 0  # the first node records how the run ended

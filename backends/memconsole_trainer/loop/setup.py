@@ -195,7 +195,7 @@ def set_up(attempt: Attempt) -> Job:
 
 
 def _origin(plan: Plan, weights: WeightSource) -> str:
-    """Where the weights came from, and what was read."""
+    """The origin of the weights, and how many were read."""
     words = origin(plan).words
     return f"{words}: {weights.read}" if isinstance(weights, HuggingFaceWeights) else words
 

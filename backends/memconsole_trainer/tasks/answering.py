@@ -1,4 +1,4 @@
-"""Answers held-out records with the model, and scores the answers beside two simple baselines."""
+"""Answers held-out records with the model, and scores the answers, with two simple baselines for comparison."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Answers = Mapping[str, str]
 
 
 class Answered(NamedTuple):
-    """What the model said to a record."""
+    """The model's answer to a record."""
 
     prompt: str
     text: str
@@ -73,7 +73,7 @@ class Answerer:
         seed: int = 0,
         top_p: float = 1.0,
     ) -> Answered:
-        """The answers to one record, which need not hold any. Raises `RecordError`."""
+        """The model's answers to one record, whose own answers are not needed. Raises `RecordError`."""
         question = self.template.question(record.fields)
         prompt = prompt_ids(self.tokenizer, question)
         room = self._room(prompt)
