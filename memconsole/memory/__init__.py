@@ -1,1 +1,1 @@
-"""Estimates what a plan needs: bytes by component and phase, and time."""
+"""Estimates what a plan needs: bytes by component and phase, and time. To *price* a plan means to make this estimate."""

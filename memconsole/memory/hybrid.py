@@ -110,7 +110,7 @@ def _folded(plan: Plan, model: Model, tables: Tables) -> MemoryTable:
     at_most, band_from = high + wider, base.band_from
     most = int(MOST.get(base.backend, MOST["torch"]) * peak)
     if kind == "cpu" and most > at_most:
-        at_most, band_from = most, "what hybrid runs held over the estimate"
+        at_most, band_from = most, "measured peaks of hybrid runs over their estimates"
     return msgspec.structs.replace(
         base,
         tier=columns[peak_phase].tier,

@@ -159,7 +159,7 @@ def _compiled(lowered: Any, place: Target) -> Needed:
         return Needed(found, refused=True)
     m = compiled.memory_analysis()
     if m is None:
-        raise PlanError(f"XLA tells no memory plan for {place.name}")
+        raise PlanError(f"XLA reports no memory plan for {place.name}")
     lasting = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
     needed = m.peak_memory_in_bytes if place.kind == "tpu" else lasting + m.temp_size_in_bytes
     host = (

@@ -77,7 +77,7 @@ def target(name: str, kind: str, count: int = 1, nodes: int = 1) -> Target:
         return _nvidia(name, device, count, nodes)
     if device.kind == "rocm":
         raise PlanError(
-            f"{device.label}: XLA's ROCm plugin does not compile without an AMD GPU here; only the formula prices it"
+            f"{device.label}: XLA's ROCm plugin does not compile without an AMD GPU here; only the formula estimates it"
         )
     raise PlanError(f"{device.label}: JAX does not train on it")
 

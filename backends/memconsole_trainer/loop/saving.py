@@ -79,8 +79,8 @@ class Saver:
         if self._job.data.hashes.changed and not self._told_changed:
             self._told_changed = True
             self._watch.warn(
-                "the data has changed on disk during this run: what was read again is not what was "
-                "read before"
+                "the data has changed on disk during this run: reading it again gave other content "
+                "than before"
             )
 
     def write(

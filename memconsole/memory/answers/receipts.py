@@ -68,7 +68,7 @@ def calibrated(
 ) -> MemoryTable:
     """`table` with its peak corrected and its band narrowed by the runs of its setup; unchanged without runs.
 
-    `price` estimates an earlier plan with the present formulas, so that runs made with older formulas count too.
+    `price` estimates an earlier plan with the current formulas, so that runs made with older formulas count too.
     """
     setup, programs = setup_of(plan), programs_of(plan, table.budget.kind)
     compiled = False

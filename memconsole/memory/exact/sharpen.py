@@ -245,7 +245,7 @@ def _band(
     if table.budget.kind == "cpu":
         low, high, why = *sure.allocated, sure.source
         if table.band_from == general.WHERE_FROM:
-            low, high, why = *OTHERS, "what runs of other models than decoders held"
+            low, high, why = *OTHERS, "measured peaks of runs of models other than decoders"
         return costs.band_bytes(peak * low, peak * high), why
     low, high = sure.reserved if replayed else sure.unreplayed
     least = max(peak * sure.allocated[0], reserved * low)

@@ -232,7 +232,7 @@ class TracerThread:
             self._found.keep(traced, heard.exact, heard.timeline)
             self._write(traced, heard)
         elif not asked.doubtful:
-            self._found.problems[traced.key] = heard.problem or "the tracer found nothing out"
+            self._found.problems[traced.key] = heard.problem or "the tracer returned no result"
         self._tell()
 
     def _write(self, traced: TracedPlan, answer: TracerAnswer) -> None:

@@ -147,11 +147,11 @@ class DataHashes:
             known = state["parts"].get(name)
             same = part.check(known, CHECKED_BYTES if untouched else None, tick) if known else ""
             if same == "changed":
-                return "what was read of it is not the same"
+                return "the content that was read before is not the same"
             found.add(same)
         if untouched or found == {"same"}:
             return ""
-        return "its files have been written, and not all of them had been read before"
+        return "its files were written again, and not all of their content had been read before"
 
 
 def text_content(texts: Iterable[str | bytes]) -> Content:

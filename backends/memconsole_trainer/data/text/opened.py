@@ -110,7 +110,7 @@ def alone(plan: Plan, source: Documents | TokenRows, split: Split | None = None)
 
 
 def _check_alike(key: str, first: TextPart, others: list[TextPart]) -> None:
-    """Refuse rows of tokens beside texts: the tokens may be another tokenizer's."""
+    """Refuse rows of tokens together with texts: the tokens may be those of another tokenizer."""
     for part in others:
         if isinstance(part.source, TokenRows) != isinstance(first.source, TokenRows):
             kinds = {True: "rows of tokens", False: "texts"}

@@ -41,7 +41,7 @@ def before_it_began(run: RunDirectory, job: JobRecord, found: SlurmJob | None) -
     why = (
         clean_line(said[-1], 300)
         if said
-        else f"it wrote nothing to {run.job_log}, which it may not have: do the nodes share this folder?"
+        else f"it wrote nothing to {run.job_log}, which may not exist on its node: do the nodes share this folder?"
     )
     words = f"{job.words} {_ended(found)} before it began to train: {why}"
     reason = "unknown" if found is GONE else "crashed"

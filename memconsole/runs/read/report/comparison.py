@@ -9,7 +9,7 @@ import msgspec
 from memconsole.plan.sections.hybrid import PHASES
 
 _STEP = "training step"
-_HIGHEST = "held most, and has no estimate of its own"
+_HIGHEST = "has the highest peak, and no estimate of its own"
 _BETWEEN = {"evaluation": ("evaluate",), "checkpoint": ("checkpoint",)}
 
 

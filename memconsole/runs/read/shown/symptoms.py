@@ -100,7 +100,7 @@ def overfitting(plan: Plan, state: RunState) -> Symptom | None:
         helps.append(Help({"train.weight_decay": 0.1}, "keep weights small"))
     if plan.model.target_params is not None:
         fewer = {"model.target_params": plan.model.target_params // 2}
-        helps.append(Help(fewer, "a smaller model learns less by heart"))
+        helps.append(Help(fewer, "a smaller model memorizes less"))
     words = (
         f"overfitting: validation loss {last:.4f}, best {best:.4f} at step {best_step:,}, while the "
         f"training loss is {state.loss:.4f}"

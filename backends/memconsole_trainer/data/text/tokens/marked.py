@@ -24,7 +24,7 @@ def marked_dtype(largest_id: int) -> type[np.int16] | type[np.int32]:
 
 
 def pad(tokens: Tokens) -> int:
-    """The value of `tokens`' type that stands for no token."""
+    """The padding value in the type of `tokens`, which stands for no token."""
     return int(np.iinfo(tokens.dtype).min)
 
 

@@ -182,7 +182,7 @@ class Tokenizer:
         return text
 
     def save(self, path: Path) -> None:
-        """Write `tokenizer.json` atomically, and beside it what names its special tokens."""
+        """Write `tokenizer.json` atomically, and beside it the file that names its special tokens."""
         beside = path.with_name(tokenizer_config.CONFIG)
         write_atomic(beside, msgspec.json.format(msgspec.json.encode(self.config)))
         write_atomic(path, self._inner.to_str().encode())

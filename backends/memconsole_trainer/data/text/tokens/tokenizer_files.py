@@ -38,7 +38,7 @@ _NEVER = -10_000.0
 
 
 def read(path: Path) -> tuple[Any, TokenizerConfig]:
-    """The tokenizer of a file or a directory, with what lies beside it. Raises `PlanError`."""
+    """The tokenizer of a file or a directory, and the configuration beside it. Raises `PlanError`."""
     file = tokenizer_file(path) if path.is_dir() else path
     if file is None or not file.is_file():
         raise PlanError(
