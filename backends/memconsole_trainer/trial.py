@@ -34,7 +34,7 @@ first step."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What was tried, how it went, and the figures."""
+    """The result of one test: what was tested, its state, and the figures."""
 
     what: str
     state: str

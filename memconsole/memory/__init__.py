@@ -1,1 +1,4 @@
-"""Estimates what a plan needs: bytes by component and phase, and time. To *price* a plan means to make this estimate."""
+"""Estimates what a plan needs: bytes by component and phase, and time.
+
+To *price* a plan is to make this estimate, and its *price* is the result.
+"""

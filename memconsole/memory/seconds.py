@@ -84,7 +84,8 @@ def step_flops(plan: Plan, model: Model) -> float:
 
 
 def _step_flops_in_general(plan: Plan, model: Model) -> float:
-    """The same from the task's FLOPs per row. Recomputed matmuls and attention are not distinguished."""
+    """FLOPs of an optimizer step of any model, from the task's FLOPs per row. Recomputed matmuls and attention are not
+    distinguished."""
     o = plan.optimize
     again = {"none": 0.0, "selective": 0.05}.get(o.gradient_checkpointing, 1.0)
     again *= _flow(plan, model).blocks / max(1, model.layers)

@@ -157,7 +157,7 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Saving(msgspec.Struct, frozen=True, kw_only=True):
-    """What setting one toggle to one value would do to the whole estimate."""
+    """The change of the whole estimate if one toggle is set to one value."""
 
     key: str
     value: str | int | bool | None

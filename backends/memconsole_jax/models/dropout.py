@@ -44,7 +44,7 @@ class Rates:
 
 
 class _Drawing:
-    """What is being traced: its random bits, and how many places have taken some."""
+    """The state of tracing a layer: its random bits, and how many places have taken some."""
 
     def __init__(self, rates: Rates, bits: Array) -> None:
         self.rates, self._bits, self._places = rates, bits, 0

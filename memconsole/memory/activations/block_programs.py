@@ -76,7 +76,7 @@ class Program(msgspec.Struct, frozen=True):
     backward: tuple[Live, ...]
     """Peak moments of the backward pass, including kept activations and the gradient of the output."""
     adding: tuple[Live, ...]
-    """The same if gradients of weights are added to those of an earlier micro-batch."""
+    """Peak moments of the backward pass if gradients of weights are added to those of an earlier micro-batch."""
     gradients: int
     """Bytes of the weights' gradients that remain after the backward pass."""
 

@@ -27,8 +27,8 @@ from memconsole.plan.plan import Plan, PlanError
 NOISE = 0.02
 """Standard deviation of the log ratio between runs of one setup where the framework counts its own tensors."""
 NOISE_HEAP = 0.08
-"""The same on a CPU whose heap keeps freed memory: it packs tensors differently in each run. docs/estimates.md has the
-runs."""
+"""The same on a CPU whose heap keeps freed memory, because it packs tensors differently in each run. docs/estimates.md
+lists the runs."""
 NOISE_RUNS = 4
 """The weight of the prior noise, in runs, against the scatter of a setup's own runs."""
 POINTS = 400

@@ -232,7 +232,7 @@ def smallest_device_fitted(
     price: Price = table_of,
     allow: Allowed = NOTHING,
 ) -> str | None:
-    """The same, but optimizations may change if they keep the training result or change only what `allow` names. A
+    """As `smallest_device`, but optimizations may change if they keep the training result or change only `allow`. A
     plan's memory depends only on the kind of device. Each kind is searched until a plan fits. If none fits, the search
     gives the least bytes of any plan, and smaller devices of that kind are skipped."""
     needs: dict[str, int] = {}

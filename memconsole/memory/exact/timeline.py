@@ -83,6 +83,6 @@ class TracerAnswer(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     exact: Exact | None = None
     timeline: AffineTimeline | None = None
-    """The same for other batch sizes and lengths, if the tracer can derive them."""
+    """Exact numbers for other batch sizes and lengths, if the tracer can derive them."""
     problem: str = ""
     """Why there is no result, in one sentence that says what to install or change."""

@@ -27,7 +27,7 @@ from memconsole_trainer.techniques.blockwise import BLOCK
 CPU_SLICE = 2**17
 """Elements per slice on a CPU: 2 MiB of buffers, which stay in the processor's cache."""
 THREAD_SLICE = 2**16
-"""The same in each of several threads."""
+"""Elements per slice on a CPU if several threads update slices."""
 MOST_THREADS = 4
 """Threads that update slices; more would wait for the interpreter."""
 DEVICE_SLICE = 2**20

@@ -131,7 +131,7 @@ class DataHashes:
         return any(part.changed for part in self._parts.values())
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """The hashes to store in a checkpoint, as JSON values."""
         parts = {name: part.state() for name, part in self._parts.items()}
         return {"files": self._files, "parts": parts}
 

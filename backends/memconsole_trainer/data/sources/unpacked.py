@@ -78,7 +78,11 @@ def _unpack(path: Path, whole: Path, most_bytes: int, tick: Callable[[], None]) 
                     folder, len(piece)
                 ):
                     spared = format_bytes(disk_cache.SPARED_BYTES)
-                    raise OSError(errno.ENOSPC, f"no room: {spared} of the disk are left for checkpoints", str(part))
+                    raise OSError(
+                        errno.ENOSPC,
+                        f"no room: {spared} of the disk are left for checkpoints",
+                        str(part),
+                    )
                 out.write(piece)
                 tick()
             out.flush()

@@ -146,7 +146,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     symptoms: tuple[Symptom, ...] = ()
     """What went wrong, with the settings that act on it."""
     average_units_per_second_each: float | None = None
-    """The same speed for each of its devices; None for a run on one."""
+    """`average_units_per_second` divided by the number of devices; None for a run on one device."""
     slowest: SlowestLine | None = None
     """The slowest process, if the run has several that report how long they wait."""
     jumps: JumpsLine | None = None
