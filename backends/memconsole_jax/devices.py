@@ -68,8 +68,8 @@ def prepare(plan: Plan) -> None:
 
 
 def found(plan: Plan, size: int = 1) -> tuple[Any, ...]:
-    """The plan's devices: `device.count` of them, from that of `device.name` on. Each of `size`
-    processes has an equal share, in the order of their ranks.
+    """This process's devices among the plan's: `device.count` of them, beginning with `device.name`. Each of
+    `size` processes has an equal share, in the order of their ranks.
 
     Raises `PlanError` if a process has fewer.
     """
@@ -182,16 +182,16 @@ def _cpu_features() -> str:
 
 
 class DeviceMemory:
-    """The memory of a device: on a CPU what this process holds since `start`, divided by the number
-    of devices that share it; elsewhere what XLA's allocator holds, on the fullest one of this
-    process."""
+    """The memory in use on a device. On a CPU it is the growth of this process since `start`, divided by the
+    number of devices that share it. Elsewhere it is what XLA's allocator has in use on the fullest device of
+    this process."""
 
     def __init__(self, devices: tuple[Any, ...], facts: DeviceFacts) -> None:
         self._devices, self._total = devices, facts.total_bytes
         self._host = HostMemory() if facts.kind == "cpu" else None
 
     def start(self) -> None:
-        """Take the baseline of a CPU."""
+        """On a CPU: take the current memory as zero."""
         if self._host is not None:
             self._host.start()
 
@@ -214,7 +214,7 @@ class DeviceMemory:
 
 
 def _held(stats: Mapping[str, int]) -> MemoryReading:
-    """What XLA's allocator says of a device."""
+    """A reading from the statistics of XLA's allocator."""
     return MemoryReading(
         stats.get("bytes_in_use"),
         stats.get("peak_bytes_in_use"),

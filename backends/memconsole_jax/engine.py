@@ -102,8 +102,8 @@ class JaxEngine:
         return devices.platform_lines(self._plan, self.device)
 
     def prepare(self, plan: Plan, model: Model) -> None:
-        """Begin to compile, from shapes alone. Several processes compile in the same order, and so in
-        `build`."""
+        """Begin to compile, from shapes alone. Several processes must compile in the same order, so they do
+        it in `build`."""
         if self.gang.size == 1:
             self._compiling = compiling.begun(self._programs_of(plan, model))
 
@@ -142,7 +142,7 @@ class JaxEngine:
         self._trained = TrainState(trained, state, self._precision(None), averages)
 
     def _take(self, compiled: Compiled, model: Model) -> None:
-        """Use what was compiled, and compile what only a hybrid plan needs."""
+        """Use the compiled programs, and compile those that only a hybrid plan needs."""
         self._initialize = compiled.initialize
         self._train_step = compiled.train_step
         self._evaluation_step = compiled.evaluation_step
@@ -201,7 +201,7 @@ class JaxEngine:
         self._move(part, partial(held.release, keeping=keeping))
 
     def fetch(self, part: Part) -> None:
-        """JAX copies and decodes beside the host's work."""
+        """Begin to bring a released `part` back. JAX copies and decodes asynchronously."""
         self.restore(part)
 
     def restore(self, part: Part) -> None:
@@ -220,7 +220,7 @@ class JaxEngine:
             self._trained = self._trained._replace(average=first(self._trained.weights))
 
     def compute_in(self, compute: Precision) -> None:
-        """Take the gradient steps from here on in this precision."""
+        """Compute all further gradient steps in this precision."""
         self._train_step = self._steps[compute]
 
     def count_step(self, loss: float) -> None:

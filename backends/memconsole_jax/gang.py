@@ -1,4 +1,4 @@
-"""The processes of a JAX run on several nodes, and how they talk."""
+"""The processes of a JAX run on several nodes, and how they communicate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from memconsole_trainer.gang import Alone
 MEETING_SECONDS = 900
 """How long the processes wait for one another at the start."""
 HEARTBEAT_SECONDS = 60
-"""JAX ends all processes after one has been silent for so long: it hangs, or its node is gone."""
+"""Seconds of silence of one process after which JAX ends all processes: it hangs, or its node is gone."""
 LEAVING_SECONDS = 60
 SLICE_SECONDS = 1.0
 """How long a process waits for a message before it looks whether another one has failed."""
@@ -75,7 +75,7 @@ class Processes:
         return self._wait(f"{_FOLDER}{self._round}")
 
     def _hear(self) -> list[str]:
-        """What all others say. Whoever says it has read the answer of the round before."""
+        """The messages of all other processes. A process that sends one has read the answer of the last round."""
         self._round += 1
         names = [f"{_FOLDER}{self._round}/{rank}" for rank in range(1, self.size)]
         found = [self._wait(name) for name in names]
@@ -106,8 +106,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def join(plan: Plan, run_directory: Path | None = None) -> Processes | Alone:
-    """Meet the other processes of a run. Returns at once if there is one. Call it before JAX opens its
-    devices.
+    """Join the other processes of a run. Returns at once if the run has one process. Call it before JAX opens
+    its devices.
 
     Raises `PlanError` if this process was not started with the others, and `MeetingError` if it does not
     find them.
@@ -133,7 +133,7 @@ def _meet(plan: Plan, count: int) -> None:
     if plan.device.name == "cpu":
         _check_own_name()
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # It would take SIGTERM, which asks a run to stop.
+    # JAX's preemption service would handle SIGTERM, which asks a run to stop.
     jax.config.update("jax_enable_preemption_service", False)
     alone = os.environ.get("MEMCONSOLE_OWN_NODE") == "0"
     rank = int(os.environ["RANK"])
@@ -158,8 +158,8 @@ def _meet(plan: Plan, count: int) -> None:
 
 
 def _reach(address: str) -> None:
-    """Wait until the first process listens. JAX would abort this process instead of telling that it
-    does not. Raises `MeetingError`."""
+    """Wait until the first process listens. Raises `MeetingError` if it does not; JAX would abort this process
+    instead of raising an error."""
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + MEETING_SECONDS
     while True:

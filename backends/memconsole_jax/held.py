@@ -59,8 +59,8 @@ class Coded(Released):
     specifies, with the largest element of each block exact. `kept` holds the codes
     (tensors, n).
 
-    A block's scale has the sign of its largest element, which thus becomes 1, a value of the map.
-    So what was decoded can be encoded again without another error.
+    A block's scale has the sign of its largest element, so this element becomes 1, which is a value of the
+    map. Therefore decoded numbers can be encoded again without a further error.
     """
 
     scales: Array
@@ -101,7 +101,8 @@ class Dropped(Released):
 
 
 def release(tree: Any, keeping: Keeping = "cpu") -> Any:
-    """Free each array of `tree`, one after another. Arrays that are released already stay so."""
+    """Free the device memory of each array of `tree`, one after another. Arrays that are released already stay
+    released."""
 
     def one(path: Any, x: Any) -> Released:
         if isinstance(x, Released):
@@ -115,8 +116,8 @@ def release(tree: Any, keeping: Keeping = "cpu") -> Any:
 
 
 def prepare(shapes: Any, keeping: Keeping) -> None:
-    """Compile what releases and restores arrays of these shapes, one array at a time. Later the
-    compiler's memory would be counted as theirs."""
+    """Compile the functions that release and restore arrays of these shapes, one array at a time. If this
+    were done later, the compiler's memory would be counted as that of the arrays."""
     if keeping == "compress":
         tree_map_with_path(
             lambda path, x: _released(path, zeros(x, x.dtype), keeping).restored().delete(), shapes
@@ -124,7 +125,7 @@ def prepare(shapes: Any, keeping: Keeping) -> None:
 
 
 def zeros(shape: Any, dtype: Any) -> Array:
-    """Zeros where `shape` is: a shape with a sharding."""
+    """Zeros with the shape and the sharding of `shape`."""
     return put_to_replace(np.zeros(shape.shape, dtype), shape.sharding)
 
 
@@ -147,8 +148,8 @@ def _released(path: Any, x: Array, keeping: Keeping) -> Released:
 
 
 def restore(tree: Any) -> Any:
-    """Move each array of `tree` back to the device, one after another, and free what was held of it. Arrays already
-    there stay."""
+    """Move each array of `tree` back to the device, one after another, and free its copy or codes. Arrays that are
+    already there stay."""
 
     def one(x: Any) -> Any:
         if not isinstance(x, Released):

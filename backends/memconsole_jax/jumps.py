@@ -90,7 +90,8 @@ class JaxJumps:
         return jax.jit(evaluation).lower(shapes, self._programs.kept_shapes, arrays).compile()
 
     def _prepare(self) -> None:
-        """Compile what moves weights. Later the compiler's memory would be counted as theirs."""
+        """Compile the functions that move weights. If this were done later, the compiler's memory would be counted as
+        that of a jump."""
         shapes = self._programs.trained_shapes
         path = {n: held.zeros(x, jnp.bfloat16) for n, x in shapes.items()}
         base = {n: self._copied(n, held.zeros(x, x.dtype)) for n, x in shapes.items()}
@@ -100,7 +101,7 @@ class JaxJumps:
         jax.block_until_ready(_moved_in_place(weights, path, 1.0))
 
     def _copied(self, name: str, weight: Array) -> Array:
-        """What a jump tries in place of a weight."""
+        """The array that a jump tries in place of a weight."""
         return weight.astype(jnp.bfloat16) if self._narrow[name] else weight
 
     def snapshot(self) -> None:
@@ -131,7 +132,7 @@ class JaxJumps:
         return dict(found)
 
     def begin(self, path: Path) -> None:
-        """Get ready to move along `path`."""
+        """Prepare to try moves along `path`."""
         weights = self._weights()
         for name, narrow in self._narrow.items():
             weight = weights[name]
@@ -157,7 +158,7 @@ class JaxJumps:
         return float(sum(jax.device_get(sums)))
 
     def losses(self, batch: Batch, scale: float) -> NDArray[np.float64]:
-        """The same of each group of rows, one after another."""
+        """The summed loss of each group of rows of `batch`, computed one after another."""
         moved = _moved(self._base, self._path, scale) if scale else self._base
         kept, rows = self._kept(), self._groups * self._group_rows
         found = [

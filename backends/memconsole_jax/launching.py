@@ -20,16 +20,16 @@ from memconsole_trainer.stopping import pass_on
 
 POLL_SECONDS = 0.1
 LAST_WORDS_SECONDS = 15.0
-"""How long the others may take to tell that a process has failed, before they are killed."""
+"""How long the other processes may take to end after one has failed, before they are killed."""
 
 
 def launch(count: int, arguments: Sequence[str], folder: Path, stopping: Path) -> int:
     """Run `python ARGUMENTS` in `count` processes until all have ended. Their output goes to files in
     `folder`, that of rank 0 to this process's. On several nodes, each starts one of them.
 
-    SIGTERM is passed on to all of them, and `stopping` tells those that are still starting, and those
-    of several nodes. Returns 0, or the exit code of the process that failed first; negative if a
-    signal killed it.
+    SIGTERM is passed on to all of them. The file `stopping` passes it on to processes that are still
+    starting and to those on other nodes. Returns 0, or the exit code of the process that failed first;
+    negative if a signal killed it.
     """
     place = together.here()
     several = place.nodes > 1
@@ -44,7 +44,7 @@ def launch(count: int, arguments: Sequence[str], folder: Path, stopping: Path) -
 
 
 def told(rank: int, count: int, address: str, *, own: bool) -> dict[str, str]:
-    """The variables by which a process knows its place. `own`: it has a machine of its own."""
+    """The environment variables that give a process its rank. `own`: it has a machine of its own."""
     return {
         MEMBER: "1",
         "RANK": str(rank),
@@ -83,7 +83,7 @@ def _wait(running: dict[int, subprocess.Popen[bytes]]) -> int:
         codes = [code for code in ended.values() if code]
         if codes and failed is None:
             failed = first_of(codes)
-            # Only a process that failed by itself leaves something to tell.
+            # Only after a process failed with an error of its own is there something for the others to report.
             deadline = time.monotonic() + (LAST_WORDS_SECONDS if failed > 0 else 0)
         if time.monotonic() >= deadline:
             for process in running.values():
@@ -95,7 +95,7 @@ def _wait(running: dict[int, subprocess.Popen[bytes]]) -> int:
 
 def first_of(codes: Sequence[int]) -> int:
     """The exit code of the process that failed first, if several ended at almost the same time. JAX aborts a process
-    that loses touch with another one; that exit code is only a consequence."""
+    that loses the connection to another one; such an exit code is only a consequence."""
     return min(codes, key=lambda code: (code == -signal.SIGABRT, code > 0))
 
 

@@ -14,8 +14,8 @@ from memconsole_trainer.host.platform_lines import cpu_name
 
 
 def resolve(choice: DeviceChoice, place: int = 0) -> torch.device:
-    """The torch device of `device.name`; auto prefers ROCm or CUDA, then MPS, then the CPU. With
-    several GPUs, the one `place` further on.
+    """The torch device of `device.name`; auto prefers ROCm or CUDA, then MPS, then the CPU. `place` is
+    added to the number of a GPU: it is this process's number on its machine.
 
     Raises `PlanError` for a device that this machine or this backend does not have.
     """
@@ -91,7 +91,7 @@ def line(device: torch.device, found: DeviceFacts) -> str:
 
 
 class DeviceMemory:
-    """How full the device is: as its allocator counts, or by the growth of the heap on a CPU."""
+    """The memory in use on the device: by its allocator's count, or on a CPU by the growth of the heap."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -209,7 +209,7 @@ class TorchEngine:
         self._pending = rate, loss / sums, scale
 
     def update(self) -> None:
-        """Move the weights by the gradients of the last `backward`, and let go of them."""
+        """Update the weights with the gradients of the last `backward`, and free the gradients."""
         self._held.need("weights", "optimizer", "gradients")
         if self._pending is None:
             raise RuntimeError("there are no gradients to update with: call backward first")
@@ -240,7 +240,7 @@ class TorchEngine:
             optimizers.set_step(self._optimizer, 0)
 
     def fetch(self, part: Part) -> None:
-        """Begin to bring a released `part` back."""
+        """Begin to bring a released `part` back to the device."""
         self._held.fetch(part)
 
     def restore(self, part: Part) -> None:
@@ -260,7 +260,7 @@ class TorchEngine:
             self._average.restart()
 
     def compute_in(self, compute: Precision) -> None:
-        """Take the gradient steps from here on in this precision."""
+        """Compute all further gradient steps in this precision."""
         self._compute = compute
 
     def count_step(self, loss: float) -> None:
@@ -302,8 +302,9 @@ class TorchEngine:
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> LossSum:
-        """Summed loss over `batches` without gradients; one read-back at the end. A CPU's sums are read at
-        once: a tensor that stayed in its heap would cut the memory that a batch frees for the next one."""
+        """Summed loss over `batches` without gradients, read from the device once at the end. On a CPU the
+        sums are read after each batch: a tensor that stays allocated in the heap would fragment the memory
+        that a batch frees for the next one."""
         self._held.need("weights")
         sums: list[Any] = []
         on_cpu = self._device.type == "cpu"
@@ -432,7 +433,7 @@ class TorchEngine:
 
     @contextmanager
     def _evaluated(self) -> Iterator[None]:
-        """The module has the weights to evaluate: their average where there is one."""
+        """A context in which the module has the weights to evaluate: their moving average if there is one."""
         with nullcontext() if self._average is None else self._average.shown():
             yield
             if self._rows is not None:
@@ -440,7 +441,7 @@ class TorchEngine:
 
     @property
     def _total(self) -> optimizers.Total | None:
-        """Adds up what processes that hold different rows of the gradients computed."""
+        """A function that adds up a scalar over processes that hold different rows of the gradients, if they do."""
         if self._rows is None or not isinstance(self.gang, Processes):
             return None
         return self.gang.total

@@ -1,4 +1,4 @@
-"""Counts the time that a process spends in exchanges with the others, the wait for them included."""
+"""Measures the time that a process spends in exchanges with the others, the wait for them included."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import TypeAlias
 import torch
 
 Mark: TypeAlias = "float | torch.cuda.Event"
-"""A moment: of the host's clock, or of the stream that was current."""
+"""A moment: seconds of the host's clock, or an event on the stream that was current."""
 
 
 class Exchanges:
-    """On a CPU a process stands still in an exchange, and its clock counts. On a GPU the host goes on, and
-    the time of the stream counts that waits for the exchange, as far as it is known yet."""
+    """The time in exchanges. On a CPU a process blocks during an exchange, so the host's clock measures it.
+    On a GPU the host goes on; the time is measured on the stream that waits for the exchange, as far as
+    it is known yet."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -41,7 +42,7 @@ class Exchanges:
 
     @property
     def seconds(self) -> float:
-        """The time in all."""
+        """The total time."""
         while self._pending and self._pending[0][1].query():
             began, ended = self._pending.popleft()
             self._seconds += began.elapsed_time(ended) / 1000

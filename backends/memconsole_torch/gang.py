@@ -1,4 +1,4 @@
-"""The processes of a torch run, as torchrun starts them, and how they talk."""
+"""The processes of a torch run, as torchrun starts them, and how they communicate."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Processes:
         return data.decode()
 
     def total(self, value: Tensor) -> Tensor:
-        """The sum of a device tensor over all processes, in its place."""
+        """Sum a device tensor over all processes, in place."""
         began = self.exchanges.mark()
         dist.all_reduce(value)
         self.exchanges.count(began)
@@ -68,9 +68,9 @@ def local_rank() -> int:
 
 
 def join(count: int, device: torch.device) -> Processes | Alone:
-    """Meet the other processes of a run on `count` devices. Returns at once if there is one.
+    """Join the other processes of a run on `count` devices. Returns at once if `count` is 1.
 
-    Raises `PlanError` if this process was not started with the others, or torch has one such device.
+    Raises `PlanError` if this process was not started with the others, or if there can be only one such device.
     """
     if count == 1:
         return Alone()

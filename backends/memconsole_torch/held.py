@@ -61,12 +61,12 @@ class Coded:
 
 
 class Held:
-    """Releases and restores parts. The tensors stay the same objects, so that whoever refers to
-    them need not know.
+    """Releases and restores parts. The tensors stay the same objects, so references to them stay valid.
 
-    `tensors` gives those of a part. If the device's memory is the host's (not `moves`), nothing is
-    moved to the host. Tensors that are not on the device stay where they are; to reinitialize them
-    fills them with zeros. `signed` says whether a tensor's values have both signs, for their codes.
+    `tensors` returns the tensors of a part. If the device's memory is the host's (not `moves`), nothing
+    is moved to the host. Tensors that are not on the device stay where they are; with the keeping
+    `reinitialize` they are filled with zeros. `signed` says whether a tensor's values have both signs,
+    which decides the map of their 8-bit codes.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Held:
     ) -> None:
         self._device, self._tensors, self._moves, self._signed = device, tensors, moves, signed
         self._away: dict[Part, dict[int, Moved | Coded]] = {}
-        """What was released, by the place of its storage, or of the tensor if that is coded."""
+        """The released tensors of each part, by the index of the storage, or of the tensor if it is coded."""
         self._coming: dict[Part, torch.cuda.Event | None] = {}
         """Parts that are on their way back, and the end of their copies."""
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -106,8 +106,8 @@ class Held:
                 kept[storage._cdata] = Moved(tensor, pinned=keeping == "pinned")
 
     def fetch(self, part: Part) -> None:
-        """Begin to bring `part` back; on CUDA beside the work that is queued meanwhile. `restore`
-        ends it. Does nothing if it was not released, or is on its way."""
+        """Begin to bring `part` back; on CUDA the copies overlap with work that is queued meanwhile.
+        `restore` waits for them. Does nothing if the part was not released, or was fetched already."""
         if part not in self._away or part in self._coming:
             return
         self._allocate(part)
@@ -115,7 +115,7 @@ class Held:
             self._fill(part)
             self._coming[part] = None
             return
-        # The memory is that of the usual stream, which may use it again later.
+        # Allocate on the usual stream, which may reuse the memory later.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             self._fill(part)
@@ -143,7 +143,7 @@ class Held:
             kept.fill()
 
     def forget(self, part: Part) -> None:
-        """Let go of a released `part` for good."""
+        """Discard a released `part`, which will not be restored."""
         self._away.pop(part, None)
         self._coming.pop(part, None)
 

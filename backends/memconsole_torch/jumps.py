@@ -92,7 +92,7 @@ class TorchJumps:
 
     @torch.no_grad()
     def begin(self, path: Path) -> None:
-        """Get ready to move along `path`."""
+        """Prepare to try moves along `path`."""
         # Matrices leave the device before anything is added to it.
         self._held.release("weights")
         narrow = self._narrow()
@@ -120,7 +120,7 @@ class TorchJumps:
 
     @torch.no_grad()
     def losses(self, batch: Batch, scale: float) -> NDArray[np.float64]:
-        """The same of each group of rows, one after another."""
+        """The summed loss of each group of rows of `batch`, computed one after another."""
         found: list[Tensor] = []
         count, rows = next(iter(batch.arrays.values())).shape[:2]
         size = rows_of_group(rows, count)
@@ -196,7 +196,7 @@ class TorchJumps:
 
     @contextmanager
     def _moved(self, scale: float) -> Iterator[None]:
-        """The module has weights moved by `scale` times the path."""
+        """A context in which the module's weights are moved by `scale` times the path."""
         tried = {
             id(weight): nn.Parameter(
                 torch.add(self._base[n], self._path[n], alpha=scale)

@@ -29,9 +29,9 @@ def launch(count: int, arguments: Sequence[str], folder: Path, stopping: Path) -
     """Run `python ARGUMENTS` in `count` processes until all have ended. Their output goes to files in
     `folder`, that of rank 0 to this process's. On several nodes, each starts its share of them.
 
-    SIGTERM is passed on to all of them, and `stopping` tells those that are still starting, and those
-    of several nodes. Returns 0, or the exit code of the process that failed first; negative if a
-    signal killed it.
+    SIGTERM is passed on to all of them. The file `stopping` passes it on to processes that are still
+    starting and to those on other nodes. Returns 0, or the exit code of the process that failed first;
+    negative if a signal killed it.
     """
     place = together.here()
     own = count // place.nodes
@@ -62,8 +62,8 @@ def launch(count: int, arguments: Sequence[str], folder: Path, stopping: Path) -
 
 
 def first_of(failures: Mapping[int, ProcessFailure]) -> int:
-    """The exit code of the failure that the others followed from. A process that a signal killed
-    comes before those that lost touch with it."""
+    """The exit code of the failure that caused the others. A process killed by a signal is taken before
+    processes that failed because they lost the connection to it."""
     began = min(f.timestamp for f in failures.values())
     early = [f for f in failures.values() if f.timestamp <= began + STARTED_SECONDS]
     return min(early, key=lambda f: (f.exitcode >= 0, f.timestamp)).exitcode

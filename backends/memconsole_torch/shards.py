@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def is_shard(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether processes hold some rows of `tensor` each. A run on one device never imports what makes
-    shards."""
+    """Whether each process holds only some rows of `tensor`. A run on one device never imports the library
+    for shards."""
     made_by = sys.modules.get("torch.distributed.tensor")
     return made_by is not None and isinstance(tensor, made_by.DTensor)
 
 
 def rows_held(shard: DTensor) -> slice:
-    """The rows of the whole weight that this process holds: an equal part, less at the end."""
+    """The rows of the whole weight that this process holds: an equal part, or fewer for the last processes."""
     mesh, count = shard.device_mesh, shard.shape[0]
     chunk = -(-count // mesh.size())
     first = min(count, chunk * mesh.get_local_rank())
@@ -30,7 +30,7 @@ def rows_held(shard: DTensor) -> slice:
 
 @contextmanager
 def gathered(module: nn.Module) -> Iterator[None]:
-    """A context in which a part of a model has its own weights whole without a forward pass."""
+    """A context in which the weights of a part of a model are gathered outside a forward pass."""
     sharded: Any = module
     if not hasattr(module, "unshard"):  # as `fully_shard` gives it to the modules that it splits
         yield

@@ -84,7 +84,7 @@ def run(attempt: Attempt) -> int:
     saved = trainer.saver.last if trainer else attempt.checkpoint
     step = job.progress.step if job else attempt.step
     attempt.finish(code, step, reason, str(saved) if saved else None)
-    # To the agent that started several processes, one that stopped as asked has not failed.
+    # The agent that started several processes must not count a process that stopped on request as failed.
     return 0 if attempt.shared and code == ExitCode.STOPPED else int(code)
 
 
@@ -96,10 +96,10 @@ def run_together(run: RunDirectory, number: int, count: int, launch: Launch) -> 
     failed = launch(count, arguments, path / "processes", path / STOPPING)
     if failed < 0:
         with contextlib.suppress(OSError):
-            (path / "error.json").unlink()  # of a process that lost touch with the one that died
+            (path / "error.json").unlink()  # written after the other one died
         _die_of(-failed)
     if not failed and together.here().node:
-        return 0  # the first node tells how the run ended
+        return 0  # the first node records how the run ended
     final = files.read_struct(path / "final.json", FinalRecord)
     error = files.read_struct(path / "error.json", ErrorRecord)
     if failed and error is not None and (final is None or final.exit_code != ExitCode.STOPPED):

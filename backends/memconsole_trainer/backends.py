@@ -15,7 +15,7 @@ from memconsole.plan.plan import PlanError
 from memconsole_trainer.engine import EngineFactory
 
 MEMBER = "MEMCONSOLE_MEMBER"
-"""In the environment of a process that was started to train together with others."""
+"""Environment variable that is set in a process started to train together with others."""
 Launch = Callable[[int, Sequence[str], Path, Path], int]
 """Runs `python ARGUMENTS` in the given number of processes; see `launch` in a backend's `launching.py`."""
 
@@ -61,8 +61,8 @@ def engine_factory(backend: str) -> EngineFactory:
 
 @contextmanager
 def _objects_that_stay(module: str) -> Iterator[None]:
-    """Around the first import of a framework: its objects stay, so that no search for garbage looks at
-    them, now or later."""
+    """A context for the first import of a framework. Its objects stay alive, so the garbage collector is told to skip
+    them, now and later."""
     if module in sys.modules or not gc.isenabled():
         yield
         return

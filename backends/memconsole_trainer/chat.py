@@ -101,7 +101,7 @@ def _answered(
 
 
 def _lines() -> Iterator[str]:
-    """What a person types, without empty lines, until the end of input or a word that leaves."""
+    """The lines that the user types, without empty ones, until the end of input or a word that ends the chat."""
     shown = PROMPT if sys.stdin.isatty() else ""
     while True:
         try:

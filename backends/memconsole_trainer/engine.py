@@ -26,8 +26,8 @@ the optimizer state; the gradients that wait for an update."""
 
 
 Keeping = Literal["cpu", "pinned", "compress", "reinitialize"]
-"""How a released part waits: in host memory, in page-locked host memory, in 8 bits on its device, or not
-at all: then the optimizer starts anew."""
+"""Where a released part is kept: in host memory, in page-locked host memory, in 8 bits on its device, or nowhere
+(`reinitialize`: the optimizer starts anew)."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,8 @@ class Engine(Protocol):
         ...
 
     def prepare(self, plan: Plan, model: Model) -> None:
-        """Begin with what `build` needs and the data do not. Optional; `build` waits for it."""
+        """Begin work that `build` needs and that does not depend on the data, such as compiling. Optional; `build` waits
+        for it."""
         ...
 
     def build(self, plan: Plan, model: Model, total_steps: int, weights: WeightSource) -> None:
@@ -206,8 +207,8 @@ class Engine(Protocol):
         top_p: float = 1.0,
     ) -> list[int]:
         """Sample `tokens` tokens that continue `prompt`, or fewer that end with the first one of
-        `stop`. Draws from the `top_k` likeliest (0: all), and of these from the fewest whose shares
-        add up to `top_p`. Only for the language task."""
+        `stop`. Draws from the `top_k` most likely tokens (0: all), restricted to the fewest of these whose
+        probabilities add up to `top_p`. Only for the language task."""
         ...
 
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
@@ -221,11 +222,11 @@ class Engine(Protocol):
         ...
 
     def memory(self) -> MemoryReading:
-        """How full the device is now."""
+        """The memory in use on the device now."""
         ...
 
     def memories(self) -> tuple[MemoryReading, ...]:
-        """How full each device of this process is; one reading if it cannot tell them apart."""
+        """The memory in use on each device of this process; one reading if they cannot be measured separately."""
         ...
 
     def reset_peak(self) -> None:

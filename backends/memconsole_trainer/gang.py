@@ -1,4 +1,4 @@
-"""The protocol of a run's processes, which train together and decide together."""
+"""The protocol by which the processes of a run communicate and decide together."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Gang(Protocol):
 
     @property
     def exchange_seconds(self) -> float | None:
-        """Seconds so far in exchanges between the processes, the wait for those that come later included;
-        None if they cannot be told from the time that a step computes."""
+        """Total seconds in exchanges between the processes, the wait for slower ones included; None if they
+        cannot be separated from the time of computation."""
         ...
 
     def most(self, *numbers: int) -> tuple[int, ...]:
@@ -31,7 +31,7 @@ class Gang(Protocol):
         ...
 
     def tell(self, text: str = "") -> str:
-        """The leader's `text`."""
+        """Send the leader's `text` to all processes and return it."""
         ...
 
 

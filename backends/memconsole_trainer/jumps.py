@@ -19,7 +19,7 @@ PREFIX = "hybrid."
 UPDATES = f"{PREFIX}updates"
 """Name of the tensor that counts the updates since the optimizer began."""
 SHRINKAGE = 8.0
-"""A weight goes along only if its mean movement is larger than 2.8 standard errors."""
+"""The square of 2.8: a weight moves only if its mean movement is larger than 2.8 standard errors."""
 TINY = 1e-30
 Pairs = Sequence[tuple[int, int]]
 """Numbers of two snapshots each: a movement of the weights leads from the first to the second."""
@@ -27,12 +27,12 @@ Pairs = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Path:
-    """A direction in which weights may move: a sum of earlier movements, less what is noise in them
+    """A direction in which weights may move: a weighted sum of earlier movements, shrunk where they are noise
     (`along`)."""
 
     pairs: Pairs
     shares: Mapping[str, NDArray[np.float64]]
-    """How much of each movement, (pairs,), by group of weights."""
+    """The coefficient of each movement, (pairs,), by group of weights."""
 
 
 class Jumps(Protocol):
@@ -55,7 +55,7 @@ class Jumps(Protocol):
         ...
 
     def begin(self, path: Path) -> None:
-        """Get ready to move along `path`. Until `end`, the engine can do nothing else."""
+        """Prepare to try moves along `path`. Until `end`, the engine can do nothing else."""
         ...
 
     def loss(self, batch: Batch, scale: float) -> float:
@@ -64,12 +64,12 @@ class Jumps(Protocol):
         ...
 
     def losses(self, batch: Batch, scale: float) -> NDArray[np.float64]:
-        """The same of each group of rows (`control.confirm.rows_of_group`), one after another."""
+        """The summed loss of each group of rows of `batch` (`control.confirm.rows_of_group`), one after another."""
         ...
 
     def end(self, scale: float) -> None:
-        """Move the weights by `scale` times the path. With 0 they are as before, bit for bit. Else
-        `undo` can bring back what they were before the first move since `settle`."""
+        """Move the weights by `scale` times the path. With 0 they are as before, bit for bit. Otherwise `undo` can
+        restore the weights from before the first move since `settle`."""
         ...
 
     def undo(self) -> None:
@@ -91,7 +91,7 @@ class JumpingEngine(Engine, Protocol):
     jumps: Jumps
 
     def compute_in(self, precision: Precision) -> None:
-        """Take the gradient steps from here on in this precision, fp32 or bf16."""
+        """Compute all further gradient steps in this precision, fp32 or bf16."""
         ...
 
     def count_step(self, loss: float) -> None:
@@ -103,7 +103,7 @@ class JumpingEngine(Engine, Protocol):
         ...
 
     def fetch(self, part: Part) -> None:
-        """Begin to bring a released `part` back, beside other work. `restore` ends it."""
+        """Begin to bring a released `part` back, asynchronously. `restore` waits for it."""
         ...
 
 
@@ -115,16 +115,16 @@ def phase_precision(plan: Plan, phase: PhaseName) -> Precision:
 
 @dataclass(frozen=True)
 class SavedSnapshots:
-    """What of the snapshots a checkpoint holds."""
+    """The snapshots that a checkpoint contains."""
 
     names: tuple[str, ...]
     snapshots: int
     before: bool
-    """Whether it holds the weights before the last move."""
+    """Whether it also contains the weights from before the last move."""
 
 
 def saved_snapshots(source: StateSource) -> SavedSnapshots:
-    """What `source` holds. Raises `WeightsError` if a snapshot is missing."""
+    """The snapshots that `source` contains. Raises `WeightsError` if one is missing."""
     names = tuple(n for n in source.names() if n.startswith(PREFIX) and n != UPDATES)
     which = {name.removeprefix(PREFIX).partition(".")[0] for name in names}
     numbers = {int(word) for word in which if word.isdecimal()}
@@ -141,8 +141,8 @@ def group_of(parameter: Parameter) -> str:
 
 
 def along(moved: NDArray[np.float32], shares: NDArray[np.float64]) -> NDArray[np.float32]:
-    """The sum (weights,) of movements (movements, weights) by their `shares`, shrunk for each weight
-    whose movements are no more than noise.
+    """The sum (weights,) of movements (movements, weights) weighted by `shares`, shrunk to 0 for weights whose
+    movements are noise.
 
     The factor of a weight is max(0, 1 - SHRINKAGE · squared standard error / squared mean) of its
     movements, as in James-Stein estimation (Efron and Morris 1973, positive part).

@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What every kind of sampling can be told."""
+    """Add the options that all commands of sampling have."""
     parser.add_argument("--tokens", type=int)
     parser.add_argument("--temperature", type=float)
     parser.add_argument("--top-k", type=int, default=50)
@@ -79,7 +79,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def ready(found: trained.TrainedModel) -> tuple[Tokenizer, Engine]:
     """The run's tokenizer, and an engine with its weights. Raises what `trained.read` raises.
 
-    Weights that are stored in fp32 are also computed with in fp32, as those who load an export do.
+    If the weights are stored in fp32, the engine also computes in fp32, as programs that load an export do.
     """
     tokenizer = found.tokenizer()
     alone = replace(found.plan, {"device.count": 1, "optimize.sharding": "none"})

@@ -16,8 +16,8 @@ def decay_steps(plan: Plan, total_steps: int) -> int:
 
 
 def summed_batches(plan: Plan) -> int:
-    """How many micro-batches' mean gradients are added up instead of averaged, and by how much the
-    rate is divided: 1 unless `hybrid.accumulation` is scale-rate."""
+    """The number of micro-batches whose mean gradients are added up instead of averaged. The learning rate is
+    divided by it. 1 unless `hybrid.accumulation` is scale-rate."""
     summed = plan.hybrid.on and plan.hybrid.accumulation == "scale-rate"
     return plan.optimize.accumulation_steps if summed else 1
 
@@ -44,8 +44,8 @@ def learning_rate(step: int, plan: Plan, total_steps: int) -> float:
 
 
 def _share(step: int, plan: Plan, end: int, warmup: int) -> float:
-    """Where the rate is between its final value (0) and its peak (1), after the warm-up. It falls in steps below
-    `end`."""
+    """The rate after the warm-up, on a scale from its final value (0) to its peak (1). It reaches the final value at
+    step `end` - 1, counted from 0."""
     if plan.train.schedule == "wsd":
         steps = decay_steps(plan, end)
         progress = (step - (end - 1 - steps)) / steps

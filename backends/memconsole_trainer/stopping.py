@@ -15,10 +15,10 @@ POLL_SECONDS = 0.5
 
 
 def pass_on(stopping: Path, *, watch: bool) -> None:
-    """From here on, pass SIGTERM and SIGINT on to all children, and note it in the file `stopping` for
-    those that are still starting.
+    """Pass SIGTERM and SIGINT on to all children from now on, and then create the file `stopping` for children that
+    are still starting.
 
-    With `watch`, children are also stopped once the file is there: no signal reaches all nodes.
+    With `watch`, children are also stopped once the file exists, because a signal does not reach other nodes.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -29,12 +29,12 @@ STEPS = 12
 """Steps after the first. Their median is the time of a step."""
 ROWS, TOKENS = 4, 128
 MUCH_FASTER = 0.5
-"""What is compiled is kept if a later step takes less than this share of the time until the first
-one's end."""
+"""Compiled programs count as reused if a later step takes less than this share of the time until the end of the
+first step."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What was tried, how it went, and the figures."""
+    """The result of one test: what was tested, its state, and the figures."""
 
     what: str
     state: str
@@ -129,7 +129,7 @@ def judged(what: str, steps: TimedSteps) -> Finding:
 
 
 def prepared_once(steps: TimedSteps) -> Finding:
-    """Whether later steps reuse what was prepared and compiled for the first one."""
+    """Whether later steps reuse the programs that were prepared and compiled for the first step."""
     ready, step = steps.ready_seconds, steps.step_seconds
     figures = f"first step done after {milliseconds(ready)}, then {milliseconds(step)} a step"
     return Finding("compilation", "ok" if step < MUCH_FASTER * ready else "warning", figures)

@@ -1,1 +1,4 @@
-"""What a plan costs: bytes by component and phase, and time."""
+"""Estimates what a plan needs: bytes by component and phase, and time.
+
+To *price* a plan is to make this estimate, and its *price* is the result.
+"""

@@ -70,8 +70,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     heaps: dict[str, Heap] = {}
     """By `optimize.heap`: what the heap of a CPU keeps of freed memory at the peak."""
     context_range: tuple[int, int] | None = None
-    """Smallest and largest driver charge that was measured; None if `band` applies to it too. On a CPU: what XLA's
-    libraries took in addition to their price, in the plans of docs/estimates.md."""
+    """Smallest and largest driver charge that was measured; None if `band` applies to it too. On a CPU: the least and the
+    most bytes that XLA's libraries took in addition to their estimate, in the plans of docs/estimates.md."""
     band: tuple[float, float]
     """Low and high factor that bound the allocator's bytes."""
     source: str
@@ -84,7 +84,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return peak + int(peak * share) + self.reserve_bytes
 
     def band_bytes(self, low: float, high: float) -> tuple[int, int]:
-        """Low and high device bytes: `low` and `high` bytes of the allocator plus the driver's charge."""
+        """Low and high device bytes: the `low` and `high` bytes of the allocator, each plus the driver's charge."""
         least, most = self.context_range or (
             self.context_bytes * self.band[0],
             self.context_bytes * self.band[1],

@@ -149,7 +149,7 @@ def _saving(
         after = table_of(changed, budget, lookup, parts=False)
         check(changed)
     except PlanError as error:
-        # The value is named beside the reason.
+        # The screen shows the value beside the reason, so the reason need not repeat it.
         return _unavailable(row, value, str(error).removeprefix(f"{row.key} = {quote(value)}: "))
     saves, tier = saved(table, after)
     after_model = model_of(changed)

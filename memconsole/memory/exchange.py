@@ -21,7 +21,7 @@ def exchange_seconds(plan: Plan, model: Model, budget: Budget) -> float:
 
     A ring of n devices sends (n - 1) / n of an array for each gathering or summing of shards, and twice that for a sum
     that all devices get (Patarasuk and Yuan 2009). Processes of one CPU exchange through its memory, which takes
-    little beside their arithmetic.
+    little time compared with their arithmetic.
     """
     o, count = plan.optimize, plan.device.count
     if count == 1 or o.sharding == "none" or budget.kind == "cpu":

@@ -93,7 +93,8 @@ def moments(step: StepSizes) -> Iterator[Moment]:
 
 
 def _in_general(plan: Plan, model: Model) -> bool:
-    """Whether activations follow the general rule: no decoder, or one whose torch blocks have no stored programs."""
+    """Whether activations follow the general rule: if the model is no decoder, or if its torch blocks have no stored
+    programs."""
     if not isinstance(model, Architecture):
         return True
     return plan.backend == "torch" and not is_traced(model)

@@ -25,23 +25,24 @@ def runtime_bytes(step: StepSizes, costs: Runtime) -> int:
 
 
 def fewer_rows_bytes(step: StepSizes, rows: int) -> int:
-    """By how many bytes `runtime_bytes` is less for a forward pass of `rows` rows than for a step."""
+    """How many bytes less `runtime_bytes` is for a forward pass of `rows` rows than for a step."""
     if step.plan.backend != "jax" or not isinstance(step.model, Architecture):
         return 0
     return library_bytes(step) - library_bytes(step, rows)
 
 
 def returns_pages(step: StepSizes, costs: Runtime) -> bool:
-    """Whether the trainer returns the heap's free pages to the system before it evaluates or saves. It can tell only the
-    C library to."""
+    """Whether the trainer returns the heap's free pages to the system before it evaluates or saves. This is possible only
+    with the C library's heap."""
     glibc = step.plan.optimize.heap != "jemalloc"
     return step.kind == "cpu" and glibc and costs.settled_bytes is not None
 
 
 def settled_bytes(step: StepSizes, costs: Runtime, moment: Moment, heap: int) -> int:
-    """What the framework and the heap of a CPU hold while a run evaluates or saves, in addition to the tensors of
-    `moment`, if the trainer has returned free pages before. Of the `heap` bytes that it keeps while a run trains, it
-    keeps no more than an evaluation of a decoder frees. One of another model has many more rows than a step."""
+    """Bytes of the framework and the heap of a CPU while a run evaluates or saves, in addition to the tensors of `moment`,
+    if the trainer has returned free pages before. `heap`: freed bytes that the heap keeps while the run trains. An
+    evaluation of a decoder leaves at most the bytes that it frees; evaluations of other models have many more rows than a
+    step."""
     left = costs.settled_bytes or 0
     left += costs.kernels_16_bytes if step.compute == 2 else 0
     if moment.phase == "evaluation":
@@ -74,8 +75,8 @@ def heap_bytes(step: StepSizes, costs: Runtime, largest: Iterable[Moment]) -> tu
 
 
 def less_in_forward(step: StepSizes, costs: Runtime, freed: int) -> int:
-    """By how many bytes less the heap of a CPU keeps while only forward passes run, with a heap that kept nothing
-    before. `freed`: by how much less they allocate and free than a step."""
+    """How many bytes less the heap of a CPU keeps while only forward passes run, if it kept nothing before. `freed`: how
+    many bytes less these passes allocate and free than a step."""
     heap = _heap(step, costs)
     return 0 if heap is None else int(heap.step * max(0, freed) + _of_blocks(step, heap))
 
@@ -85,7 +86,7 @@ def _heap(step: StepSizes, costs: Runtime) -> Heap | None:
 
 
 def _of_blocks(step: StepSizes, heap: Heap) -> float:
-    """What the heap keeps of what blocks keep for the backward pass."""
+    """Freed bytes that the heap keeps because of the activations that blocks keep for the backward pass."""
     share = heap.activations_frozen if step.frozen_blocks else heap.activations
     if not share:
         return 0.0

@@ -1,7 +1,7 @@
 """The memory table of a hybrid plan: one column for each phase of the run.
 
-A step of warmup, full or correct is an ordinary training step, so its column is the largest moment of that step. A
-predict phase has no gradients, and no activations but those of a forward pass (`memory/state/predicting.py`).
+A step of a warmup, full or correct phase is an ordinary training step, so its column is the largest moment of that step. A
+predict phase has no gradients, and only the activations of a forward pass (`memory/state/predicting.py`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Tables = dict[Plan, MemoryTable]
 
 
 MOST = {"torch": 1.21, "jax": 1.21}
-"""On a CPU: more than hybrid runs held at their peak, as a share of the estimate. The heap keeps what earlier phases freed
-(`tests/accuracy/hybrid.py`)."""
+"""On a CPU, by backend: an upper bound of the peak of hybrid runs, as a share of the estimate. They exceed the estimate
+because the heap keeps memory that earlier phases freed (measured by `tests/accuracy/hybrid.py`)."""
 
 
 class _Column(msgspec.Struct, frozen=True):
@@ -110,7 +110,7 @@ def _folded(plan: Plan, model: Model, tables: Tables) -> MemoryTable:
     at_most, band_from = high + wider, base.band_from
     most = int(MOST.get(base.backend, MOST["torch"]) * peak)
     if kind == "cpu" and most > at_most:
-        at_most, band_from = most, "what hybrid runs held over the estimate"
+        at_most, band_from = most, "measured peaks of hybrid runs over their estimates"
     return msgspec.structs.replace(
         base,
         tier=columns[peak_phase].tier,
@@ -165,11 +165,11 @@ def _predicted(step: StepSizes, tables: Tables, *, restoring: bool) -> _Column:
     jump = step_of(plan, step.model, step.kind)
     fewer = fewer_rows_bytes(jump, plan.evaluation_batch)
     less = less_in_forward(jump, costs, freed) + fewer
-    # The heap is priced as in a step, without what a backward pass leaves in it.
+    # The heap is estimated as in a step, without the memory that a backward pass leaves in it.
     forward["runtime"] = _column(table, "backward", 0).parts["runtime"] - less
     if (
         restoring
-    ):  # what came since the first jump lies in gaps of the heap, as far as there are any
+    ):  # bytes allocated since the first jump fill gaps of the heap, as far as there are any
         gaps = forward["runtime"] + fewer - runtime_bytes(jump, costs) - compiler_bytes(plan, costs)
         forward["runtime"] -= max(0, min(gaps, predicting.came_back(step)))
     found = []

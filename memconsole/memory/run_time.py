@@ -19,16 +19,16 @@ START_SECONDS = {"torch": 8.0, "jax": 10.0}
 """From launch to the end of the first step of a small model, with empty compile caches. On two cores the default plan
 with `train.max_steps=2` takes 14 seconds of processor time."""
 BUILT = 1.2e8
-"""Bytes of fp32 weights that are made in a second, on the host. Two cores took 0.8 seconds (torch) and 1.5 (JAX) longer for
-`gearhead` with 34 M parameters than for 1 M, and 3.8 and 5.1 for `gpt2` with 124 M: `python tests/bench/starting.py
---backend B --set model.name=M --set data.vocab_size=4096 --set data.sequence_length=64 --set train.batch_size=1`, the
-stage `build`, the least of three."""
+"""Bytes of fp32 weights that are initialized per second, on the host. Two cores took 0.8 seconds (torch) and 1.5 (JAX)
+longer for `gearhead` with 34 M parameters than for 1 M, and 3.8 and 5.1 for `gpt2` with 124 M: `python
+tests/bench/starting.py --backend B --set model.name=M --set data.vocab_size=4096 --set data.sequence_length=64 --set
+train.batch_size=1`, the stage `build`, the least of three."""
 REHEARSED = 2e8
-"""Bytes of the rehearsed checkpoint in a second: it is written, hashed, read and loaded again. The same runs, stage
-`preflight checkpoint`: 409 MB in 1.9 (torch) and 2.2 seconds (JAX), 1,493 MB in 9.5 and 7.4. Another disk has
-another rate."""
+"""Bytes per second of the test checkpoint before the first step, which is written, hashed, read and loaded again. In the
+same runs, the stage `preflight checkpoint` took 1.9 (torch) and 2.2 seconds (JAX) for 409 MB, and 9.5 and 7.4 for
+1,493 MB. Another disk has another rate."""
 COMPILER_SECONDS = 25.0
-"""What torch.compile adds to that: 40 seconds of processor time of the same run, more than half of it in one
+"""Seconds that torch.compile adds to the start: 40 seconds of processor time of the same run, more than half of it in one
 process."""
 
 
@@ -43,7 +43,7 @@ def run_steps(plan: Plan, model: Model) -> int | None:
 
 
 def steps_are_known(plan: Plan) -> bool:
-    """Whether `run_steps` is the run's own number: the plan says it, or a run has counted its data. Otherwise it is
+    """Whether `run_steps` is exact: the plan sets the number, or an earlier run has counted its data. Otherwise it is
     guessed from the size of the data."""
     if plan.train.max_steps is not None:
         return True
@@ -70,8 +70,8 @@ def run_seconds(plan: Plan, model: Model, budget: Budget) -> float | None:
 
 
 def seconds_per_unit_of_run(plan: Plan, model: Model, budget: Budget) -> float:
-    """Estimated seconds of a step and its part of the run's start, divided by its tokens (or the task's units). A run of
-    unknown length is taken to be so long that its start does not count."""
+    """Estimated seconds of a step and its part of the run's start, divided by its tokens (or the task's units). If the
+    length of the run is unknown, the start is not counted."""
     steps = run_steps(plan, model)
     each = seconds_per_unit(plan, model, budget)
     start = start_seconds(plan, model)

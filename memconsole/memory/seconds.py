@@ -36,8 +36,8 @@ HOST_LINK = 12e9
 PINNED_LINK = 24e9
 """The same from pinned memory."""
 CLEARED = 2.4e-10
-"""Seconds a CPU takes per byte that the system hands out anew: it clears each page first. Measured with `heap = tight`
-over `fast`, steps of 0.8 M and 19 M parameters (`tests/bench/optimizations.py`)."""
+"""Seconds per byte that a CPU takes to clear a new page from the system. It is the difference between steps with `heap =
+tight` and `fast`, for 0.8 M and 19 M parameters (`tests/bench/optimizations.py`)."""
 DISK = 1e9
 """Bytes per second to and from a file that is mostly in the page cache."""
 SOFT_FACTORS = {True: {"bf16": 3.0, "fp16": 50.0}, False: {"bf16": 21.0, "fp16": 24.0}}
@@ -84,7 +84,8 @@ def step_flops(plan: Plan, model: Model) -> float:
 
 
 def _step_flops_in_general(plan: Plan, model: Model) -> float:
-    """The same from the task's FLOPs per row. Recomputed matmuls and attention are not distinguished."""
+    """FLOPs of an optimizer step of any model, from the task's FLOPs per row. Recomputed matmuls and attention are not
+    distinguished."""
     o = plan.optimize
     again = {"none": 0.0, "selective": 0.05}.get(o.gradient_checkpointing, 1.0)
     again *= _flow(plan, model).blocks / max(1, model.layers)
@@ -207,7 +208,7 @@ def _transfers(plan: Plan, model: Model) -> float:
 
 
 def _moving(plan: Plan, model: Model, kind: str) -> float:
-    """Seconds of moving activations off the device and back. They go to disk if host and device share memory."""
+    """Seconds of moving activations off the device and back. They are moved to disk if host and device share memory."""
     if not plan.optimize.activation_offload:
         return 0.0
     if kind in ("cpu", "apple"):
@@ -245,7 +246,7 @@ class Work(msgspec.Struct, frozen=True):
     traffic: float
     """Seconds at the device's bandwidth."""
     launches: float
-    """Layers that run one after the other, of all micro-batches."""
+    """Layers of all micro-batches, which run one after the other."""
     coded: float
     """Trained elements whose optimizer state has 8 bits, on a CPU."""
     apart: float

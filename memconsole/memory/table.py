@@ -54,11 +54,11 @@ class HostBytes(msgspec.Struct, frozen=True):
     """Resident memory of the trainer's processes, before and after the model is built."""
 
     training: int = 0
-    """The most while the run trains."""
+    """The most bytes while the run trains."""
     compiling: int = 0
-    """The most while XLA compiles the run's programs."""
+    """The most bytes while XLA compiles the run's programs."""
     code: int = 0
-    """Part of both: XLA's compiler, which stays. A run that finds its programs on disk does not load it."""
+    """Part of both: XLA's compiler, which stays in memory. A run that finds its programs on disk does not load it."""
 
     @property
     def peak(self) -> int:
@@ -95,7 +95,7 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     """Low and high bound of `device_bytes`."""
     host: HostBytes = HostBytes()
     host_bytes: int = 0
-    """Peak resident memory of the whole process or processes: that of `host`. Stored tables without `host` have it alone."""
+    """Peak resident memory of all processes, as in `host`. Older stored tables have only this number."""
     phase_tiers: dict[str, Tier] = {}
     """How the total of each phase was obtained. A missing phase is by formula."""
     reserved_tier: Tier = Tier.FORMULA
@@ -146,7 +146,7 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fits(self) -> bool:
-        """Whether the estimate is usable; the band may still reach over."""
+        """Whether the estimate is within the usable memory; the high end of the band may still exceed it."""
         return self.verdict is not Verdict.DOES_NOT_FIT
 
     @property
@@ -157,7 +157,7 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Saving(msgspec.Struct, frozen=True, kw_only=True):
-    """What setting one toggle to one value would do to the whole estimate."""
+    """The change of the whole estimate if one toggle is set to one value."""
 
     key: str
     value: str | int | bool | None
@@ -192,6 +192,6 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     run_seconds: float | None = None
     """The whole run with its start; None if `run_steps` is."""
     notes: tuple[Note, ...] = ()
-    """What to know of the plan's optimizations before a run starts."""
+    """Notes on the plan's optimizations for the user, before a run starts."""
     time_tier: Tier = Tier.FORMULA
     """How the times were obtained."""

@@ -11,15 +11,15 @@ class Verdict(StrEnum):
     """The answer for one plan on one device."""
 
     FITS = "fits"
-    """Even the high end of the band is usable."""
+    """Even the high end of the band is within the usable memory."""
     TIGHT = "tight"
-    """The estimate is usable, the high end of its band is not."""
+    """The estimate is within the usable memory, the high end of its band is not."""
     DOES_NOT_FIT = "does not fit"
 
 
 def verdict_of(needed: int, at_most: int, usable: int, *, refused: bool = False) -> Verdict:
-    """The verdict on `needed` bytes, which may become `at_most`, where `usable` bytes are. A plan whose program the
-    compiler refused does not fit."""
+    """The verdict on a plan that needs `needed` bytes, or up to `at_most`, on a device with `usable` bytes. A plan whose
+    program the compiler `refused` does not fit."""
     if refused or needed > usable:
         return Verdict.DOES_NOT_FIT
     return Verdict.FITS if at_most <= usable else Verdict.TIGHT

@@ -1,4 +1,4 @@
-"""Compiles the programs of an engine in threads of their own, beside the reading of the data.
+"""Compiles the programs of an engine in threads of their own, while the data are read.
 
 Tracing is Python's work, one program after another. XLA compiles without Python's lock, so that one
 program is compiled while the next one is traced. Two are never compiled at once: each takes memory,
@@ -19,7 +19,7 @@ from memconsole_jax.tasks.task import Sampler
 
 @dataclass(frozen=True)
 class Compiled:
-    """What an engine runs."""
+    """The compiled programs of an engine."""
 
     programs: Programs
     initialize: Any
@@ -29,7 +29,7 @@ class Compiled:
 
 
 def begun(programs: Programs) -> Future[Compiled]:
-    """Begin to compile. The result is raised or returned by the future."""
+    """Begin to compile. The future returns the programs, or raises the error."""
     pool = ThreadPoolExecutor(1, "tracing")
     found = pool.submit(compiled, programs)
     pool.shutdown(wait=False)

@@ -2,9 +2,9 @@
 at a time.
 
 A step is one program for the gradients, then one update program per layer of each stack. During an
-update, the next state is copied to the device and the last one back to the host. The host fetches
-the first state when the gradients are done, and each further one when an earlier one has left, so
-at most two are on the device. In a single program XLA would schedule the copies, and for TPUs it
+update, the next layer's state is copied to the device and the last layer's back to the host. The host
+fetches the first state when the gradients are done, and each further one when an earlier one has left,
+so at most two are on the device. In a single program XLA would schedule the copies, and for TPUs it
 brings the whole state back during the forward pass. If the device is the host's processor, nothing
 is moved.
 

@@ -153,7 +153,7 @@ class Programs:
         return jax.tree_util.tree_map_with_path(self._state_shape, state)
 
     def _state_shape(self, path: Any, x: Any) -> jax.ShapeDtypeStruct:
-        """State with the shape of its weight is where that weight is."""
+        """The shape of one array of the state. An array with the shape of its weight is placed as that weight is."""
         names = (str(getattr(key, "key", "")) for key in path)
         own = next((name for name in names if name in self.trained), None)
         alike = own is not None and self.trained[own].shape == x.shape
@@ -231,8 +231,7 @@ class Programs:
             return step.lower(self._state, self.kept_shapes, self.trained_arrays, self.shape((2,)))
 
     def _places_of(self, shapes: Any) -> Any:
-        """Where the results of a program are that replace arrays of these `shapes`; None if there is
-        one device."""
+        """The shardings of a program's results that replace arrays of these `shapes`; None if there is one device."""
         if not self.places.several:
             return None
         return jax.tree.map(lambda x: x.sharding, shapes)

@@ -125,8 +125,9 @@ def update_pass(
     """(TrainState, `Backward`, rates) -> TrainState. `rates` (2,) holds the learning rate, and the
     share of the new weights in their average."""
     rounding = Rounding(plan, model)
-    # An elementwise choice skips a step in place, while a branch copies whole arrays. But loops
-    # over slices overwrite the old values, so there is nothing to choose from: they need a branch.
+    # A step is skipped by an elementwise choice between old and new values, because a branch copies
+    # whole arrays. Loops over slices need a branch: they overwrite the old values, so that these are
+    # not there to be chosen.
     in_slices = plan.optimize.optimizer in EIGHT_BIT or is_compressed(plan)
 
     def update(state: TrainState, found: Backward, rates: Array) -> TrainState:

@@ -1,1 +1,1 @@
-"""How arrays lie: stacked over layers, on one device or spread over several."""
+"""The layout of arrays: stacked over layers, and on one device or spread over several."""

@@ -1,9 +1,9 @@
-"""Where arrays are: on one device, or spread over several by what they are.
+"""The sharding of arrays: on one device, or over several.
 
 `ddp`: every device holds all weights and its rows of a batch. `fsdp`: weights, gradients and
-optimizer state are split, each along its longest axis that divides equally. XLA puts in the
-exchange between devices. `gathered` tells it to bring weights together where they are used, and
-`by_rows` to keep activations apart by rows: otherwise it might split the activations.
+optimizer state are split, each along its longest axis that divides equally. XLA inserts the
+exchanges between devices. `gathered` makes it gather weights where they are used, and `by_rows`
+makes it split activations by rows; otherwise it might split them along another axis.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Places:
         return self._spec(*[None] * axis, AXIS)
 
     def weight(self, shape: Sequence[int], *, layered: bool) -> Any:
-        """A weight, or state of the same shape. Layers (L, ...) are not split along the first axis,
-        because blocks take one after another."""
+        """The sharding of a weight, or of state of the same shape. Layers (L, ...) are not split along the first
+        axis, because blocks use one layer after another."""
         axes = range(1 if layered else 0, len(shape))
         fitting = [axis for axis in axes if shape[axis] and shape[axis] % self.count == 0]
         if not self.split or not self.several or not fitting:
@@ -78,7 +78,7 @@ class Places:
 
 
 def put(array: Any, place: Any) -> jax.Array:
-    """`array`, which every process has, at its `place`: each process gives its own devices their parts."""
+    """`array`, which every process has, with the sharding `place`: each process gives its own devices their parts."""
     if place.is_fully_addressable:
         return jax.device_put(array, place)
     whole = np.asarray(array)
@@ -87,10 +87,11 @@ def put(array: Any, place: Any) -> jax.Array:
 
 
 def put_to_replace(array: Any, place: Any) -> jax.Array:
-    """`array` at its `place`, for a program that replaces it: a step takes over the memory of weights and state.
+    """`array` with the sharding `place`, for a program to which it is donated, as weights and state are to a step.
 
-    On a CPU, XLA uses the memory of a NumPy array itself if it is aligned as XLA's own. No program can take that over,
-    and so it would hold the array twice. A copy is then made that is not aligned, and XLA copies that one.
+    On a CPU, XLA uses the memory of a NumPy array directly if it is aligned as XLA's own arrays. Such memory cannot be
+    donated, so the program would allocate the array again. To avoid this, the array is copied to memory that is not
+    aligned, and XLA then makes a copy of its own.
     """
     on_cpu = all(device.platform == "cpu" for device in place.device_set)
     if on_cpu and isinstance(array, np.ndarray) and array.ctypes.data % _ALIGNED == 0:
@@ -118,14 +119,14 @@ def is_elsewhere(array: jax.Array) -> bool:
 
 @jax.custom_vjp
 def gathered(weight: jax.Array) -> jax.Array:
-    """A weight, brought together on every device. Its gradient is added up over the devices, and
-    each keeps the share that it has of the weight."""
+    """A weight, gathered on every device. Its gradient is added up over the devices, and each device keeps the
+    share that it has of the weight."""
     places = _spread.get()
     return weight if places is None else jax.lax.with_sharding_constraint(weight, places.whole)
 
 
 def shared_out(gradient: jax.Array) -> jax.Array:
-    """The gradient of a weight outside of blocks or of one layer, as `gathered` says."""
+    """The gradient of a weight outside the blocks, or of one layer's weight, sharded as `gathered` describes."""
     places = _spread.get()
     if places is None:
         return gradient
@@ -143,7 +144,7 @@ def rows_of_each(rows: int) -> int:
 
 
 def by_rows(x: jax.Array) -> jax.Array:
-    """Activations (B, ...), of which each device keeps its rows."""
+    """Activations (B, ...), split so that each device keeps its rows."""
     places = _spread.get()
     return x if places is None else jax.lax.with_sharding_constraint(x, places.rows(x.shape, 0))
 
@@ -151,11 +152,10 @@ def by_rows(x: jax.Array) -> jax.Array:
 def on_own_rows(
     function: Callable[..., tuple[Any, Any]], apart: tuple[jax.Array, ...], whole: tuple[Any, ...]
 ) -> tuple[Any, Any]:
-    """`function(*apart, *whole)`, whose results are sums over rows, and arrays of rows. Of several
-    devices each gets its rows of the arrays `apart`, and the sums are added up.
+    """`function(*apart, *whole)`, whose results are sums over rows, and arrays of rows. With several devices,
+    each gets its rows of the arrays `apart`, and the sums are added up over devices.
 
-    XLA itself would not keep a loop over pieces of all rows apart: every device would run it over
-    the rows of all.
+    XLA itself would not split a loop over chunks of rows: every device would run it over all rows.
     """
     places = _spread.get()
     if places is None or apart[0].shape[0] % places.count:

@@ -53,7 +53,7 @@ def causal_attention(
     backward pass, and returning the same array avoids a second copy. `window`, a scalar, is how
     many keys a query sees, including its own; None means all before it. `documents` (B, T): a query
     sees only keys of its own document. With a `cap`, scores x become cap · tanh(x / cap) (Gemma 2).
-    `drop` holds the random bits and the rate of dropout on the shares.
+    `drop` holds the random bits and the rate of dropout on the attention weights.
     With any of these cuDNN is not used. No full mask is ever made: each chunk computes its own.
     """
     b, t, h, d = query.shape

@@ -105,7 +105,7 @@ class Block(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Tokens (B, T) to logits (B, T, V)."""
+    """Maps tokens (B, T) to logits (B, T, V)."""
 
     def __init__(self, a: Architecture) -> None:
         self.architecture = a

@@ -1,8 +1,8 @@
 """Dropout inside the layers of a decoder; see `memconsole_trainer.techniques.dropout`.
 
-A training step brings the random bits of each micro-batch, as one more array of the batch. `drawing` makes those of a
-block known to its layers while they are traced, and each layer takes the bits of its own place. Without it the
-layers drop nothing.
+The random bits of each micro-batch of a training step are one more array of the batch. While a block is traced, the
+context `drawing` gives these bits to its layers, and each layer derives the bits of its own place. Outside of this
+context the layers drop nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from memconsole_trainer.techniques.dropout import drops, key_of
 BITS = "dropout"
 """Name of the random bits in a batch, uint32 (A, 2)."""
 _STEPS = 2**16
-"""Probabilities are rounded to this share, so that 16 random bits decide over a number."""
+"""Probabilities are rounded to multiples of 1 / this, so that 16 random bits decide whether a number is dropped."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Rates:
 
 
 class _Drawing:
-    """What is being traced: its random bits, and how many places have taken some."""
+    """The state of tracing a layer: its random bits, and how many places have taken some."""
 
     def __init__(self, rates: Rates, bits: Array) -> None:
         self.rates, self._bits, self._places = rates, bits, 0
@@ -79,7 +79,7 @@ def bits_of(plan: Plan, step: int) -> np.ndarray:
 
 
 def for_layers(layers: int) -> Array | None:
-    """The random bits of each layer, uint32 (L, 2), if any are known."""
+    """The random bits of each layer, uint32 (L, 2); None outside of `drawing`."""
     if not _now:
         return None
     key = jax.random.wrap_key_data(_now[-1].take())
@@ -92,12 +92,12 @@ def layer(bits: Array | None) -> AbstractContextManager[None]:
 
 
 def residual(x: Array) -> Array:
-    """What is added to the residual stream, or the embedded tokens."""
+    """Apply `train.dropout` to the embedded tokens, or to an output that is added to the residual stream."""
     return dropped(x, _now[-1].take(), _now[-1].rates.residual) if _drops("residual") else x
 
 
 def attention() -> tuple[Array, float] | None:
-    """Random bits and rate of attention's shares, if some are dropped."""
+    """Random bits and rate of dropout on the attention weights; None if nothing is dropped."""
     return (_now[-1].take(), _now[-1].rates.attention) if _drops("attention") else None
 
 
@@ -125,7 +125,7 @@ def dropped(x: Array, bits: Array, rate: float) -> Array:
 
 
 def masked(x: Array, bits: Array, rate: float) -> Array:
-    """`dropped`, whose mask is kept for a backward pass."""
+    """The same as `dropped`, but the mask is kept for the backward pass."""
     limit = round(rate * _STEPS)
     kept = jax.random.bits(jax.random.wrap_key_data(bits), x.shape, jnp.uint16) >= limit
     return jnp.where(kept, x * (_STEPS / (_STEPS - limit)), 0).astype(x.dtype)

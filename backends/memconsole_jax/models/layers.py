@@ -139,10 +139,10 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def product(x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """``x @ W.T + b`` in the dtype of x: (B, C), or (B, T, ...), whose last axes are joined. The backward pass
-    keeps x and the weights as they were passed. It keeps no cast or transposed copy of each layer's
-    weights, none brought together from several devices, and no second copy of the heads that
-    attention keeps."""
+    """``x @ W.T + b`` in the dtype of x: (B, C), or (B, T, ...), whose last axes are joined.
+
+    For the backward pass, only x and the weights as they were passed are kept: no cast, transposed or gathered copy
+    of a layer's weights, and no second copy of the attention output."""
     return checkpoint_name(_product(x, weight, bias), "product")
 
 

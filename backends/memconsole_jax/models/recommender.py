@@ -25,13 +25,13 @@ from memconsole_jax.models.layers import Embedding, Linear, looked_up
 
 
 class Projected(NamedTuple):
-    """Final hidden states (B, T, H), and what they are scored against, all float32."""
+    """Final hidden states (B, T, H), and the projected items and clusters that they are scored against, all float32."""
 
     hidden: Array
     members: Array
     """The items of each cluster (C, M, H)."""
     clusters: Array
-    """(C, H)."""
+    """The clusters (C, H)."""
 
 
 class Adapter(nnx.Module):
@@ -42,7 +42,7 @@ class Adapter(nnx.Module):
         self.down = Linear(model.adapter_size, model.hidden_size, bias=True)
 
     def __call__(self, x: Array) -> Array:
-        """Rows (n, embedding) to (n, H)."""
+        """Map rows (n, embedding) to (n, H)."""
         for layer in (self.up, self.down):
             assert layer.bias is not None
             weight, bias = (w[...].astype(jnp.float32) for w in (layer.weight, layer.bias))
@@ -51,7 +51,7 @@ class Adapter(nnx.Module):
 
 
 class Recommender(nnx.Module):
-    """Items (B, T) to `Projected`."""
+    """Maps items (B, T) to `Projected`."""
 
     def __init__(self, model: Shape) -> None:
         a = model.decoder

@@ -57,7 +57,7 @@ class Block(nnx.Module):
 
 
 class Transformer(nnx.Module):
-    """Windows (B, T, features) to outputs (B, outputs)."""
+    """Maps windows (B, T, features) to outputs (B, outputs)."""
 
     def __init__(self, r: Regressor) -> None:
         self.input = Linear(r.features, r.hidden_size, bias=True)

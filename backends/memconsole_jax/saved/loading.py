@@ -23,7 +23,7 @@ Tensor = Callable[[str], NDArray[np.generic]]
 
 
 class Loader:
-    """Loads the stacks of one plan's model to where its programs have them."""
+    """Loads the stacks of one plan's model to the devices, with the shardings of its programs."""
 
     def __init__(self, plan: Plan, programs: Programs) -> None:
         self._plan, self._programs = plan, programs

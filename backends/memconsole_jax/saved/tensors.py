@@ -26,7 +26,7 @@ from memconsole_trainer.techniques import average, loss_scale
 
 @dataclass(frozen=True)
 class Saved:
-    """What a checkpoint of these programs holds: everything but a frozen base."""
+    """The tensors in a checkpoint of these programs: all but those of a frozen base."""
 
     programs: Programs
     loader: Loader
@@ -90,8 +90,8 @@ class Saved:
     def _parts(
         self, of: Stack | optimizer_state.OptimizerLeaf, array: jax.Array | Released
     ) -> Iterator[tuple[str, NDArray[np.generic]]]:
-        """Yield name and values of each tensor of `array`. What several processes hold is brought
-        together one tensor at a time, never the tensors of all layers."""
+        """Yield name and values of each tensor of `array`. If it is spread over several processes, one layer's
+        tensor is gathered at a time, never those of all layers."""
         if isinstance(array, Released) or not is_elsewhere(array):
             yield from of.split(_host(array))
             return
@@ -103,12 +103,12 @@ class Saved:
 
     @cached_property
     def _whole(self) -> Any:
-        """An array of several processes to the same on all devices."""
+        """Jitted: an array of several processes -> the whole array on all devices."""
         return jax.jit(lambda array: array, out_shardings=self.programs.sharding)
 
     @cached_property
     def _layer(self) -> Any:
-        """An array (L, ...) of several processes to that of one layer, on all devices."""
+        """Jitted: an array (L, ...) of several processes, layer -> the array of that layer on all devices."""
         take = partial(jax.lax.dynamic_index_in_dim, keepdims=False)
         return jax.jit(take, out_shardings=self.programs.sharding)
 

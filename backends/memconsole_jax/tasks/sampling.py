@@ -22,7 +22,7 @@ from memconsole_jax.techniques.weights.lora import assembled
 from memconsole_trainer.data.text.rows.validation import PROMPT_TOKENS
 
 STOPS = 8
-"""Tokens that may end a sample."""
+"""The most tokens that may end a sample."""
 Cache = tuple[Array, Array]
 """Keys and values of every position so far, each (L, S, K, D)."""
 
@@ -193,8 +193,8 @@ def _next_logits(
 def _draw(
     logits: Array, temperature: Array, top_k: Array, top_p: Array | float, key: Array
 ) -> Array:
-    """One token of the `top_k` likeliest, and of these of the fewest whose shares add up to
-    `top_p`."""
+    """Draw one token from the `top_k` most likely ones, restricted to the fewest of these whose probabilities
+    add up to `top_p`."""
     vocab = logits.shape[0]
     kept = jnp.where(top_k <= 0, vocab, jnp.minimum(top_k, vocab))
     falling = jnp.sort(logits)[::-1]

@@ -52,7 +52,7 @@ class Sampler(Protocol):
 
 
 class Task(Protocol):
-    """What is learned, in JAX. Each task has one file in this folder."""
+    """A task in JAX: its loss, evaluation and samples. Each task has one file in this folder."""
 
     def weight(self, arrays: Tree) -> Array:
         """The weight of a batch or a part of one. The loss is divided by it."""

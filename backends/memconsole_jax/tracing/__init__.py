@@ -1,1 +1,1 @@
-"""The tracer: the engine's own programs compiled, and XLA's account of their memory."""
+"""The tracer: it compiles the engine's own programs and reads XLA's memory plan of them."""

@@ -2,8 +2,8 @@
 
     python -m memconsole_jax.tracing.trace
 
-The engine's programs are lowered from shapes alone and compiled for the device in question, there or not:
-nothing is allocated and nothing runs. Of several devices, the numbers are those of each.
+The engine's programs are lowered from shapes alone and compiled for the device in question, which need not be present:
+nothing is allocated and nothing runs. For several devices, the numbers are those of one device.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from memconsole_jax.tracing.trace_verdict import is_out_of_memory, needed_bytes
 from memconsole_trainer import tracing
 
 STEP = "backward"
-"""The phase under which the whole step's one number stands."""
+"""The phase under which the one number of the whole step is stored."""
 
 
 def answer(question: TracerQuestion, interrupt: tracing.Interrupt) -> TracerAnswer:
@@ -63,7 +63,7 @@ def planned(
 
 
 def planned_step(plan: Plan, model: Model, place: Target) -> Needed:
-    """What the training step alone needs."""
+    """The memory that the training step alone needs."""
     with targets.absent(place.kind):
         return _step(Programs.of(plan, model, place.kind, place.devices), place)
 
@@ -95,7 +95,8 @@ def _planned(plan: Plan, model: Model, place: Target, interrupt: tracing.Interru
     aside = programs.trained_shapes if programs.average_shapes else ()
     evaluation = _compiled(programs.lower_evaluate(), place)
     phases["evaluation"] = ExactPhase(
-        # The optimizer's state is no argument of it, but there; so are weights whose average is evaluated.
+        # The optimizer's state is not an argument of the evaluation, but is allocated meanwhile, and so are the weights if
+        # their average is evaluated.
         total_bytes=evaluation.needed + state + _bytes(aside),
         components={**held, "data": evaluated},
     )
@@ -110,7 +111,7 @@ def _planned(plan: Plan, model: Model, place: Target, interrupt: tracing.Interru
 
 
 def _step(programs: Programs, place: Target, interrupt: tracing.Interrupt = lambda: None) -> Needed:
-    """What an optimizer step needs, of one program or of several."""
+    """The memory that an optimizer step needs, whether it is one program or several."""
     lowered = programs.lower_train()
     if not programs.waits_on_host:
         return _compiled(lowered, place)
@@ -139,14 +140,14 @@ class Needed(msgspec.Struct, frozen=True):
     needed: int
     host: int = 0
     arguments: int = 0
-    """The part of `needed` that is there before and after the program as well."""
+    """The part of `needed` that is allocated before and after the program as well."""
     refused: bool = False
 
 
 def _compiled(lowered: Any, place: Target) -> Needed:
-    """Arguments, and outputs that reuse none of them, and temporaries: the arena that a CPU and a GPU reserve for
-    them. A TPU's count of temporaries has buffers of its vector memory in it, each with room of its own; there
-    the most bytes that live at once are what the program takes."""
+    """Compile a program. The bytes it needs are arguments, outputs that do not reuse arguments, and temporaries. On a CPU
+    and a GPU, XLA reserves one arena for the temporaries. On a TPU, its count of temporaries includes buffers in vector
+    memory, each with room of its own; there the most bytes live at once are used instead."""
     try:
         compiled = lowered.compile(compiler_options=dict(place.options) or None)
     except jax.errors.JaxRuntimeError as error:
@@ -158,7 +159,7 @@ def _compiled(lowered: Any, place: Target) -> Needed:
         return Needed(found, refused=True)
     m = compiled.memory_analysis()
     if m is None:
-        raise PlanError(f"XLA tells no memory plan for {place.name}")
+        raise PlanError(f"XLA reports no memory plan for {place.name}")
     lasting = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
     needed = m.peak_memory_in_bytes if place.kind == "tpu" else lasting + m.temp_size_in_bytes
     host = (

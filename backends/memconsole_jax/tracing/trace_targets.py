@@ -1,5 +1,5 @@
-"""Devices that XLA compiles for, one or several: host devices of this CPU, TPUs through libtpu and NVIDIA GPUs through
-the CUDA plugin, which need not be there."""
+"""Devices that XLA compiles for, one or several: host devices of this CPU, TPUs through libtpu, and NVIDIA GPUs through
+the CUDA plugin. The TPUs and GPUs need not be present."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Target:
 
 
 def environment() -> None:
-    """Let libtpu and the CUDA plugin load without their devices, and open none that is there."""
+    """Set the environment so that libtpu and the CUDA plugin load without their devices, and open no present device."""
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
@@ -77,7 +77,7 @@ def target(name: str, kind: str, count: int = 1, nodes: int = 1) -> Target:
         return _nvidia(name, device, count, nodes)
     if device.kind == "rocm":
         raise PlanError(
-            f"{device.label}: XLA's ROCm plugin does not compile without an AMD GPU here; only the formula prices it"
+            f"{device.label}: XLA's ROCm plugin does not compile without an AMD GPU here; only the formula estimates it"
         )
     raise PlanError(f"{device.label}: JAX does not train on it")
 
@@ -98,8 +98,8 @@ def _local(kind: str, count: int) -> Target:
 
 
 def _host_devices(count: int) -> tuple[Any, ...]:
-    """`count` devices that XLA makes of this CPU. JAX fixes their number when it opens the CPU, so several belong to a
-    client of their own."""
+    """`count` host devices of this CPU. JAX fixes their number when it opens the CPU, so for several devices a new client
+    is made."""
     own = jax.local_devices(backend="cpu")
     if count <= len(own):
         return tuple(own[:count])
@@ -122,8 +122,8 @@ def _tpu(name: str, known: CatalogDevice, count: int) -> Target:
 
 
 def slices(host: str) -> Iterator[str]:
-    """One `host` of TPUs and ever larger slices, as libtpu names them. Each doubles the last of the shortest sides, as
-    Google's do."""
+    """The names that libtpu gives to one `host` of TPUs and to ever larger slices. Each slice doubles the last one of the
+    shortest sides of the one before it, as Google's slices do."""
     generation, _, shape = host.partition(":")
     sides = [int(side) for side in shape.split("x")]
     while True:

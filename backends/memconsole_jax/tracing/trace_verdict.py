@@ -25,9 +25,9 @@ def is_out_of_memory(message: str) -> bool:
 
 
 def needed_bytes(message: str) -> int | None:
-    """What the program needs in all, without what the runtime reserves for itself; None if not said.
+    """Total bytes that the program needs, without the runtime's own reserve; None if the message does not say.
 
-    Compilers print three or four digits: the bytes are as exact as those.
+    Compilers print three or four digits, so the bytes are only that exact.
     """
     for pattern in _PATTERNS:
         found = pattern.search(message)

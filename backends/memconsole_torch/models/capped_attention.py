@@ -1,11 +1,13 @@
-"""Causal attention whose scores are capped by a tanh (Gemma 2), or whose shares are dropped, as two operators.
+"""Causal attention with tanh-capped scores (Gemma 2) or with dropout of the attention weights, as two operators: one for
+the forward and one for the backward pass.
 
-torch's own kernels have no cap, and those of a CPU no dropout; written out, scores would exist for all queries at once.
-Here they exist for `QUERIES` queries at a time and are computed again in the backward pass (Rabe and Staats 2021). Because it is one
-operator, checkpointing can keep its result.
+torch's own kernels have no cap, and those of a CPU have no dropout. Composed of ordinary operators, attention would hold
+the scores of all queries at once. Here they exist for `QUERIES` queries at a time and are computed again in the backward
+pass (Rabe and Staats 2021). Because the forward pass is one operator, checkpointing can keep its result.
 
-Letters: B rows, A heads of queries, K heads of keys, G = A / K, T queries, S keys, D numbers of a head, n queries of a
-part. A query sees the keys up to its own position; if there are more keys than queries, the queries are the last ones.
+"Shares" are the attention weights: the softmax of the scores. Letters: B rows, A heads of queries, K heads of keys,
+G = A / K, T queries, S keys, D head size, n queries of a part. A query sees the keys up to its own position; if there are
+more keys than queries, the queries are the last ones.
 """
 
 from __future__ import annotations
@@ -140,14 +142,14 @@ def forward_workspace(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[int]:
 
 
 def backward_workspace(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[int]:
-    """The same of the backward pass, which holds the scores three times, and sums gradients in fp32."""
+    """The same for the backward pass, which holds the scores three times, and sums gradients in fp32."""
     sums = [] if k.element_size() == 4 else [k.nbytes, v.nbytes]
     dropped = 4 + _dropping(rest) if _dropping(rest) else 0
     return _workspace(12 + dropped, q, k, v) + sums
 
 
 def _dropping(rest: tuple[Any, ...]) -> int:
-    """Bytes of the mask on one share: `rest` is (mask, scale, cap), and key and rate if they are not the usual ones."""
+    """Bytes of the dropout mask for one share. `rest` is (mask, scale, cap), then key and rate if they are given."""
     return int(len(rest) > 4 and rest[4] > 0)
 
 
@@ -161,7 +163,7 @@ def _workspace(widths: int, q: Tensor, k: Tensor, v: Tensor) -> list[int]:
 
 
 def _parts(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, int]]:
-    """The first query of each part, the one after its last, and how many keys they see."""
+    """For each part of the queries: its first query, the query after its last one, and how many keys the last one sees."""
     length, keys = q.shape[2], k.shape[2]
     for start in range(0, length, QUERIES):
         stop = min(start + QUERIES, length)
@@ -209,6 +211,6 @@ def _joined(x: Tensor) -> Tensor:
 
 
 def _like_queries(q: Tensor) -> Tensor:
-    """Memory for what has the shape of queries, in the layout (B, T, A, D) that the next product reads."""
+    """An empty tensor in the shape of the queries, with the memory layout (B, T, A, D) that the next product reads."""
     batch, heads, length, width = q.shape
     return q.new_empty(batch, length, heads, width).transpose(1, 2)

@@ -129,7 +129,7 @@ class Block(nn.Module):
         return self.feed(x, self.attention(self.attention_norm(x), positions, mask))
 
     def feed(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Add the attention's output to the stream (B, T, H), and what the MLP makes of both."""
+        """Add the attention's output to the stream (B, T, H), then the MLP's output for the sum."""
         x = x + self.attention_post_norm(attended)  # (B, T, H)
         return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))
 
@@ -143,7 +143,7 @@ class Attention(nn.Module):
         self.head_size = a.head_size
         self.scale, self.cap = a.scale, a.attention_cap
         self.dropout: Callable[[], tuple[int, float] | None] = _drops_nothing
-        """Key and rate of the mask on the shares, if some are dropped now."""
+        """Returns key and rate of the dropout mask of the attention weights; None if nothing is dropped now."""
         self.query = nn.Linear(a.hidden_size, a.query_width, bias=a.biases_projections)
         self.key = nn.Linear(a.hidden_size, a.key_width, bias=a.biases_projections)
         self.value = nn.Linear(a.hidden_size, a.key_width, bias=a.biases_projections)
@@ -158,7 +158,7 @@ class Attention(nn.Module):
         return self.joined(self.attended(*self.project(x, positions), mask))
 
     def attended(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """What each head (B, A, T, D) reads; see `attend`."""
+        """The output of each head (B, A, T, D); see `attend`."""
         drop = self.dropout()
         if self.cap is None and drop is None:
             return attend(q, k, v, mask, self.scale)
@@ -179,7 +179,7 @@ class Attention(nn.Module):
         return q, k, v
 
     def joined(self, attended: Tensor) -> Tensor:
-        """The output (B, T, H) of all heads (B, A, T, D)."""
+        """The output projection (B, T, H) of all heads (B, A, T, D)."""
         batch, _, length, _ = attended.shape
         return self.output(attended.transpose(1, 2).reshape(batch, length, -1))
 
@@ -324,10 +324,10 @@ def rotate(x: Tensor, positions: Rotation) -> Tensor:
 
 
 class Rotated(torch.autograd.Function):
-    """The rotation in four passes over half of x each, and back by the opposite angle.
+    """The rotation in four passes over half of x each; the backward pass rotates by the opposite angle.
 
-    Composed of autograd's own operations it takes three times as many passes. The result has the strides of
-    x, so that its gradient needs no copy on the way to the projection's.
+    Composed of autograd's own operations it would take three times as many passes. The result has the strides
+    of x, so its gradient needs no copy before the gradient of the projection is computed.
     """
 
     @staticmethod

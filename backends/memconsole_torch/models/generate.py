@@ -94,7 +94,7 @@ class Cached:
     def _through(
         self, block: Any, index: int, x: Tensor, local: bool, mask: Tensor | None, count: int
     ) -> Tensor:
-        """One block (1, T, H), of whose tokens the first `count` are kept."""
+        """Run one block on x (1, T, H). Keys and values of its first `count` tokens are added to the cache."""
         begin, length = self._read, x.shape[1]
         angles = _part(self._near if local else self._wide, begin, length)
         q, k, v = block.attention.project(block.attention_norm(x), angles)
@@ -131,8 +131,8 @@ def choose(
     random: np.random.Generator,
     top_p: float = 1.0,
 ) -> int:
-    """Draw one token from softmax(logits / temperature) over the `top_k` most likely ones, and of
-    these over the fewest whose shares add up to `top_p` (Holtzman et al. 2020, §3.1)."""
+    """Draw one token from softmax(logits / temperature), restricted to the `top_k` most likely tokens and
+    then to the fewest of these whose probabilities add up to `top_p` (Holtzman et al. 2020, §3.1)."""
     if temperature <= 0.0:
         return int(logits.argmax())
     scores = logits.astype(np.float64) / temperature

@@ -20,17 +20,17 @@ from memconsole_torch.models.table import table
 
 
 class Projected(NamedTuple):
-    """Final hidden states (B, T, H), and what they are scored against, all fp32."""
+    """Final hidden states (B, T, H), and the projected items and clusters that they are scored against, all fp32."""
 
     hidden: Tensor
     members: Tensor
     """The items of each cluster (C, M, H)."""
     clusters: Tensor
-    """(C, H)."""
+    """The clusters (C, H)."""
 
 
 class Recommender(nn.Module):
-    """Items (B, T) to `Projected`."""
+    """Maps items (B, T) to `Projected`."""
 
     def __init__(self, model: Shape) -> None:
         super().__init__()

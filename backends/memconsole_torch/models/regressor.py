@@ -16,7 +16,7 @@ from memconsole_torch.models.table import table
 
 
 class Regressor(nn.Module):
-    """Windows (B, T, features) to outputs (B, outputs) of the last step, fp32."""
+    """Maps windows (B, T, features) to outputs (B, outputs) of the last step, fp32."""
 
     def __init__(self, model: Shape) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from memconsole_trainer.techniques import average, loss_scale
 
 @dataclass(frozen=True)
 class Saved:
-    """What a checkpoint of this engine holds, and what can be released while it trains."""
+    """The tensors that a checkpoint of this engine contains, and those that can be released while it trains."""
 
     module: nn.Module
     rows: OwnRows | None
@@ -66,7 +66,7 @@ class Saved:
         return self.rows.whole(weight, tensor) if self.rows is not None and weight else tensor
 
     def held(self, name: str, array: Array) -> Array:
-        """What this process holds of `array`, the tensor `name`."""
+        """The part of `array`, the whole tensor `name`, that this process holds."""
         weight = self.rows.weight_of(name) if self.rows is not None else None
         return self.rows.held(weight, array) if self.rows is not None and weight else array
 

@@ -25,7 +25,7 @@ class MicroBatch:
 
 
 class Task(Protocol):
-    """What is learned, in torch."""
+    """A task in torch: the module, its loss and its evaluation."""
 
     criterion: Callable[..., Tensor]
     """The function of the module's outputs that `loss` calls. The tracer wraps it, to see where the phase of the loss

@@ -3,7 +3,7 @@ those of the others.
 
 `ddp`: every process holds all weights (`DistributedDataParallel`). `fsdp`: every process holds some
 rows of each weight (`fully_shard`). A block's weights are gathered before its forward pass and again
-before its backward pass, in 16 bits if the plan computes in 16 bits; what is not in a block is
+before its backward pass, in 16 bits if the plan computes in 16 bits; weights outside the blocks are
 gathered once for a whole micro-batch. The optimizer updates the rows that a process holds, as
 ordinary tensors.
 
@@ -26,7 +26,7 @@ from memconsole_torch.shards import is_shard, rows_held
 from memconsole_torch.techniques.weights.precision import COMPUTE
 from memconsole_trainer.engine import Array
 
-if TYPE_CHECKING:  # a second, which a run on one device does not need
+if TYPE_CHECKING:  # importing it takes a second, and a run on one device does not need it
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
@@ -51,11 +51,11 @@ class Replicated(DistributedDataParallel):
             return getattr(super().__getattr__("module"), name)
 
     def _one_is_ready(self, _: Tensor) -> None:
-        """One more gradient of this process is complete."""
+        """Record the time: one more gradient of this process is complete."""
         self._ready = self._exchanges.mark()
 
     def count_exchange(self) -> None:
-        """After a backward pass: what followed the last of this process's gradients was an exchange."""
+        """Call after a backward pass: the time since this process's last gradient was an exchange."""
         if self._ready is not None:
             self._exchanges.count(self._ready)
             self._ready = None
@@ -92,8 +92,7 @@ def split(plan: Plan, mesh: DeviceMesh, module: nn.Module, exchanges: Exchanges)
 class OwnRows:
     """The rows of each weight that this process holds, as parameters of their own.
 
-    They share memory with the shards of `module`. It stands in for the module where an optimizer
-    asks for weights.
+    They share memory with the shards of `module`. An optimizer gets this object in place of the module.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -113,7 +112,7 @@ class OwnRows:
         return iter(self._own.values())
 
     def take_gradients(self) -> None:
-        """Give the rows the gradients that the backward pass left at the shards."""
+        """Move the gradients of the shards to the rows, after a backward pass."""
         for name, shard in self._shards.items():
             own, gradient = self._own[name], shard.grad
             if shard.to_local().untyped_storage()._cdata != own.untyped_storage()._cdata:
@@ -122,7 +121,7 @@ class OwnRows:
             shard.grad = None
 
     def drop_gradients(self) -> None:
-        """Let go of the gradients of an unfinished step."""
+        """Free the gradients of an unfinished step."""
         for shard in self._shards.values():
             shard.grad = None
 
@@ -152,7 +151,7 @@ class OwnRows:
         return spread.full_tensor()
 
     def settle(self) -> None:
-        """Free weights that a forward pass without a backward pass left gathered."""
+        """Free gathered weights after a forward pass without a backward pass."""
         for part in _parts(self._module):
             part.reshard()
 

@@ -131,7 +131,7 @@ def _kind(storage: Storage) -> int:
 
 
 def widest(moments: list[Moment]) -> tuple[Moment, ...]:
-    """A few of `moments`, among which is the largest one at any sizes."""
+    """The few of `moments` that can be the largest: at all sizes one of them is the peak, within `TOLERANCE`."""
     distinct = list(dict.fromkeys(moments))
     totals = np.array([_totals(moment) for moment in distinct])
     good = totals >= (1 - TOLERANCE) * totals.max(axis=0)
@@ -161,7 +161,7 @@ def _totals(moment: Moment) -> NDArray[np.float64]:
 def _sampled(product: str) -> NDArray[np.float64]:
     known = _PRODUCTS.get(product)
     if known is None:
-        field(product)  # raises if it is no size that a program has
+        field(product)  # raises `ValueError` if programs do not know this product of sizes
         known = np.ones(SAMPLES)
         for letter in product.split():
             known = known * _SIZES[letter]

@@ -1,4 +1,4 @@
-"""Traces one block of the decoder, or its final norm, at sizes that tell what each tensor's bytes are made of.
+"""Traces one block of the decoder, or its final norm, at sizes from which each tensor's bytes can be factored.
 
 Every size of the traced model is a prime times a small power of two. The factors of a tensor's bytes therefore show
 which sizes it is a product of.
@@ -46,7 +46,7 @@ TOLD = {
     "q": (17, 1),
 }
 """Each size's prime and its other factor. B rows, S positions, P positions padded to 16, h hidden, f intermediate, k
-heads of keys, g heads of queries for each of them, d numbers of a head, w the same padded to 32, r rank of the adapters,
+heads of keys, g heads of queries for each head of keys, d head size, w head size padded to 32, r rank of the adapters,
 c numbers of a frozen matrix that are decoded at a time, q queries whose capped scores exist at a time."""
 ROWS, LENGTH, HIDDEN, RANK, SLICE, QUERIES = (math.prod(TOLD[name]) for name in "BShrcq")
 
@@ -64,7 +64,7 @@ class Term(NamedTuple):
 
 @cache
 def term(count: int) -> Term:
-    """What a number of bytes, or a side of a weight, is made of. Raises `UntoldSizeError`."""
+    """The product of sizes that gives a number of bytes, or a side of a weight. Raises `UntoldSizeError`."""
     names, factor = [], count
     for name, (prime, unit) in TOLD.items():
         while count and factor % prime == 0:
@@ -87,7 +87,7 @@ class Completed(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What a block allocated and released, in order."""
+    """The allocations and releases of a block, in order."""
 
     live: Liveness
     completed: tuple[Completed, ...]

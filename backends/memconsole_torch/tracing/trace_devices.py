@@ -1,7 +1,7 @@
 """Emulates the engine's behaviour on other kinds of device, for a trace on fake CPU tensors.
 
-Fake CUDA tensors abort a process without CUDA, so a trace runs on fake CPU tensors. Every branch of the
-backend on the device is listed here:
+Fake CUDA tensors abort a process without CUDA, so a trace runs on fake CPU tensors. These are all places where the
+backend depends on the device:
 
 - `decoder.attend`: CUDA's flash or memory-efficient kernel, MPS's composition; repeated keys;
 - `decoder.Norm`: CUDA's fused RMS norm;
@@ -341,8 +341,8 @@ class _Nowhere:
 def _first_pass(
     kind: str, passes: Any, count: int, vocabulary: int, own: str, cap: float | None
 ) -> list[slice]:
-    """All rows of logits at once, or if they are capped the first rows. The others allocate the same bytes, one after
-    another."""
+    """All rows of logits at once, or only the first pass's rows if the logits are capped. The other passes allocate the
+    same bytes, one after another."""
     if cap is None:
         return [slice(0, count)]
     found: list[slice] = passes(count, vocabulary, "cpu" if kind == "cpu" else "cuda", cap)

@@ -1,4 +1,4 @@
-"""The first of several processes, for a trace: the others are imagined, and what they would send is not awaited.
+"""The first of several processes, for a trace: the others are simulated, and no data from them is awaited.
 
 torch's `fake` backend accepts every collective and does nothing, so one process runs the step of one rank: its shards,
 the blocks that it gathers, and the buffers in which gradients are added up are those of a run.
@@ -45,7 +45,7 @@ def imagined(plan: Plan) -> Iterator[Processes | Alone]:
 
 
 class Replicated(sharding.Replicated):
-    """A module whose gradients are ready at once, because an imagined collective has no result to wait for."""
+    """A module whose gradients are ready at once, because a simulated collective has no result to wait for."""
 
     def __init__(self, module: torch.nn.Module, exchanges: Exchanges) -> None:
         super().__init__(module, exchanges)
@@ -59,9 +59,9 @@ def _known(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
 
 
 def workspaces(kind: str) -> dict[Any, Workspace]:
-    """What collectives allocate internally on a `kind` of device. NCCL's buffers are its own and belong to the
-    device's context. Gloo copies what it gathers and scatters (ProcessGroupGloo.cpp: newLikeFlat in
-    AsyncAllgatherWork, the clone in reduce_scatter_tensor_coalesced)."""
+    """The bytes that collectives allocate internally on a `kind` of device. NCCL's buffers are not counted, because they
+    are outside PyTorch's allocator. Gloo copies the tensors that it gathers and scatters (ProcessGroupGloo.cpp:
+    newLikeFlat in AsyncAllgatherWork, the clone in reduce_scatter_tensor_coalesced)."""
     if kind != "cpu":
         return {}
     return {
@@ -73,7 +73,7 @@ def workspaces(kind: str) -> dict[Any, Workspace]:
 
 @contextmanager
 def declared(live: Liveness) -> Iterator[None]:
-    """A context in which gathered weights are counted as weights, and what adds up gradients as gradients."""
+    """A context in which gathered weights are counted as weights, and the buffers that add up gradients as gradients."""
     gather, take = (
         _fsdp_param_group.foreach_all_gather,
         _fsdp_param_group.foreach_all_gather_copy_out,
@@ -123,7 +123,7 @@ def empty_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def save(engine: Any, kind: str) -> None:
-    """Gather the state for a checkpoint. Elsewhere than on a CPU each tensor is copied to the host at once."""
+    """Gather the state for a checkpoint. Unless the device is a CPU, each tensor is copied to the host at once."""
     state = engine.saved.named()
     if kind != "cpu" or engine.gang.size == 1:
         for name, tensor in state:

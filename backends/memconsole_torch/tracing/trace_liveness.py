@@ -35,7 +35,7 @@ class Storage:
         self.nbytes = nbytes
         self.phase = phase
         self.within = within
-        """The component that the part of the step that allocated it belongs to."""
+        """The component of the part of the step that allocated it."""
         self.component: str | None = None
         """Its declared component, by its name in `table.COMPONENTS`."""
         self.copy_of: Storage | None = None
@@ -75,7 +75,7 @@ class Liveness(TorchDispatchMode):
         self.steps: list[tuple[int, int]] = []
         """Where in `events` each training step begins and ends."""
         self.within: str | None = None
-        """The component that the results of the present computation belong to."""
+        """The component of the results of the current computation."""
         self._phase = "build"
         self._hidden = hidden
         self._vocabulary = vocabulary

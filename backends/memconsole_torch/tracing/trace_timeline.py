@@ -1,4 +1,4 @@
-"""Turns a recorded step into an affine timeline: finds the size and the component of each allocation.
+"""Turns a recorded step into an affine timeline: finds how each allocation depends on the sizes, and its component.
 
 A step is traced at sizes that have a prime factor which divides none of the model's own sizes. The bytes of a storage
 then show which of these sizes they are a multiple of, and in which power.

@@ -32,7 +32,7 @@ class Controller(Protocol):
         ...
 
     def take_events(self) -> list[events.Event]:
-        """What there is to report since the last call."""
+        """The events to report since the last call."""
         ...
 
     def state(self) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 Each step takes one batch. In the phases warmup, full and correct it is an ordinary optimizer step.
 In a predict phase it is a jump: the weights move along the predicted path if that lowers the loss
-of the batch, of which nothing was trained on. How far is searched for with one half of the batch
-and confirmed with the other, by more than its rows differ (`confirm`). The optimizer state may be away meanwhile.
+of the batch, which was not trained on. The length of the move is chosen with one half of the batch,
+and the other half must confirm it significantly (`confirm`). The optimizer state may be off the device
+meanwhile.
 
 Nothing here depends on a clock unless `hybrid.reward` is seconds, so that a resumed run continues
 bit for bit.
@@ -43,28 +44,28 @@ FORWARD = 1 / 3
 """Work of a forward pass, as a share of a gradient step: the backward pass costs two (Kaplan et al.
 2020, §2.1)."""
 LEAST_KEPT = 2
-"""Movements from which a standard error can be computed. A predict phase with fewer ends."""
+"""The least number of movements for a standard error. A predict phase with fewer ends."""
 TRIM_EVERY = 10
-"""Gradient steps after which the heap of a CPU gives back what it keeps. Snapshots between the arrays
-of steps leave gaps, with which it grows."""
+"""Number of gradient steps after which the heap of a CPU returns its free memory to the system. It would
+grow otherwise, because snapshots between the arrays of steps leave gaps in it."""
 RESIDUALS = 64
 """Jumps whose results are kept."""
 
 
 class Residual(msgspec.Struct, frozen=True):
-    """What a jump was predicted to do, and what it did."""
+    """The predicted and the actual effect of a jump."""
 
     step: int
     horizon: int
     predicted: float
     """By how much the loss of the first half of the batch fell, in nats."""
     actual: float
-    """By how much that of the other half fell."""
+    """By how much the loss of the other half fell."""
     accepted: bool
 
 
 class _State(msgspec.Struct, kw_only=True):
-    """What a checkpoint stores, apart from the parts that store themselves."""
+    """The controller's own state in a checkpoint, apart from that of its parts (bandit, monitor, …)."""
 
     step: int = 0
     phases: Phases
@@ -152,7 +153,7 @@ class Hybrid:
         return taken
 
     def take_events(self) -> list[events.Event]:
-        """What there is to report since the last call."""
+        """The events to report since the last call."""
         taken, self._events = self._events, []
         return taken
 
@@ -213,14 +214,14 @@ class Hybrid:
             self._settle(engine)
 
     def _settle(self, engine: JumpingEngine) -> None:
-        """Nothing went wrong since the last jump: it need not be undone any more."""
+        """Training did not diverge since the last jump, so the weights before it are forgotten."""
         engine.jumps.settle()
         self._s.tally.settle()
         self._s.can_undo = False
 
     def _undo(self, engine: JumpingEngine, metrics: StepMetrics, reason: str) -> None:
-        """Take the last jump back: the weights as they were before it, and a new optimizer state and
-        average, because the old ones may hold what went wrong."""
+        """Undo the last jump: restore the weights from before it, and reset the optimizer state and the
+        average of the weights, because the divergence may have spoiled them."""
         engine.jumps.undo()
         engine.restart_average()
         self._s.tally.undo()
@@ -301,8 +302,8 @@ class Hybrid:
         return _Tried(scale, predicted, fall / weight, accepted, float(loss), halved / 2)
 
     def _context(self) -> Any:
-        """What a reward may depend on: the run's progress, its rate, the loss's trend, and how
-        jumps went."""
+        """The bandit's context: the run's progress, its learning rate, the loss's trend, and the results
+        of recent jumps."""
         s, total = self._s, max(1, self._total)
         rate = learning_rate(min(s.step, total - 1), self._plan, total)
         peak = peak_learning_rate(self._plan)
@@ -314,7 +315,7 @@ class Hybrid:
     def _snapshot(self, engine: JumpingEngine, follows_jump: bool = False) -> None:
         s = self._s
         surplus = len(s.follows_jump) + 1 - self._choice.snapshots
-        if surplus > 0:  # first, so that one snapshot more never takes memory
+        if surplus > 0:  # drop old ones first, so that there is never one snapshot more in memory
             engine.jumps.forget(surplus)
             s.follows_jump = s.follows_jump[surplus:]
         engine.jumps.snapshot()

@@ -27,7 +27,7 @@ CAUTION = 0.7
 
 
 class Reaction(enum.IntEnum):
-    """What is to be done, the mildest first."""
+    """How to react to a gradient step, the mildest reaction first."""
 
     FINE = 0
     SHORTER = 1

@@ -14,14 +14,14 @@ It is divided by one more than the failures in a row."""
 
 
 class Confidence(msgspec.Struct):
-    """How far recent jumps did what was predicted: 1 if all did, or if there were none."""
+    """How far recent jumps lowered the loss as predicted: 1 if all did, or if there were none."""
 
     value: float = 1.0
     failures: int = 0
     """Jumps in a row that were rolled back."""
 
     def score(self, predicted: float, actual: float, accepted: bool) -> None:
-        """Count a jump. It counts whole if the loss fell by at least half of what was predicted."""
+        """Count a jump. It counts in full if the loss fell by at least half of the prediction."""
         score = min(1.0, 2.0 * actual / predicted) if accepted and predicted > 0 else 0.0
         self.value += WEIGHT * (score - self.value)
         self.failures = 0 if accepted else self.failures + 1

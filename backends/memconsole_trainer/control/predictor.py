@@ -1,8 +1,8 @@
-"""Predicts where weights go next from the inner products of their recent movements.
+"""Predicts the next movements of weights from the inner products of their recent movements.
 
-A movement d is the change of a group of weights between two snapshots. All predictors answer with
-a sum of the known movements, so that they need only the movements' inner products, and the backend
-forms the sum. Movements are numbered from the oldest to the newest.
+A movement d is the change of a group of weights between two snapshots. Every prediction is a linear
+combination of the known movements, so a predictor needs only their inner products and returns
+coefficients ("shares"). The backend forms the sum. Movements are numbered from the oldest to the newest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from memconsole.plan.sections.hybrid import Predictor as Kind
 
 Matrix = NDArray[np.float64]
 LAGS = 3
-"""Movements from which the nowcaster computes the next one."""
+"""Number of movements from which the nowcaster computes the next one."""
 KEPT = 0.8
 """Share of what the nowcaster has learned that a further observation leaves."""
 RIDGE = 2e-3
@@ -29,7 +29,7 @@ NOISE = 1e-3
 
 
 class Predictor(Protocol):
-    """Knows the way of one or more groups of weights."""
+    """Predicts the movements of one or more groups of weights."""
 
     def learn(self, products: Mapping[str, Matrix]) -> None:
         """Learn from the inner products (n, n) of consecutive movements, by group."""
@@ -71,7 +71,7 @@ class _Stateless:
 
 
 class Extrapolation(_Stateless):
-    """The mean of the known movements goes on."""
+    """Predicts that the mean of the known movements continues."""
 
     def shares(self, products: Mapping[str, Matrix], movements: float) -> dict[str, Matrix]:
         return {g: np.full(len(p), movements / len(p)) for g, p in products.items()}

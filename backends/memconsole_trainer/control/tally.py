@@ -14,11 +14,11 @@ class Tally(msgspec.Struct):
     steps: float = 0.0
     """Gradient steps that the kept jumps stand for."""
     unsettled: list[float] = []
-    """Of these, the steps of each jump that may still be undone."""
+    """The part of `steps` that may still be undone: one number for each such jump."""
 
     @property
     def steps_saved(self) -> float:
-        """The same, less one step for each jump that was tried."""
+        """`steps`, less one step for each jump that was tried."""
         return self.steps - self.tried
 
     def count(self, steps: float, accepted: bool) -> None:

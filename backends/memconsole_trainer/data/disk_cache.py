@@ -1,5 +1,5 @@
-"""The folder of what was made from data and is kept on disk: each thing in a folder of its own, which
-one process at a time may write."""
+"""The disk cache of everything that is made from data, such as tokens. Each entry has a folder of its own, which one
+process at a time may write."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ FLAGS = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def root() -> Path:
-    """The folder of all that is kept of data."""
+    """The folder of the whole cache."""
     return cache_folder() / "data"
 
 
 def key(*parts: object) -> str:
-    """The name of the folder for what is made from `parts`."""
+    """The name of the folder of the entry that is made from `parts`."""
     return hashlib.sha256(repr(parts).encode("utf-8", "replace")).hexdigest()[:32]
 
 
 def lock(folder: Path, *, shared: bool = False) -> int | None:
     """Make `folder` and lock it until the descriptor is closed or the process ends.
 
-    With `shared` it is only kept from being deleted. Returns None if another process has the lock.
+    With `shared` the lock only prevents deletion. Returns None if another process has the lock.
     Raises `OSError` if the folder cannot be written.
     """
     private_folder(folder)
@@ -63,7 +63,7 @@ def others(folder: Path) -> int:
 
 def make_room(folder: Path, wanted: int) -> int:
     """Delete folders beside `folder` that no process uses, the least recently used first, until
-    `wanted` bytes are freed. Returns how many were."""
+    `wanted` bytes are freed. Returns the number of freed bytes."""
     freed = 0
     for kept in sorted(_beside(folder)):
         if freed >= wanted:

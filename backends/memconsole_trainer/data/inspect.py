@@ -26,7 +26,7 @@ ANY_TOKEN = 2**31
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found. None means that only reading all data would tell."""
+    """What was found. None: it cannot be known without reading all data."""
 
     source: str
     kind: str
@@ -35,7 +35,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int | None
     """Size of the files on disk, if the source is made of files."""
     files: str = ""
-    """Of a folder: what is read, if something is left out."""
+    """For a folder: which files are read, if some are left out."""
     columns: tuple[str, ...] = ()
     """Columns of a table, or datasets of an HDF5 file, with their types."""
     row_tokens: int | None = None

@@ -58,7 +58,7 @@ class Rows(Protocol):
     shuffle_buffer: int
     """Rows of one shuffle window, which are produced together; 0 if rows are in memory already."""
     at_hand: bool
-    """Whether rows come as fast as they are copied or read from a local file."""
+    """Whether rows need no work but copying, or reading from a local file."""
 
     def epoch(self, epoch: int) -> RowIterator:
         """The rows of an epoch; epochs are counted from 1."""
@@ -143,7 +143,8 @@ class BatchStream:
         """Wait for the first item, and, if rows are at hand, until the queue is full. By then most of
         the data's memory is allocated.
 
-        No step waits meanwhile, so it does not count as waited. `waiting` and errors are as in `next`.
+        This time does not count in `take_waited_seconds`, because no step waits. `waiting` and errors are as
+        in `next`.
         """
         if self._first is None:
             self._first = self.next(waiting)

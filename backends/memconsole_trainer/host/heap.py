@@ -1,4 +1,4 @@
-"""Returns free memory of glibc's heap to the system. Other C libraries are left alone."""
+"""Returns free memory of glibc's heap to the system. Does nothing with other C libraries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_HUGE_PAGES = 15
 
 
 def trim() -> None:
-    """Return free pages to the system (malloc_trim(3)), and have the heap take small pages again."""
+    """Return free pages to the system (malloc_trim(3)), and let the heap use small pages again."""
     library = _glibc()
     if library is not None:
         library.malloc_trim(0)
@@ -23,8 +23,8 @@ def trim() -> None:
 
 
 def _take_small_pages(library: ctypes.CDLL) -> None:
-    """Huge pages are for large blocks, which have mappings of their own. In the heap, a small array between free pages
-    would hold a whole one."""
+    """Let the heap use small pages. Huge pages are for large blocks, which have mappings of their own; in the heap, a
+    single small array would keep a whole huge page."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text().splitlines():
             if line.endswith("[heap]"):

@@ -1,8 +1,8 @@
 """Arrays in memory of their own, outside the heap of the C library.
 
-A step on a CPU takes the same blocks from the heap each time. An array that another thread puts into a freed block
-meanwhile makes the next step take another block, which the heap then keeps. An array in its own mapping cuts no block,
-and its memory goes back to the system when the array is freed.
+A step on a CPU takes the same blocks from the heap each time. If another thread meanwhile allocates an array inside a
+freed block, the next step must take another block, which the heap then keeps. An array in its own mapping leaves these
+blocks whole, and its memory goes back to the system when the array is freed.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ limit fails with an error, which can be reported and answered with smaller micro
 machine itself runs out of memory, the kernel kills the process instead. Memory that other processes
 take later is not accounted for.
 
-The kernel's limit counts mapped memory, but only touched pages use memory up, and estimates and
-measurements count only those. An allowance for mapped but untouched memory (thread stacks, heap
-arenas) is therefore added to the limit. It is close to the measured need, because the process can
-fill an allowance that is too large, and is then killed before it reaches the limit.
+The kernel's limit counts all mapped memory, but only touched pages use physical memory, and estimates and
+measurements count only those. Therefore an allowance for mapped but untouched memory (thread stacks, heap
+arenas) is added to the limit. It must be close to the measured need: if it is too large, the process can
+fill it with touched pages, and the kernel kills the process before it reaches the limit.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def limit_growth(bytes_: int) -> None:
     """Make allocations fail that would map more than `bytes_` beyond what this process has mapped
     now.
 
-    Free memory of the heap is given back first: it is mapped, and would widen the limit. Does nothing on systems
-    without such a limit.
+    Free memory of the heap is returned to the system first, because it is mapped and would raise the limit. Does
+    nothing on systems without such a limit.
     """
     heap.trim()
     with contextlib.suppress(ImportError, OSError, ValueError):

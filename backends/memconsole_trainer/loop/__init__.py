@@ -1,1 +1,1 @@
-"""The training loop: set-up, steps, saving, and what is said of them."""
+"""The training loop: set-up, steps, saving, and their reports."""

@@ -1,8 +1,8 @@
-"""Before the first step, do once each thing that a run does late: what would fail late fails now.
+"""Before the first step, rehearses everything that a run does later, so that failures occur at once.
 
 First a checkpoint of the initial state is written. Then one batch is evaluated and one step is
-trained. At last the state is restored from that checkpoint, bit for bit, so the run is not
-affected. If the first batch of the run is as long as any, its first step is the rehearsal.
+trained. Finally the state is restored from that checkpoint, bit for bit, so the run is not
+affected. If no batch can be longer than the run's first batch, the first step itself is the rehearsed step.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ _OTHERWISE = {
 
 
 class PreflightError(RuntimeError):
-    """One part failed. The message says which, where, and what helps; `__cause__` is the
+    """One part of the rehearsal failed. The message says which, where, and what helps; `__cause__` is the
     failure.
 
-    If memory ran out, its first line says of what and how much, and the framework's words are last.
+    If memory ran out, the first line says which memory and how much was requested; the framework's message
+    comes last.
     """
 
     def __init__(self, part: str, where: str, error: Exception) -> None:
@@ -69,8 +70,8 @@ class PreflightError(RuntimeError):
 
 
 def preflight(attempt: Attempt, job: Job, watch: Watch, saver: Saver) -> bool:
-    """Rehearse a run that has not begun, unless the plan turns this off. Returns whether the first step
-    is to be taken in `first_step`.
+    """Rehearse a run that has not begun, unless the plan turns this off. Returns whether the first step is the
+    rehearsed step, and so must run inside `first_step`.
 
     Raises `PreflightError`, `StopRequestedError` and `FencedError`.
     """
@@ -104,14 +105,14 @@ def preflight(attempt: Attempt, job: Job, watch: Watch, saver: Saver) -> bool:
 
 @contextmanager
 def first_step(job: Job, watch: Watch) -> Iterator[None]:
-    """Around the first step of a run that was not rehearsed: what fails is told as in a rehearsal."""
+    """A context for the first step of a run, if no step was rehearsed. Failures are reported as in a rehearsal."""
     with _told(watch, STEP, _size(job.plan, job.shape)):
         yield
         job.engine.synchronize()
 
 
 def _same(one: Batch, other: Batch) -> bool:
-    """Whether two batches hold the same."""
+    """Whether two batches have the same content."""
     names = one.arrays.keys()
     return names == other.arrays.keys() and all(np.array_equal(one[n], other[n]) for n in names)
 

@@ -65,7 +65,7 @@ class Profiling:
         except Exception as error:  # noqa: BLE001 (reported as a warning and in the log)
             self._failed(error)
             return
-        del recording  # what it holds is not left behind
+        del recording  # free its memory
         gc.collect()
         self._aside.close()
         self._tell(self._files(), request)

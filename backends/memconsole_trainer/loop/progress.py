@@ -41,7 +41,7 @@ class Progress(msgspec.Struct, kw_only=True):
     validation_step: int = 0
     best_validation_loss: float | None = None
     scores: tuple[Score, ...] = ()
-    """What the last evaluation is compared by; see `plan.tasks.judging`."""
+    """The values of the last evaluation that decide which one is best; see `plan.tasks.judging`."""
     best_scores: dict[str, float] = {}
     """The best value of each measure so far."""
     patience_loss: float | None = None

@@ -1,7 +1,7 @@
-"""What each process of a run, or each of its devices, measures of itself, told in the run's log.
+"""The measurements of each rank (a process of a run, or one of its devices), recorded in the run's log.
 
-Every process but the first writes a small file when it measures, and the first one logs what it finds there.
-Nobody waits for it.
+Every process but the first writes its measurements into a small file, and the first process logs them. No process waits
+for another one.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ SECONDS_FOR_EIGHT = 1.0
 faster."""
 
 KEPT = 0.7
-"""Weight of the steps before a reading in the mean after it. Older steps still count, so that a single step does not
-change which rank is called slow."""
+"""Weight of the old mean when a reading is added to it. Older steps still count, so that a single step does not
+change which rank is reported as slow."""
 
 
 def rank_count(engine: Engine) -> int:
-    """How many readings there are of a run: its processes, times the devices that each can tell apart."""
+    """The number of ranks of a run: its processes times the devices that each process can measure separately."""
     return engine.gang.size * len(engine.memories())
 
 
@@ -46,7 +46,7 @@ class RankReadings:
         self._said = float("-inf")
 
     def count(self, steps: int, seconds: float, exchanged: float | None) -> None:
-        """Add steps, what they took, and how much of that passed in exchanges."""
+        """Add a number of steps, their seconds, and how many of these were spent in exchanges."""
         self._steps += steps
         self._seconds += seconds
         if exchanged is not None:
@@ -60,7 +60,7 @@ class RankReadings:
         host_bytes: int,
         peak_host_bytes: int,
     ) -> None:
-        """Tell what each device of this process holds."""
+        """Record the memory of each device of this process."""
         rank, size = self._engine.gang.rank, self._engine.gang.size
         if size * len(found) == 1:
             return
@@ -79,8 +79,8 @@ class RankReadings:
             self._say(step)
 
     def last(self, step: int) -> None:
-        """After the last measurement of an attempt: log it, once all processes have told theirs. Each has
-        to call this."""
+        """Call in every process after the last measurement of an attempt. Logs the readings once all processes have
+        written theirs."""
         gang = self._engine.gang
         if not self._own:
             return
@@ -96,7 +96,7 @@ class RankReadings:
     def _reading(
         self, rank: int, phase: str, step: int, memory: MemoryReading, host: int, peak_host: int
     ) -> RankReading:
-        """The reading now, with the peaks of all readings before. Those of a profiler are not the plan's."""
+        """The current reading, with the peaks of all readings before. Peaks while a profiler records are left out."""
         before = self._own.get(rank) or RankReading(rank=rank, step=step)
         profiled, peaks = phase == PROFILING, dict(before.peaks_by_phase)
         seen = highest(memory.allocated_bytes, memory.peak_bytes)

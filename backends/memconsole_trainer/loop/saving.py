@@ -22,9 +22,9 @@ from memconsole_trainer.weights import checkpoint
 RETRY_SECONDS = 2.0
 """Pause before a checkpoint that could not be written is tried again."""
 _GATHER, _SAVED, _FAILED = "gather", "saved", "failed"
-"""What the first of several processes tells the others while it saves."""
+"""Messages that the first of several processes sends to the others while it saves."""
 _PASSING = FULL | {errno.EIO, errno.EROFS}
-"""Errors of a disk that somebody can end while a trained state stays in memory."""
+"""Disk errors that the user may fix while the run waits with its state in memory."""
 
 
 class Saver:
@@ -79,8 +79,8 @@ class Saver:
         if self._job.data.hashes.changed and not self._told_changed:
             self._told_changed = True
             self._watch.warn(
-                "the data has changed on disk during this run: what was read again is not what was "
-                "read before"
+                "the data has changed on disk during this run: reading it again gave other content "
+                "than before"
             )
 
     def write(
@@ -106,7 +106,7 @@ class Saver:
         return saved
 
     def _follow(self, checkpoints: checkpoint.Checkpoints, step: int) -> checkpoint.Saved:
-        """Take part in what the first process writes."""
+        """Gather the tensors that the first process writes."""
         gang = self._job.engine.gang
         while (word := gang.tell()) == _GATHER:
             for _ in self._job.engine.state():

@@ -195,7 +195,7 @@ def set_up(attempt: Attempt) -> Job:
 
 
 def _origin(plan: Plan, weights: WeightSource) -> str:
-    """Where the weights came from, and what was read."""
+    """The origin of the weights, and how many were read."""
     words = origin(plan).words
     return f"{words}: {weights.read}" if isinstance(weights, HuggingFaceWeights) else words
 
@@ -272,7 +272,7 @@ def check_unchanged(
         try:
             problem = data.hashes.difference(stored.part("read", dict[str, Any]), say.tick)
         except (LookupError, TypeError, binascii.Error):
-            problem = f"{stored.path.name} does not tell what was read of it"
+            problem = f"{stored.path.name} does not record which of it had been read"
     if not problem:
         return
     changed = f"the data has changed since {stored.path.name}: {problem}"

@@ -1,4 +1,4 @@
-"""Some rows that are trained on, the same ones at every evaluation: their loss stands beside that of held-out rows."""
+"""Some training rows, the same ones at every evaluation. Their loss is compared with that of held-out rows."""
 
 from __future__ import annotations
 

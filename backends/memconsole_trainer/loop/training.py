@@ -34,7 +34,7 @@ _ADVICE = {
 }
 """Advice when the loss is not finite, by precision."""
 SETTLING_STEPS = 5
-"""First steps of an attempt after which a CPU's heap gives back what it does not use."""
+"""After each of this many first steps of an attempt, a CPU's heap returns its unused memory to the system."""
 
 
 class NonFiniteLossError(ArithmeticError):
@@ -133,7 +133,7 @@ class Trainer:
         self._profiling.after(p.step + 1)
         p.step += 1
         if self._unsettled and self._engine.device.kind == "cpu":
-            # A new small array may have cut the block that this step freed, and the next step takes another one.
+            # A small array may have been placed in the block that this step freed: the next step needs a new block.
             self._unsettled -= 1
             self._engine.synchronize()
             heap.trim()
@@ -166,7 +166,7 @@ class Trainer:
         return self._improved or (regular and not only_best)
 
     def _due(self) -> bool:
-        """Whether the last checkpoint is too old, by the clock of one of the processes."""
+        """Whether the last checkpoint is too old by the clock of any process."""
         minutes = self._plan.train.checkpoint_minutes
         return bool(minutes and self._engine.gang.most(self.saver.due(minutes))[0])
 

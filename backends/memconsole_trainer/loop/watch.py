@@ -44,7 +44,7 @@ class Watch:
         self._peak_host = self._peak_anonymous = self._peak_shared = 0
         self._memory_said = 0.0
         self._left_bytes = 0
-        """What profilers have left in the memory of a CPU. It is not the plan's."""
+        """Bytes that profilers have left in the memory of a CPU. They are subtracted from readings."""
         self._paused = False
 
     def enter(self, phase: str, detail: str = "") -> None:
@@ -107,12 +107,12 @@ class Watch:
         self._go_on()
 
     def _put_aside(self) -> None:
-        """What follows is no training."""
+        """Stop the clock of training: another phase begins."""
         self._busy_seconds += time.monotonic() - self._busy_since
         self._exchanged_seconds += (self._exchanged or 0.0) - self._exchanged_since
 
     def _go_on(self) -> None:
-        """Training goes on."""
+        """Continue the clock of training."""
         self._busy_since, self._exchanged_since = time.monotonic(), self._exchanged or 0.0
 
     @property
@@ -120,7 +120,7 @@ class Watch:
         return self._engine.gang.exchange_seconds
 
     def _held_bytes(self) -> int:
-        """Bytes in use on a CPU; 0 elsewhere, where a profiler takes nothing of the device."""
+        """Bytes in use on a CPU; 0 on other devices, whose memory a profiler does not use."""
         if self._engine.device.kind != "cpu":
             return 0
         return self._engine.memory().allocated_bytes or 0
@@ -188,8 +188,8 @@ class Watch:
         self._clock = now
 
     def memory(self, now_and_then: bool = False) -> None:
-        """Report how full the device and the host are. The peak is that of the current phase. What
-        a profiler takes and leaves counts only while it records.
+        """Report the memory in use on the device and the host. The peak is that of the current phase. The memory
+        of a profiler counts only while it records.
 
         With `now_and_then`, reports at most once a second.
         """
@@ -226,7 +226,7 @@ class Watch:
 
 
 def _without(left: int, reading: MemoryReading) -> MemoryReading:
-    """A reading without what a profiler has left."""
+    """A reading without the `left` bytes that a profiler has left."""
     return MemoryReading(
         _less(reading.allocated_bytes, left),
         _less(reading.peak_bytes, left),

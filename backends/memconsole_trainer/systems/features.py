@@ -1,4 +1,4 @@
-"""What the model sees of a system: padded states and the binary numbers of states and controls."""
+"""The model's input for a system: padded states, and the numbers of states and controls in binary."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ Policy = Callable[[Matrix], Matrix]
 def simulate(
     step: Matrix, held: Matrix, starts: Matrix, noise: Matrix, policy: Policy
 ) -> Trajectories:
-    """T systems from `starts` (T, n), by the matrices of their steps (see `runge_kutta`): x' = F x +
-    G u + noise, for each step of `noise` (T, steps, n)."""
+    """Simulate T systems from `starts` (T, n) with the matrices F and G of their steps (see `runge_kutta`):
+    x' = F x + G u + noise, for each step of `noise` (T, steps, n)."""
     x = starts
     states, controls = [], []
     for t in range(noise.shape[1]):

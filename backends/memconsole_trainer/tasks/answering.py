@@ -1,4 +1,4 @@
-"""Answers held-out records with the model, and scores the answers beside two simple baselines."""
+"""Answers held-out records with the model, and scores the answers, with two simple baselines for comparison."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Answers = Mapping[str, str]
 
 
 class Answered(NamedTuple):
-    """What the model said to a record."""
+    """The model's answer to a record."""
 
     prompt: str
     text: str
@@ -73,7 +73,7 @@ class Answerer:
         seed: int = 0,
         top_p: float = 1.0,
     ) -> Answered:
-        """The answers to one record, which need not hold any. Raises `RecordError`."""
+        """The model's answers to one record, whose own answers are not needed. Raises `RecordError`."""
         question = self.template.question(record.fields)
         prompt = prompt_ids(self.tokenizer, question)
         room = self._room(prompt)
@@ -143,7 +143,7 @@ def asked_records(
     opened: TextSources,
     tokenizer: Tokenizer,
 ) -> Asked | None:
-    """The first held-out records, scored beside baselines that know the first train records; None if
+    """The first held-out records, with the scores of baselines that know the first train records; None if
     the data are no records, or none is asked."""
     source, kept = opened.first.source, opened.held[0].source
     if not isinstance(source, Recorded) or not isinstance(kept, Recorded):
@@ -224,7 +224,7 @@ class Nearest:
 def score_model(
     answerer: Answerer, held: HeldRecords, engine: Engine, tick: Callable[[], None]
 ) -> tuple[dict[str, float], Answered | None]:
-    """The model's scores on the held-out records beside the baselines', and the first answer."""
+    """The scores of the model and of the baselines on the held-out records, and the model's first answer."""
     said = []
     for record in held.records:
         said.append(answerer.answer(engine, record))

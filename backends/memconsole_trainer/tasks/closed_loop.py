@@ -1,7 +1,7 @@
-"""Closed-loop trials: what the control of a model costs, against the optimal control.
+"""Closed-loop trials: the cost of a model's control, relative to the optimal control.
 
-The systems of a window file are simulated under a policy that sees what the model sees. The optimal
-control leads each trial until a first window is full; then the policy takes over, and costs are
+The systems of a window file are simulated under a policy that has the same inputs as the model. The optimal
+control runs each trial until a first window is full. Then the policy takes over, and costs are
 compared from there on.
 """
 
@@ -49,7 +49,7 @@ class Trials:
         self.families = [
             i % len(found) for i in range(min(MOST_SYSTEMS, sum(f.variants.count for f in found)))
         ]
-        """For each system the place of its family."""
+        """For each system the index of its family."""
         systems = [
             (found[place], number // len(found) % found[place].variants.count)
             for number, place in enumerate(self.families)
@@ -112,8 +112,8 @@ class Trials:
         return np.where(lost | ~(ratios < RUNAWAY), RUNAWAY, ratios)
 
     def _cost(self, policy: Any) -> Matrix:
-        """The cost of the steps from the first full window on, and the least cost of what is left
-        at the end, so that no policy gains by leaving work undone."""
+        """The cost of the steps from the first full window on, plus the optimal cost-to-go of the last state, so
+        that no policy gains by leaving a large state at the end."""
         found = simulate(self._step, self._held, self._starts, self._noise, policy)
         first, end = self._length - 1, found.states[:, -1]
         counted = Trajectories(found.states[:, first:-1], found.controls[:, first:-1])

@@ -131,7 +131,7 @@ class LanguageData:
         return Judged({"unigram_loss": self._unigram}, bits)
 
     def answered(self, engine: Engine, tick: Callable[[], None]) -> dict[str, float]:
-        """Exact match and token F1 of the answers to held-out records, beside two baselines."""
+        """Exact match and token F1 of the answers to held-out records, and those of two baselines."""
         if self._asked is None:
             return {}
         found, self._first = score_model(self._asked.answerer, self._asked.held, engine, tick)

@@ -19,8 +19,8 @@ RIDGE = 1e-6
 class LinearMaps:
     """A map fitted to train rows of all families, and one to the rows of each family.
 
-    The maps of families that are held out whole are fitted to their own rows, which the model does
-    not see: how well a linear map controls a system that one knows.
+    The maps of families that are held out whole are fitted to their own rows, which the model never sees. They
+    show how well a linear map controls a known system.
     """
 
     def __init__(self, file: WindowFile, split: WindowSplit, tick: Callable[[], None]) -> None:

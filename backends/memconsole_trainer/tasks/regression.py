@@ -1,4 +1,4 @@
-"""Data of regression: batches of windows, and what an evaluation measures beside the loss."""
+"""Data of regression: batches of windows, and the measures of an evaluation besides the loss."""
 
 from __future__ import annotations
 

@@ -52,8 +52,7 @@ class TaskData(Protocol):
     """How many held-out records `answered` looks at."""
 
     def rows(self, shuffle_buffer: int | None = None) -> Rows:
-        """The training rows, shuffled in windows of `shuffle_buffer` rows; None: of as many as the
-        plan says."""
+        """The training rows, shuffled in windows of `shuffle_buffer` rows; None: the plan's number of rows."""
         ...
 
     def steps_per_epoch(self, shape: BatchShape) -> int:

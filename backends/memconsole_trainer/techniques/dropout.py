@@ -2,8 +2,8 @@
 
 While training, each number is dropped with the plan's probability p and the others grow by 1 / (1 - p):
 
-- `train.dropout`: the embedded tokens, and what attention and MLP add to the residual stream;
-- `train.attention_dropout`: the shares with which a query reads the keys;
+- `train.dropout`: the embedded tokens, and the outputs of attention and MLP that are added to the residual stream;
+- `train.attention_dropout`: the attention weights after the softmax (called "shares" in the code);
 - `optimize.lora_dropout`: the input of each adapter (Hu et al. 2021), not of the matrix beside it.
 
 A mask depends on the plan's seed, the step, the micro-batch and its place in the model, and on nothing else. It is

@@ -41,7 +41,7 @@ def forward(
 
 
 class Forwarding:
-    """One tracker of one run. What was sent is kept in the run's directory."""
+    """One tracker of one run. How far its figures were sent is recorded in the run's directory."""
 
     def __init__(
         self, run: RunDirectory, kind: Kind, connect: Open, sleep: Callable[[float], None]
@@ -66,7 +66,7 @@ class Forwarding:
                 return
 
     def _catch_up(self) -> bool:
-        """Send what is new. Returns whether that worked."""
+        """Send new figures. Returns whether that worked."""
         try:
             for figures, sent in self._batches():
                 if figures:
@@ -80,7 +80,7 @@ class Forwarding:
         return True
 
     def _batches(self) -> Iterator[tuple[list[Figures], Sent]]:
-        """New figures, and what will have been sent once they are. Raises `PlanError`."""
+        """New figures, each batch with the record to store once it is sent. Raises `PlanError`."""
         units = task_of(self._run.read_plan()).units
         for number in self._run.attempt_numbers():
             if number < self._sent.attempt:
@@ -103,7 +103,7 @@ class Forwarding:
         return self._tracker
 
     def _keep(self, sent: Sent) -> None:
-        """Write down what was sent, also if the disk is full: then it is known to this process."""
+        """Record how far figures were sent. If the disk is full, only this process remembers it."""
         if self._tracker is not None:
             where = redact(self._tracker.where, secret_values(os.environ))
             sent = msgspec.structs.replace(sent, tracked=self._tracker.tracked, where=where)

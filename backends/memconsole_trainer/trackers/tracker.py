@@ -1,4 +1,4 @@
-"""What a tracker does: the interface, and what it is told about the run."""
+"""The interface of a tracker, and the facts about the run that it gets."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Tracker(Protocol):
     tracked: str
     """The tracker's own id of the run."""
     where: str
-    """Where a person finds it."""
+    """Where a user finds the run: an address or a folder."""
 
     def send(self, figures: list[Figures]) -> None:
         """Send figures, oldest first."""
 
     def finish(self, state: str) -> None:
-        """Send what waits, and close the run; `state` is finished, stopped, killed or failed."""
+        """Send waiting figures, and close the run; `state` is finished, stopped, killed or failed."""

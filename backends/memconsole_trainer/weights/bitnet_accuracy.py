@@ -1,5 +1,4 @@
-"""Measures what BitNet b1.58 codes cost a run: its validation loss before and after, in the run's
-backend."""
+"""Measures how BitNet b1.58 codes change the validation loss of a run, in the run's backend."""
 
 from __future__ import annotations
 

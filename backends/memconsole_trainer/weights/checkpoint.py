@@ -95,7 +95,7 @@ class LoadedCheckpoint:
         return found
 
     def part(self, name: str, kind: Any) -> Any:
-        """One part of the state, of type `kind`. Raises `DataError` if it lacks or is not that."""
+        """One part of the state, of type `kind`. Raises `DataError` if it is missing or has another type."""
         try:
             return typed_json.convert(self.state.get(name), kind)
         except msgspec.ValidationError as error:
@@ -243,9 +243,9 @@ class Checkpoints:
                     self._discard(path)
 
     def _put(self, temporary: Path, final: Path) -> Path | None:
-        """Commit by rename. Returns where the checkpoint of the same step lies that this replaces.
+        """Commit by rename. Returns the path of the checkpoint of the same step that this one replaces.
 
-        That one keeps a name under which `sweep` finds it, until the new one is in its place.
+        Until the new checkpoint is in place, the replaced one has a name under which `sweep` finds it.
         """
         if not final.exists():
             temporary.rename(final)

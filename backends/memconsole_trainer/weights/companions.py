@@ -1,7 +1,7 @@
-"""Writes what lies beside exported weights: tokenizer, special tokens, chat template, generation settings.
+"""Writes the files beside exported weights: tokenizer, special tokens, chat template, generation settings.
 
-With these files `AutoTokenizer` cuts a text as the run did, and `generate` continues it as `memconsole
-sample` does and stops where it stops.
+With these files `AutoTokenizer` tokenizes a text as the run did. `generate` gives the same text as `memconsole sample`
+and stops at the same token.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def token_ids(plan: Plan, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def stop_tokens(plan: Plan, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokens that end what the run's model writes."""
+    """The tokens at which generation with the run's model stops."""
     template = template_of(plan)
     if template is None or not template.chat:
         return tokenizer.stops()

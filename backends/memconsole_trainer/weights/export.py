@@ -98,7 +98,7 @@ def make_folder(out: Path) -> None:
 
 
 def narrowed(array: NDArray[np.generic], dtype: str) -> NDArray[np.generic]:
-    """The array in one of `DTYPES`. Beyond the range of float16 it is cut, and not infinite."""
+    """The array in one of `DTYPES`. Values beyond the range of float16 are clipped and do not become infinite."""
     if array.dtype.name == dtype:
         return array
     if dtype == "bfloat16":

@@ -118,7 +118,7 @@ def export_adapters(found: TrainedModel, out: Path, dtype: str | None = None) ->
 
 
 def _called(module: str, targets: LoraTargets) -> str:
-    """The words by which PEFT finds a module: its name, and the name before it where only some modules of that name have
+    """The pattern by which PEFT finds a module: its name, with its parent's name if only some modules of that name have
     adapters."""
     return ".".join(module.split(".")[-1 if targets == "all" else -2 :])
 
@@ -128,8 +128,8 @@ def _places(
 ) -> Iterator[tuple[str, Array, Array]]:
     """The name of each adapted module of the base, with A (r, in) and B (out, r).
 
-    The matrices that GPT-2 joins in one module have adapters of their own: A holds them one below
-    the other, and B each in its own rows and columns.
+    The matrices that GPT-2 joins in one module have separate adapters. Their A are stacked one below the other,
+    and B is block-diagonal: each adapter has its own rows and columns.
     """
     waiting: list[tuple[int, Array, Array]] = []
     """The first row of each adapter in the joined module, with A and B."""

@@ -22,7 +22,7 @@ from memconsole_trainer.engine import WeightsError, WeightSource
 from memconsole_trainer.weights.tensorfile import TensorFile, TensorFileError
 
 NAMED = 3
-"""Tensors that a message names; it counts the others."""
+"""The most tensors that a message names; it only counts the others."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ParameterPlace:
     part: int = 0
     parts: int = 1
     first: int | None = None
-    """Where its rows begin, if the parts are not equal; then `total` is how many all parts have."""
+    """The first row of this part, if the parts are not equal; then `total` is the number of rows of all parts."""
     total: int | None = None
 
     def rows(self, own: int) -> int:
@@ -85,7 +85,7 @@ _QKV, _GATE_UP = (
     ("mlp.gate_up_proj", ("mlp.gate", "mlp.up")),
 )
 _PHI3_JOINED = {name: joined for joined in (_QKV, _GATE_UP) for name in joined[1]}
-"""The stored module of each joined matrix, with all that it holds, from its first row on."""
+"""The stored module of each joined matrix, with the matrices that it contains, in the order of their rows."""
 _BUFFER = re.compile(r"(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)$")
 """Constants that older checkpoints hold in addition to the weights."""
 _OTHER_TOWERS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.")
@@ -140,7 +140,7 @@ class HuggingFaceWeights:
     """
 
     read: str
-    """How much was found, and which tensors are left out because they are no weights of their own."""
+    """How many parameters were found, and which tensors are not used because they are not separate weights."""
 
     def __init__(self, directory: Path, architecture: Architecture) -> None:
         self._directory = directory

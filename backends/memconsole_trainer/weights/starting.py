@@ -1,4 +1,4 @@
-"""Where a plan's weights lie: the directory of its model."""
+"""Finds the directory with the weights of a plan's model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources of weights: what a run has trained so far, and what a plan's training starts from."""
+"""Sources of weights: those that a run has trained so far, and those that a plan's training starts from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from memconsole_trainer.weights.starting import weights_directory
 
 BEST_OR_LAST = "best-or-last"
 CHOICES = 5
-"""How often a checkpoint is chosen if the run deletes each while it is read."""
+"""How often another checkpoint is chosen if the run deletes the chosen one while it is read."""
 
 
 class NothingTrainedError(ValueError):
@@ -141,7 +141,7 @@ def read(path: Path, which: str = "last") -> TrainedModel:
 
 
 def chosen(checkpoints: Checkpoints, which: str) -> LoadedCheckpoint | None:
-    """The checkpoint that `read` says; None if the run has none.
+    """The checkpoint that `which` names, as in `read`; None if the run has none.
 
     A run that trains may delete the chosen one while it is verified: then another is chosen, a few times.
     Raises `NothingTrainedError`.
@@ -204,7 +204,7 @@ def starting_weights(plan: Plan, model: Model) -> WeightSource:
 
 
 def _of_run(checkpoint: Path, model: Model) -> TrainedModel:
-    """What another run has trained. Raises `WeightsError` if it is another model, or not there any more."""
+    """The weights that another run has trained. Raises `WeightsError` if its model is different or it no longer exists."""
     kept = checkpoint.resolve()  # "best" is a link to the checkpoint of a step
     try:
         found = read(kept.parents[1], f"step-{step_of(kept)}")
@@ -222,7 +222,7 @@ def _of_run(checkpoint: Path, model: Model) -> TrainedModel:
 
 
 class _Around:
-    """The weights of a recommender with a loaded decoder: the others are new."""
+    """The weights of a recommender: those of the decoder are loaded, the others are new."""
 
     def __init__(self, model: Recommender, decoder: WeightSource, new: WeightSource) -> None:
         self._loaded = {p.name for p in model.parameters() if is_of_decoder(p)}

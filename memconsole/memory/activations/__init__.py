@@ -1,1 +1,1 @@
-"""What a step holds while it computes, by formula: one program of bytes for each backend."""
+"""Formulas for the activations and temporaries of a training step, one set of modules for each backend."""

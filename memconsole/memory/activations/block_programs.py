@@ -76,7 +76,7 @@ class Program(msgspec.Struct, frozen=True):
     backward: tuple[Live, ...]
     """Peak moments of the backward pass, including kept activations and the gradient of the output."""
     adding: tuple[Live, ...]
-    """The same if gradients of weights are added to those of an earlier micro-batch."""
+    """Peak moments of the backward pass if gradients of weights are added to those of an earlier micro-batch."""
     gradients: int
     """Bytes of the weights' gradients that remain after the backward pass."""
 
@@ -97,7 +97,7 @@ class StoredMoment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredProgram(msgspec.Struct, frozen=True, array_like=True):
-    """Indices of moments. An evaluation has those of its forward pass only."""
+    """A program as stored: indices of moments. The program of an evaluation has only the moments of a forward pass."""
 
     forward: tuple[int, ...]
     cast: int = 0
@@ -105,7 +105,7 @@ class StoredProgram(msgspec.Struct, frozen=True, array_like=True):
     kept: int = 0
     backward: tuple[int, ...] = ()
     passing: tuple[int, ...] = ()
-    """Peak moments of the backward pass if each gradient leaves as soon as it is complete."""
+    """Peak moments of the backward pass if each gradient is used and freed as soon as it is complete."""
     end: int = 0
 
 
@@ -245,7 +245,7 @@ def _live(moment: StoredMoment, values: tuple[tuple[int, int], ...], k: Kernels)
 
 
 def dropping(moment: Live, bytes_per_token: int) -> Live:
-    """The moment with what dropout adds while it makes a mask. Nothing of it is kept."""
+    """The moment plus the bytes that dropout needs while it makes a mask. None of them are kept."""
     if not bytes_per_token:
         return moment
     work = moment.workspace._replace(token=moment.workspace.token + bytes_per_token)

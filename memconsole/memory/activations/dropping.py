@@ -1,4 +1,4 @@
-"""What dropout holds beside a step's activations while it makes a mask; it keeps none of them."""
+"""The temporary bytes that dropout needs while it makes a mask. No mask is kept for the backward pass."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from memconsole.memory.activations.kernels import CAPPED_QUERIES
 from memconsole.memory.state.step_sizes import StepSizes
 
 THERE, BACK, MASK = 4, 12, 1
-"""Bytes per share of a part's queries: its scores in the forward pass, three times these in the backward pass; its mask."""
+"""Bytes per attention weight of the queries that are computed at a time: fp32 scores in the forward pass, three times
+these in the backward pass, and the mask."""
 COPY = 4
-"""A copy of the shares with dropped ones, in the backward pass."""
+"""Bytes per attention weight of a copy after dropout, in the backward pass."""
 BITS = 2
 """Random bytes that XLA draws for each number."""
 
 
 def dropping_bytes(step: StepSizes) -> tuple[int, int]:
-    """The most bytes per token in the forward and in the backward pass: of a copy and a mask at the residual stream or
-    at an adapter, or of attention whose shares are dropped, which torch computes for some queries at a time. They are
-    never there together."""
+    """The most bytes per token in the forward and in the backward pass. They are either those of a copy and a mask at
+    the residual stream or at an adapter, or those of attention with dropout, which torch computes for some queries at a
+    time. The two never exist at the same time."""
     t, a, o = step.plan.train, step.architecture, step.plan.optimize
     jax = step.plan.backend == "jax"
     c = 4 if jax and step.kind == "cpu" else step.compute
@@ -26,7 +27,7 @@ def dropping_bytes(step: StepSizes) -> tuple[int, int]:
     if not t.attention_dropout:
         return found, found
     shares = a.heads * min(step.sequence, CAPPED_QUERIES)
-    if jax:  # its scores are priced already
+    if jax:  # the formula of a JAX step counts its scores already
         return found + shares * (MASK + BITS), found + shares * (MASK + BITS)
     narrow = c if c < 4 else 0
     sums = 2 * 4 * a.key_width if narrow else 0

@@ -27,8 +27,8 @@ LOW, HIGH = 0.5, 2.0
 """Factors that bound the error of the rule's bytes (`tests/training/memory/test_general_memory.py` traces both ends)."""
 WHERE_FROM = "the activations follow a general rule that may be off by a factor of two"
 OFFLOADED_BLOCKS = {"cpu": 1, "apple": 1}
-"""Blocks whose activations are on the device under activation offload: the one in use, and a second one on devices
-that copy and compute at the same time (the default, 2)."""
+"""Number of blocks whose activations are on the device under activation offload: the one in use, and on devices that
+copy and compute at the same time a second one (2 for kinds that are not listed)."""
 
 
 class BlockSizes(msgspec.Struct, frozen=True):
@@ -146,8 +146,8 @@ def moments(step: StepSizes) -> Iterator[Moment]:
 
 
 def bounds(moments: Iterator[Moment] | tuple[Moment, ...], own: int) -> tuple[float, float]:
-    """Low and high factor that bound the error of the peak. Uncertain is what the rule counts, and the `own` bytes of the
-    framework, which were measured on decoders."""
+    """Low and high factor that bound the error of the peak. The uncertain bytes are those counted by the rule, and the
+    `own` bytes of the framework, which were measured on decoders."""
     totals = []
     for m in moments:
         ruled = m.activations + m.logits + m.workspace + own

@@ -29,8 +29,8 @@ LIBRARY_SCORES = 3
 """How many chunks of attention scores XLA's libraries allocate on a CPU, in addition to what XLA plans (measured by
 `tests/accuracy/cpu.py`)."""
 EVALUATED_SCORES = 1.1
-"""How many chunks of attention scores an evaluation on a CPU holds beside the tensors of an MLP. A backward pass holds more
-(by XLA's plans of the evaluations of seven models of 1 to 30 M parameters on rows of 64 to 1,024 tokens)."""
+"""How many chunks of attention scores are live beside the tensors of an MLP in an evaluation on a CPU. (From XLA's plans
+of the evaluations of seven models of 1 to 30 M parameters, on rows of 64 to 1,024 tokens.) A backward pass needs more."""
 ALIGNED_ROWS = 16
 """`memconsole_jax.techniques.activations.fused_loss.ALIGNED_ROWS`."""
 
@@ -136,7 +136,8 @@ class _Gathered(NamedTuple):
             return cls()
         s, a = step.sizes, step.architecture
         block, head = element * s.block.elements, 4 * step.head
-        # If its rows do not divide, its columns are turned to be gathered, and their gradient back.
+        # If the rows cannot be divided evenly, the columns are sharded: they are transposed before they are gathered,
+        # and their gradient is transposed back.
         turned = 2 * head // step.shards if a.vocab_size % step.shards else 0
         # A rounded or padded copy, which the loss counts, takes its place, unless micro-batches share it.
         copied = step.compute == 2 or (_is_padded(step) and not step.plan.optimize.fused_loss)

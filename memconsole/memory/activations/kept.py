@@ -1,4 +1,4 @@
-"""What the blocks of a model keep between the forward and the backward pass, whatever the model and the backend."""
+"""The activations that the blocks of any model keep between the forward and the backward pass, in either backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memconsole.plan.sections.optimize import Checkpointing
 def kept_by_blocks(
     plan: Plan, model: Model, flow: Flow, checkpointing: Checkpointing, kind: str
 ) -> int:
-    """Bytes per position that all blocks keep for the backward pass. Those that it does not reach keep nothing."""
+    """Bytes per position that all blocks keep for the backward pass. Blocks that it does not reach keep nothing."""
     o = plan.optimize
     if not isinstance(model, Architecture):
         narrow = o.precision != "fp32" and not (plan.backend == "jax" and kind == "cpu")

@@ -125,7 +125,7 @@ def _base(k: Kernels) -> str:
 
 def mask_of_kernel(k: Kernels) -> Mask:
     """The mask, if it changes the bytes of attention. A CPU's kernel reads any mask in place. CUDA's 16-bit kernel
-    takes none, so another kernel reads it; in fp32 that kernel is used with and without a mask."""
+    accepts no mask, so another kernel runs if there is one; in fp32 that other kernel runs with and without a mask."""
     if k.kind == "apple":
         return k.mask
     if k.kind == "cpu":

@@ -29,7 +29,7 @@ class Blocks:
         compiled = step.plan.optimize.compile
         self.program = compiled_block(a, kernels) if compiled else block_program(a, kernels)
         self.forward = widest(self.program.forward, tokens, scores)
-        # Several devices add up whole gradients first, and then those of micro-batches.
+        # Several devices first add up whole gradients over the devices, and then over micro-batches.
         adds = step.accumulates and step.shards == 1
         backward = self.program.adding if adds else self.program.backward
         self.backward = widest(backward, tokens, scores)
@@ -64,7 +64,7 @@ def blocks_of(step: StepSizes, kernels: Kernels) -> list[Blocks]:
 
 
 def starts_frozen(step: StepSizes) -> bool:
-    """Whether the input of the first block needs no gradient: nothing before or in it is trained but adapters."""
+    """Whether the input of the first block needs no gradient: at most adapters are trained in it, nothing before it."""
     return step.frozen_blocks and not step.flow.below
 
 

@@ -4,7 +4,8 @@ A whole block is one graph. Norms and elementwise operations are fused, so a ten
 attention writes or reads it, or if the backward pass starts from it (the partitioner recomputes what is cheap:
 PyTorch, torch/_functorch/partitioners.py). Dead buffers are reused (torch/_inductor/codegen/wrapper.py). Gradients of
 weights are outputs of the graph, so all of them live until the block's backward pass ends. Widths are elements per
-token: h hidden, f intermediate. c is the bytes of a compute element. tests/training/memory/test_compiled_memory.py compares these bytes with the profiler's.
+token: h hidden, f intermediate. c is the bytes of a compute element. `tests/training/memory/test_compiled_memory.py`
+compares these bytes with the profiler's.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _NOTHING = Size()
 
 @lru_cache(maxsize=2048)
 def compiled_block(a: Architecture, kernels: Kernels) -> Program:
-    """One decoder block. One with capped attention counts as not compiled: its attention is one operator either way,
-    and holds the most."""
+    """One decoder block. A block with capped attention counts as not compiled: its attention is one operator either way,
+    and its peak is in that operator."""
     if a.attention_cap is not None:
         return block_program(a, kernels)
     uncompiled, mode = block_program(a, kernels), kernels.checkpointing
@@ -144,7 +145,7 @@ def _turning(a: Architecture, kernels: Kernels) -> int:
 
 
 def _recomputed(a: Architecture, kernels: Kernels) -> int:
-    """Bytes per token that a fully checkpointed block holds more than when it is not compiled. Compiled, it recomputes
+    """Bytes per token that a fully checkpointed block needs in addition when it is compiled, because it then recomputes
     everything before its backward pass starts."""
     h, f, c = a.hidden_size, a.intermediate_size, kernels.compute
     if kernels.rank:

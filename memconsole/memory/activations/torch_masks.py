@@ -40,7 +40,7 @@ def tables_of(step: StepSizes, tokens: int) -> tuple[int, int]:
 
 
 def pads_mask(step: StepSizes) -> bool:
-    """Whether CUDA's kernel copies masks of this length into padded rows. Capped attention is no kernel."""
+    """Whether CUDA's kernel copies masks of this length into padded rows. Capped attention does not use the kernel."""
     unaligned = step.kind in ("gpu", "rocm") and step.sequence % MASK_ALIGNMENT > 0
     return unaligned and step.architecture.attention_cap is None
 

@@ -1,8 +1,9 @@
 """The moments of a torch training step in the order in which they come, with the bytes that are live at each.
 
-`block_programs` tells what a block and the final norm hold. This module arranges them in the order of
+`block_programs` gives the live bytes of a block and of the final norm. This module arranges them in the order of
 `memconsole_torch`: engine.py for the step, fused_loss.py for the logits. `tests/accuracy/torch_formula.py` compares
-it with a trace of the engine. Symbols in comments: T tokens, V vocabulary, h hidden, c bytes of a compute element.
+the result with a trace of the engine. Symbols in comments: T tokens, V vocabulary, h hidden, c bytes of a compute
+element.
 """
 
 from __future__ import annotations
@@ -117,8 +118,8 @@ class Timeline:
         return self.between + self.tables_kept + self.norm.kept.activations.token * self.tokens
 
     def _whole_loss(self) -> Iterator[Moment]:
-        """The loss over whole logits, which their gradient overwrites (4TV). In 16 bits it exists twice while it is cast.
-        Then the gradients of the hidden states and of the head are computed from it."""
+        """The loss over whole logits, which their gradient overwrites (4TV). With 16-bit matmuls the gradient exists twice
+        while it is cast. Then the gradients of the hidden states and of the head are computed from it."""
         step, c = self.step, self.step.compute
         n, standing = self.tokens * step.architecture.vocab_size, step.standing
         live = self._before_head + self.hidden
@@ -137,8 +138,8 @@ class Timeline:
             yield self._at("backward", cast, live, self.kept_copies, 0, work)
 
     def _chunked_loss(self) -> Iterator[Moment]:
-        """The loss in chunks. Live are one chunk's logits, which their gradient overwrites, and what is computed from
-        it. The gradients of the hidden states and (in fp32) of the head are live from the first chunk on."""
+        """The loss in chunks. One chunk's logits are live, which their gradient overwrites, and the tensors computed from
+        this gradient. The gradients of the hidden states and (in fp32) of the head are live from the first chunk on."""
         step, c, a = self.step, self.step.compute, self.step.architecture
         rows = min(self.tokens, CHUNK_TOKENS)
         n = rows * a.vocab_size
@@ -242,7 +243,8 @@ class Timeline:
         return 16 * self.tokens + wide * (self.tokens // EMBEDDING_ROWS + distinct)
 
     def _evaluation(self) -> Iterator[Moment]:
-        """An evaluation: no gradients, nothing is kept of the micro-batch before, and the head runs in chunks."""
+        """An evaluation: there are no gradients, a micro-batch keeps nothing for the next one, and the head runs in
+        chunks."""
         step, a = self.step, self.step.architecture
         tokens = step.evaluation_tokens
         hidden = step.compute * a.hidden_size * tokens
@@ -277,8 +279,8 @@ class Timeline:
         work: int = 0,
         gathered: int | None = None,
     ) -> Moment:
-        """A moment. `gathered`: weights of several devices that this one holds whole; None: those outside the blocks.
-        They are gathered in the type that computes, so that there are no `copies` of them."""
+        """A moment. `gathered`: bytes of sharded weights that this device holds whole at this moment; None: those outside
+        the blocks. They are gathered in the compute type, so there are no 16-bit `copies` of them."""
         if self.step.shards > 1:
             copies = self.sharing.outside if gathered is None else gathered
         return Moment(phase, copies, gradients, 0, live, logits, work)
@@ -311,7 +313,7 @@ class Timeline:
     def _block(
         self, phase: str, live: Live, gradients: int, below: int, copies: int, work: int = 0
     ) -> Moment:
-        """A moment of a block, whose weights and those of the next one are there."""
+        """A moment of a block, while its weights and those of the next block are gathered."""
         return self._live(phase, live, gradients, below, copies, work, self.sharing.gathered)
 
 

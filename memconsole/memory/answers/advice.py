@@ -52,7 +52,7 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     """Whether this change alone makes the plan fit."""
     fits: bool
-    """The same without the band."""
+    """Whether the estimate fits with this change alone, whatever its band."""
     time_factor: float
 
 
@@ -185,7 +185,8 @@ def _least_beyond_batch(bytes_: int, plan: Plan) -> int:
 
 
 def _least_beyond_length(bytes_: int, plan: Plan) -> int:
-    """The same for longer rows, which also change whether masks are padded."""
+    """A lower limit of the bytes of all longer rows than the plan's, which needs `bytes_`. The length also changes
+    whether masks are padded."""
     return bytes_ // 2
 
 

@@ -1,4 +1,4 @@
-"""How many devices of one kind a plan needs that does not fit one of them."""
+"""How many devices of one kind a plan needs if it does not fit on one of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Price = Callable[[Plan, Budget], MemoryTable]
 MOST = 1024
 """The most devices that are tried."""
 SHOWN = 8
-"""A table of numbers of devices goes at least up to this one, and on to `LONGEST` while nothing fits."""
+"""The table has rows at least up to this number of devices, and up to `LONGEST` as long as nothing fits."""
 LONGEST = 64
 
 
@@ -51,9 +51,9 @@ class Needed(msgspec.Struct, frozen=True, kw_only=True):
 
     given: Plan
     found: Cards | None
-    """With room for the band if any number has; else one whose estimate fits; None if nothing does."""
+    """The least number on which the whole band fits; if there is none, the least on which the estimate fits; else None."""
     tight: int | None = None
-    """A smaller number of devices on which it is tight."""
+    """A smaller number of devices on which the plan is tight."""
     reason: str = ""
 
     @property
@@ -83,7 +83,7 @@ class Needed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def needed(plan: Plan, table: MemoryTable, price: Price = table_of) -> Needed | None:
-    """On how many devices like that of `table` the plan fits, which needs this table; None if it fits as it is, or if
+    """On how many devices like that of `table`, the plan's memory table, the plan fits. None if it fits as it is, or if
     there cannot be several devices of this kind with memory of their own."""
     budget = table.budget
     if table.fits or budget.kind not in SEVERAL:
@@ -124,7 +124,7 @@ def _more(plan: Plan, budget: Budget, price: Price) -> Iterator[Cards]:
 
 
 def _ways(plan: Plan, count: int, budget: Budget, price: Price) -> Iterator[Cards]:
-    """`plan` on `count` devices: all weights on each, if it can be trained so, then shares of them."""
+    """`plan` on `count` devices with ddp (all weights on each device) and then with fsdp, as far as each can train it."""
     for sharding in SPLIT:
         other = placed(plan, count, sharding)
         if refused(other) is None:

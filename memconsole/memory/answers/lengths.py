@@ -54,7 +54,7 @@ def priced_lengths(
 
 
 def known_lengths(plan: Plan) -> Lengths | None:
-    """The cached lengths of this data in its present state, or None. Damaged files are ignored."""
+    """The cached lengths of this data in its current state, or None. Damaged files are ignored."""
     try:
         file = cache_folder() / "lengths" / f"{lengths_key(plan)}.json"
         return typed_json.decode(regular_file.read(file, FILE_BYTES), Lengths)

@@ -1,12 +1,12 @@
 """Corrects the estimated time of a step with finished runs of the device.
 
-What a run tells is its measured over its estimated time.
+Each run gives one ratio: its measured time divided by its estimated time.
 
-- Runs of the plan's own setup correct it in full: by their median.
-- Without any, runs of other setups of the backend do, as far as their models are alike. A model of up to ten times the
-  parameters, or down to a tenth, counts as one run; from there on less, and from a hundred times on not at all. Their
-  weighted median is used, so that several runs outvote one. It is limited to a factor of two for each run counted,
-  because the machine may have been busy during one of them.
+- Runs of the plan's own setup correct the estimate in full, by their median ratio.
+- Without such runs, those of other setups of the backend are used, weighted by the size of their models. A model with a
+  tenth to ten times the parameters counts as one run. Outside this range the weight falls, to zero at a hundredth and at a
+  hundred times. The weighted median of the ratios is used, so that several runs outvote one. It is limited to a factor of
+  two for each run counted, because the machine may have been busy during one of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Size = Callable[[Plan], int]
 def slowdown(
     plan: Plan, machine: Machine, runs: Iterable[Measured], rate: Rate, size: Size
 ) -> float | None:
-    """By what the estimated time of a step of `plan` is to be multiplied; None if no run tells."""
+    """The factor by which to multiply the estimated time of a step of `plan`; None if no run can be used."""
     known = [
         run
         for run in runs
@@ -58,7 +58,7 @@ def slowdown(
 
 
 def _borrowed(told: list[tuple[float, int]], parameters: int) -> float | None:
-    """The factor for a model of so many parameters, from factors and parameters of runs of other setups."""
+    """The factor for a model of `parameters` parameters, from (factor, parameters) of runs of other setups."""
     weighed = [(math.log(factor), likeness(each, parameters)) for factor, each in told]
     counted = sorted((value, weight) for value, weight in weighed if weight)
     if not counted:
@@ -74,7 +74,7 @@ def likeness(parameters: int, others: int) -> float:
 
 
 def _weighted_median(ordered: list[tuple[float, float]]) -> float:
-    """Of values with weights, in order: the one with half of the weight on either side, or the mean of two such."""
+    """The weighted median of sorted (value, weight) pairs; the mean of two values if the weight splits between them."""
     half = sum(weight for _, weight in ordered) / 2
     upto = list(itertools.accumulate(weight for _, weight in ordered))
     low = next(n for n, weight in enumerate(upto) if weight >= half * (1 - 1e-9))
@@ -83,7 +83,7 @@ def _weighted_median(ordered: list[tuple[float, float]]) -> float:
 
 
 def paced(found: Estimate, factor: float) -> Estimate:
-    """`found` with every time of its steps multiplied by `factor`. The start of a run stays as long as it was."""
+    """`found` with every step time multiplied by `factor`. The start of a run is not changed."""
     minutes, whole = found.epoch_minutes, found.run_seconds
     more = (found.run_steps or 0) * found.step_seconds * (factor - 1)
     return msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""The numbers of devices that a plan may run on, and what each of them then computes of a step."""
+"""The numbers of devices that a plan may run on, and the part of a step that each device then computes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def counts(most: int) -> tuple[int, ...]:
 
 def placed(plan: Plan, count: int, sharding: str) -> Plan:
     """`plan` on `count` devices, which share the rows of a step. Each device gets the same number of rows, so a step may
-    have a few more.
+    have a few rows more.
 
     Micro-batches keep their size if the rows of a device are a multiple of it, and are smaller otherwise.
     """
@@ -32,8 +32,8 @@ def placed(plan: Plan, count: int, sharding: str) -> Plan:
 
 
 def places(plan: Plan, keep: frozenset[str], most: int | None) -> tuple[Plan, ...]:
-    """`plan` on up to `most` devices in every way that has the same rows in a step and leaves the settings in `keep`
-    alone. On its own number of devices if `most` is None."""
+    """`plan` on up to `most` devices (None: on its own number), in every way that has the same rows in a step and does not
+    change the settings in `keep`."""
     own = plan.device.count
     allowed = (own,) if most is None or COUNT in keep else counts(max(most, 1))
     found = []
@@ -47,12 +47,13 @@ def places(plan: Plan, keep: frozenset[str], most: int | None) -> tuple[Plan, ..
 
 
 def moves(before: Plan, after: Plan) -> int:
-    """How many settings of place differ: the number of devices, and how they share the work."""
+    """How many of two settings differ: the number of devices, and how they share the work (sharding)."""
     return sum(plans.get(before, key) != plans.get(after, key) for key in (COUNT, SHARDING))
 
 
 def of_place(before: Plan, after: Plan) -> tuple[tuple[str, str], ...]:
-    """The settings that no search chooses, with their labels: they follow the number of devices and of micro-batches."""
+    """The settings, with their labels, that a search does not choose, because they follow from the number of devices and
+    micro-batches."""
     if before.device.count == after.device.count:
         return ((ROWS[0], "micro-batch"),)
     return (COUNT, "devices"), (ROWS[0], "micro-batch of each")

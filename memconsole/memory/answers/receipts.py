@@ -5,8 +5,8 @@ estimates of a setup are off by one unknown factor. After n runs the logarithm o
 (Gelman et al., Bayesian Data Analysis, 3rd ed., section 2.5). The prior is the band of an estimate without runs. Other
 setups have no influence.
 
-The noise is the variation between runs of one setup. Few runs tell little of it, and one run nothing, so its variance
-has a prior too: what runs on this kind of device are known to scatter, with the weight of `NOISE_RUNS` runs (a scaled
+The noise is the variation between runs of one setup. It cannot be estimated from one run, and poorly from a few, so its
+variance has a prior too: the known scatter of runs on this kind of device, with the weight of `NOISE_RUNS` runs (a scaled
 inverse chi-squared distribution, section 2.6).
 
 A run that ran out of memory gives only a lower bound of its peak. Its observation is censored: the likelihood is the
@@ -27,10 +27,10 @@ from memconsole.plan.plan import Plan, PlanError
 NOISE = 0.02
 """Standard deviation of the log ratio between runs of one setup where the framework counts its own tensors."""
 NOISE_HEAP = 0.08
-"""The same on a CPU whose heap keeps freed memory: it packs tensors differently in each run. docs/estimates.md has the
-runs."""
+"""The same on a CPU whose heap keeps freed memory, because it packs tensors differently in each run. docs/estimates.md
+lists the runs."""
 NOISE_RUNS = 4
-"""How many runs the known noise counts for, beside the scatter of a setup's own runs."""
+"""The weight of the prior noise, in runs, against the scatter of a setup's own runs."""
 POINTS = 400
 """Intervals of the quadrature over a setup's factor."""
 DECILE = 1.2815515655446004
@@ -50,7 +50,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int
     """Live tensor bytes at the peak."""
     at_least: bool = False
-    """The run ran out of memory: its peak would have been at least `peak_bytes`."""
+    """True if the run ran out of memory: its peak would have been at least `peak_bytes`."""
     units_per_second: float | None = None
     """Its typical rate in tokens (or the task's units); None if it took too few steps to tell."""
 
@@ -68,7 +68,7 @@ def calibrated(
 ) -> MemoryTable:
     """`table` with its peak corrected and its band narrowed by the runs of its setup; unchanged without runs.
 
-    `price` estimates an earlier plan with the present formulas, so that runs made with older formulas count too.
+    `price` estimates an earlier plan with the current formulas, so that runs made with older formulas count too.
     """
     setup, programs = setup_of(plan), programs_of(plan, table.budget.kind)
     compiled = False
@@ -183,8 +183,8 @@ def setup_of(plan: Plan) -> tuple[object, ...]:
 
 
 def programs_of(plan: Plan, kind: str) -> tuple[object, ...]:
-    """The settings of a plan that decide what is compiled for it, beside those of its setup. A run whose programs an
-    earlier one compiled finds them on disk."""
+    """The settings of a plan that, in addition to those of its setup, decide which programs are compiled for it. If an
+    earlier run has compiled the same programs, they are found on disk."""
     sizes = plan.train.batch_size, plan.evaluation_batch, plan.data.sequence_length
     return (*step_settings(plan, kind), *sizes, plan.optimize.accumulation_steps)
 
@@ -194,7 +194,7 @@ def on_cpu(table: MemoryTable) -> bool:
 
 
 def same_machine(run: Measured, machine: Machine) -> bool:
-    """Whether a run tells of `machine`: the same device and driver, and the same versions of its frameworks."""
+    """Whether a run was made on `machine`: the same device, driver and framework versions."""
     shared = set(run.versions) & set(machine.versions)
     return (
         run.device_name == machine.device_name

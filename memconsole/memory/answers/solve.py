@@ -42,15 +42,15 @@ FASTER_IF = (
     frozenset({Result.STATE_8_BITS}),
     frozenset({Result.ARITHMETIC, Result.STATE_8_BITS}),
 )
-"""What a faster plan may change in the training result, the least first."""
+"""What a faster plan may change in the training result, the least harmful first."""
 WORTH_TELLING = 1.05
-"""The least speed-up that is told."""
+"""The least speed-up that is reported."""
 NEARLY = 0.9
 """The share of the largest speed-up with which fewer changes of the result are preferred."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting that the solution has another value of."""
+    """One setting whose value the solution changes."""
 
     key: str
     label: str
@@ -59,7 +59,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """The fastest plan that fits. If none fits, the plan that needs least memory, with fewest changes."""
+    """The fastest plan that fits. If none fits, the plan that needs the least memory, with the fewest changes."""
 
     plan: Plan
     fits: bool
@@ -71,9 +71,10 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     time_factor: float
     """Seconds per token, divided by those of the given plan."""
     allowed: tuple[Result, ...]
-    """The result classes that may change: those asked for, and those that had to."""
+    """The result classes that may change: those that the user allowed, and those without which nothing fits."""
     only_tight: Plan | None = None
-    """A plan that changes the training result less, and whose estimate fits but not its band. None if there is none."""
+    """A plan that changes the training result less but is only tight: its estimate fits, the high end of its band does
+    not. None if there is none."""
 
     @property
     def floor(self) -> tuple[str, str, int]:
@@ -133,7 +134,7 @@ def _fastest_first(space: Space, group: list[Choice], budget: Budget) -> Iterato
 
 
 class Faster(msgspec.Struct, frozen=True, kw_only=True):
-    """A faster plan, for who allows more changes of the training result."""
+    """A faster plan, which needs more changes of the training result."""
 
     results: tuple[Result, ...]
     """The changes that it needs."""
@@ -150,8 +151,8 @@ def faster(
     price: Price = table_of,
     devices: int | None = None,
 ) -> Faster | None:
-    """What 16-bit arithmetic and 8-bit optimizer state would bring in addition to what `found` changes; None if
-    little, or if `found` does not fit."""
+    """The speed-up that 16-bit arithmetic and 8-bit optimizer state would give in addition to the changes of `found`;
+    None if it is less than `WORTH_TELLING`, or if `found` does not fit."""
     if not found.fits:
         return None
     now = _seconds(found.plan, budget)
@@ -231,9 +232,9 @@ def smallest_device_fitted(
     price: Price = table_of,
     allow: Allowed = NOTHING,
 ) -> str | None:
-    """The same, but optimizations may change if they leave the training result alone or change what `allow` names. A
-    plan's memory depends only on the kind of device. Each kind is searched until a plan fits; a complete search gives
-    the least bytes, and smaller devices of it are skipped."""
+    """As `smallest_device`, but optimizations may change if they keep the training result or change only `allow`. A
+    plan's memory depends only on the kind of device. Each kind is searched until a plan fits. If none fits, the search
+    gives the least bytes of any plan, and smaller devices of that kind are skipped."""
     needs: dict[str, int] = {}
     for name, device in _by_size(devices):
         if needs.get(device.kind, 0) > device.usable_bytes:

@@ -1,5 +1,5 @@
-"""Every combination of places and of the values of the optimizations that a search may change, by what it does to the
-result."""
+"""The search space of `memconsole fit`: every combination of a place (number of devices and sharding) and of values of the
+optimizations, grouped by how it changes the training result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HARM = tuple(result for result in Result if result is not Result.SAME)
 
 
 NOT_OURS = (Result.PREDICTED, Result.DATA)
-"""What only the user changes: which steps are trained, and on what."""
+"""Result classes that a search never chooses, because they change which steps are trained and on which data."""
 
 
 def _may_change(row: Optimization) -> bool:
@@ -81,8 +81,8 @@ class Space:
         only_allowed: bool = False,
         devices: int | None = None,
     ) -> None:
-        """Changes of the result that are in `allow` count as none; with `only_allowed` there are no others. `devices`
-        is the most that may be used; None leaves the plan's number."""
+        """Changes of the result that are in `allow` count as no change; with `only_allowed`, combinations with other
+        changes are left out. `devices` is the most devices that may be used; None keeps the plan's number."""
         self._harm = ~sum(_bit(result) for result in allow)
         self._only_allowed = only_allowed
         found = places(plan, keep, devices)

@@ -1,1 +1,1 @@
-"""What a trace or a compiler found out about a step, as data that the table takes in."""
+"""Exact numbers of a step, from a trace or a compiler, and how they replace the formula's numbers in the memory table."""

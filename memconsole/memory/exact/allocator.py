@@ -6,8 +6,8 @@ After c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h of torch 
 - up to 1 MiB (kSmallSize) come from a pool of 2 MiB segments (kSmallBuffer), larger ones from another pool:
   below 10 MiB (kMinLargeAlloc) from segments of 20 MiB (large_segment_size), else from a segment of their
   own rounded up to 2 MiB (kRoundLarge);
-- the smallest free block that is large enough is taken, at the lowest address; what is left of it becomes a
-  block of its own from 512 bytes in the small pool and beyond 1 MiB in the large one (should_split;
+- the smallest free block that is large enough is taken, at the lowest address. Its remainder becomes a free
+  block of its own if it has at least 512 bytes (small pool) or more than 1 MiB (large pool; should_split;
   max_split_size has no limit by default). Else the block stays whole, and allocated bytes count all of it;
 - free neighbours within a segment are merged;
 - when the device refuses memory, completely free segments are returned to it, and the request is tried once more.
@@ -69,7 +69,7 @@ def replay(
 ) -> Replayed:
     """Run `events` through the allocator: i + 1 allocates `sizes[i]` bytes, -(i + 1) releases them.
 
-    `capacity`: bytes the device can give to the allocator; None is without end.
+    `capacity`: bytes the device can give to the allocator; None is unlimited.
     """
     kind = ExpandableAllocator if expandable else SegmentAllocator
     allocator = kind(capacity)

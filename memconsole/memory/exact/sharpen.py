@@ -14,8 +14,8 @@ _PROGRAM = "one number for the whole step: parts and phases marked ~ are the for
 
 
 OTHERS = (0.8, 1.25)
-"""Least and most that runs of models other than decoders held on a CPU, as factors of exact numbers: what the heap keeps of
-their steps and evaluations varies (`python tests/accuracy/systems.py`)."""
+"""Least and most memory of runs on a CPU of models other than decoders, as factors of their exact numbers. The factors vary
+because the heap keeps more or less freed memory of steps and evaluations (`python tests/accuracy/systems.py`)."""
 _COMPILED = "without torch.compile, whose effect is the formula's"
 
 
@@ -245,7 +245,7 @@ def _band(
     if table.budget.kind == "cpu":
         low, high, why = *sure.allocated, sure.source
         if table.band_from == general.WHERE_FROM:
-            low, high, why = *OTHERS, "what runs of other models than decoders held"
+            low, high, why = *OTHERS, "measured peaks of runs of models other than decoders"
         return costs.band_bytes(peak * low, peak * high), why
     low, high = sure.reserved if replayed else sure.unreplayed
     least = max(peak * sure.allocated[0], reserved * low)

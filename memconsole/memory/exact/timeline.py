@@ -74,7 +74,7 @@ class TracerQuestion(msgspec.Struct, frozen=True, kw_only=True):
     target: str = ""
     """Catalog name of the device to compile for; empty for this machine's own device."""
     urgent: bool = True
-    """False for plans one key press away from the present plan. They wait, and a newer urgent question cancels them."""
+    """False for plans one key press away from the current plan. They wait, and a newer urgent question cancels them."""
 
 
 class TracerAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +83,6 @@ class TracerAnswer(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     exact: Exact | None = None
     timeline: AffineTimeline | None = None
-    """The same for other batch sizes and lengths, if the tracer can derive them."""
+    """Exact numbers for other batch sizes and lengths, if the tracer can derive them."""
     problem: str = ""
     """Why there is no result, in one sentence that says what to install or change."""

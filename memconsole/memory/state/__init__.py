@@ -1,1 +1,1 @@
-"""What a training step is made of before any activation: weights, optimizer state, data, in bytes."""
+"""Bytes of a training step besides activations: weights, optimizer state and data."""

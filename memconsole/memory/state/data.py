@@ -70,9 +70,9 @@ def cache_bytes(plan: Plan, model: Model) -> int | None:
 
 
 def waiting_bytes(plan: Plan, model: Model) -> int:
-    """Host bytes of rows of numbers: those in the shuffle buffer, and the batches that wait for the device. They are
-    there before the model is built, so a CPU's tensors do not include them. The size of the file limits the buffer, as
-    far as it is known. A task that does without the buffer holds all rows."""
+    """Host bytes of numeric rows: those in the shuffle buffer, and the batches that wait for the device. They are
+    loaded before the model is built, so a CPU's tensors do not include them. The buffer is not counted larger than the
+    file, if its size is known. A task without a buffer has all rows in memory."""
     buffered = "data.shuffle_buffer" not in task_of_model(model).not_applicable(plan)
     row, rows = row_bytes(plan, model), plan.data.shuffle_buffer if buffered else 0
     each = plan.train.batch_size * plan.optimize.accumulation_steps
@@ -105,8 +105,9 @@ def _file_bytes(data: DataChoice) -> int | None:
 
 
 def training_tokens(plan: Plan) -> int | None:
-    """Tokens of one epoch, repeated ones of overlapping rows included; None where unknown. An epoch is a pass over
-    `data.source`, and takes as much of other sources as their shares say. A run's own count is better than a guess."""
+    """Tokens of one epoch, repeated ones of overlapping rows included; None if unknown. An epoch is a pass over
+    `data.source`, plus the tokens of other sources by their shares. If an earlier run has counted the tokens, its count
+    is used instead of a guess."""
     trained: float | None = counted_tokens(plan)
     if trained is None:
         tokens = _source_tokens(plan.data)
@@ -159,7 +160,7 @@ def _source_tokens(data: DataChoice) -> int | None:
 
 
 def _first_bytes(sizes: Sequence[int], documents: int) -> int:
-    """Bytes of the first documents of text files that have `sizes`."""
+    """Estimated bytes of the first `documents` documents of text files of these `sizes`."""
     total = 0
     for size in sizes:
         if documents <= 0:

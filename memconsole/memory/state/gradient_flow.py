@@ -9,7 +9,7 @@ import msgspec
 from memconsole.plan.models.model import Model, Role
 
 MULTIPLIED: tuple[Role, ...] = ("input", "matrix", "head")
-"""Weights that rows are multiplied by. Tables are only looked up."""
+"""Roles of weights that inputs are multiplied by. Embedding tables are only looked up."""
 
 
 class Flow(msgspec.Struct, frozen=True):

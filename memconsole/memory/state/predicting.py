@@ -1,4 +1,4 @@
-"""What a hybrid run keeps besides weights and optimizer state: snapshots, and the weights that a jump tries.
+"""Memory of a hybrid run besides weights and optimizer state: snapshots, and the weights that a jump tries.
 
 Follows `memconsole_torch.jumps` and `memconsole_jax.jumps`. Symbols in comments: n trained elements, m those of
 matrices.
@@ -31,8 +31,8 @@ class Moved(msgspec.Struct, frozen=True):
 
 
 def moments(step: StepSizes, *, narrow: bool, restoring: bool) -> tuple[Moved, ...]:
-    """The moments of a jump that can be the largest: inner products of the snapshots, a forward pass, the move.
-    `narrow`: predict phases compute in bf16. `restoring`: the optimizer state is on its way back."""
+    """The moments of a jump that can be the largest: inner products of the snapshots, a forward pass, the move of the
+    weights. `narrow`: predict phases compute in bf16. `restoring`: the optimizer state is being copied back."""
     n = step.trained.elements
     m = n - step.trained.small
     path, vectors = NARROW * n, WIDE * (n - m)
@@ -58,8 +58,8 @@ def moments(step: StepSizes, *, narrow: bool, restoring: bool) -> tuple[Moved, .
 
 
 def _products_bytes(step: StepSizes) -> int:
-    """Temporaries of the inner products of movements, slice by slice: the snapshots in fp32, and the movements with
-    the two snapshots of each. JAX computes them on the host."""
+    """Temporary bytes of the inner products of movements, computed slice by slice: the snapshots in fp32, and each
+    movement with its two snapshots. JAX computes them on the host."""
     if step.plan.backend == "jax" and step.kind != "cpu":
         return 0
     count = step.plan.hybrid.snapshots
@@ -68,14 +68,14 @@ def _products_bytes(step: StepSizes) -> int:
 
 
 def kept_bytes(step: StepSizes, phase: str) -> int:
-    """Bytes that snapshots take of the device's memory in a phase that trains: none unless it is the host's."""
+    """Bytes of device memory that snapshots take in a phase that trains: 0 unless device and host share memory."""
     if step.kind != "cpu" or phase == "warmup":
         return 0
     return snapshot_bytes(step, phase) + (_before_bytes(step) if phase == "correct" else 0)
 
 
 def host_bytes(step: StepSizes) -> int:
-    """Host memory that a hybrid run takes besides that of its training steps, if the device has its own."""
+    """Host bytes that a hybrid run needs in addition to its training steps, if the device has memory of its own."""
     o = step.plan.hybrid.memory
     away = _own_state(step) if o in ("cpu", "pinned") and not _same_memory(step) else 0
     matrices = WIDE * (
@@ -85,7 +85,7 @@ def host_bytes(step: StepSizes) -> int:
 
 
 def snapshot_bytes(step: StepSizes, phase: str) -> int:
-    """Bytes of the snapshots and of their anchor, always on the host."""
+    """Bytes of the snapshots and of their anchor (the first snapshot), always on the host."""
     h, count = step.plan.hybrid, step.plan.hybrid.snapshots
     if phase == "full":
         count = min(count, 1 + h.lengths.full_steps // h.snapshot_stride)
@@ -93,7 +93,7 @@ def snapshot_bytes(step: StepSizes, phase: str) -> int:
 
 
 def state_held(step: StepSizes, *, restoring: bool) -> int:
-    """The optimizer state on the device during a jump. `restoring`: it is on its way back."""
+    """Bytes of optimizer state on the device during a jump. `restoring`: it is being copied back."""
     own, kind = _own_state(step), step.plan.hybrid.memory
     codes = _compressed(own) if kind == "compress" else 0
     if restoring or kind == "none" or (_same_memory(step) and kind in ("cpu", "pinned")):
@@ -102,8 +102,8 @@ def state_held(step: StepSizes, *, restoring: bool) -> int:
 
 
 def came_back(step: StepSizes) -> int:
-    """On a CPU: what a jump holds while the optimizer state is on its way back, and the first jump of its phase did not:
-    that state, and the weights before that jump. On other devices nothing, because their heap is priced otherwise."""
+    """On a CPU: bytes that are allocated in a jump while the optimizer state is copied back, but were not in the first jump
+    of the phase: that state, and the weights before that jump. 0 on other devices, whose heap is estimated differently."""
     if step.kind != "cpu":
         return 0
     held = state_held(step, restoring=True) - state_held(step, restoring=False)
@@ -111,7 +111,7 @@ def came_back(step: StepSizes) -> int:
 
 
 def _before_bytes(step: StepSizes) -> int:
-    """The weights before the last jump, kept on the host until the correct phase ends."""
+    """Bytes of the weights before the last jump, kept on the host until the correct phase ends."""
     return WIDE * step.trained.elements
 
 

@@ -1,4 +1,4 @@
-"""What a torch process gathers of the weights that several share, in order to save them."""
+"""The sharded tensors that a torch process gathers from the other processes in order to save them."""
 
 from __future__ import annotations
 

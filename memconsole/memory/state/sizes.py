@@ -28,9 +28,9 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     pair_twice: int = 0
     """The same with the matrix counted twice."""
     quantizable: int = 0
-    """Elements of the blocks' matrices of at least 4096, whose 8-bit optimizer state is really 8-bit."""
+    """Elements of those matrices of the blocks that have at least 4096 elements: only their state is stored in 8 bits."""
     tables: int = 0
-    """The same for embedding, positions and head, whose state keeps 32 bits unless adamw8-all is chosen."""
+    """The same count for embedding, positions and head, whose state keeps 32 bits unless adamw8-all is chosen."""
     orthogonal: int = 0
     """Elements of matrices that Muon orthogonalizes."""
     orthogonalizing: int = 0

@@ -103,14 +103,14 @@ class StepSizes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def copied(self) -> bool:
-        """Whether torch exchanges gradients between copies of the model. They stay in buffers."""
+        """Whether torch exchanges gradients between copies of the model (ddp). The gradients then stay in buffers."""
         o, count = self.plan.optimize, self.plan.device.count
         return self.plan.backend == "torch" and o.sharding == "ddp" and count > 1
 
     @property
     def standing(self) -> int:
-        """Bytes of gradients that are there from the first micro-batch, or the first step, on. Copies of the model add up
-        micro-batches beside the buffers that they exchange."""
+        """Bytes of gradients that exist from the first micro-batch, or from the first step, on. With ddp, the sum over
+        micro-batches is in addition to the buffers that are exchanged."""
         return self.gradients * (self.accumulates + self.copied)
 
 
@@ -252,7 +252,7 @@ def _order(
 
 
 def _batch_bytes(plan: Plan, model: Model, kind: str) -> int:
-    """Bytes of a batch's arrays. The rows of the whole step are live on a CPU, or if one program runs the whole step."""
+    """Bytes of a batch's arrays. On a CPU, or if one program runs the whole step, the rows of all micro-batches are live."""
     whole = kind == "cpu" or plan.backend == "jax"
     held = plan.optimize.accumulation_steps if whole else 1
     return row_bytes(plan, model) * plan.train.batch_size * held

@@ -1,4 +1,4 @@
-"""The thread that questions tracers one plan at a time: first the present plan, then its neighbours when idle.
+"""The thread that sends plans to the tracers, one at a time: first the current plan, then its neighbours when idle.
 
 It sleeps while there is nothing to do. Everything except `start`, `take`, `rest` and `close` runs on this thread.
 """
@@ -73,7 +73,7 @@ class _Asked(msgspec.Struct):
     at: float
     superseded_at: float | None = None
     doubtful: bool = False
-    """True once it was superseded: the tracer may then skip it."""
+    """True once a newer question superseded this one: the tracer may then skip it."""
 
 
 class _Stop:
@@ -232,7 +232,7 @@ class TracerThread:
             self._found.keep(traced, heard.exact, heard.timeline)
             self._write(traced, heard)
         elif not asked.doubtful:
-            self._found.problems[traced.key] = heard.problem or "the tracer found nothing out"
+            self._found.problems[traced.key] = heard.problem or "the tracer returned no result"
         self._tell()
 
     def _write(self, traced: TracedPlan, answer: TracerAnswer) -> None:
@@ -297,7 +297,7 @@ class TracerThread:
     def _next_neighbour(self, request: ExactRequest, now: float) -> TracedPlan | None:
         if now - request.since > self._patience.neighbours:
             return None
-        for loosely in (True, False):  # First plans with no answer, then those that lack a replay.
+        for loosely in (True, False):  # First plans with no answer, then those without a replay.
             for traced in self._neighbours:
                 if not self._found.settled(traced, loosely=loosely):
                     return traced

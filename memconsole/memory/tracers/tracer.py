@@ -110,7 +110,7 @@ class Tracer:
                 try:
                     answer = decoder.decode(line)
                 except (msgspec.MsgspecError, UnicodeDecodeError):
-                    reason = f"the {self.backend} tracer said something that is no answer"
+                    reason = f"the {self.backend} tracer sent an invalid answer"
                     self._end_group()
                     break
                 self.answered = True

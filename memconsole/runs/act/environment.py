@@ -25,22 +25,23 @@ HEAPS = {
     ("torch", "tight"): ("65536", "131072"),
     ("jax", "tight"): ("1048576", "1048576"),
 }
-"""By backend and `optimize.heap`: the size from which glibc takes a block from the system and gives
-it back when it is freed, and the free bytes at the heap's end from which it gives those back.
+"""Thresholds of glibc's malloc in bytes, by backend and `optimize.heap`. The first is the size from which a block gets a
+memory mapping of its own, which is unmapped when the block is freed. The second is the number of free bytes at the end
+of the heap from which they are returned to the system.
 
-XLA takes one block for all of a step's arrays. In a heap that never gives memory back, a small array can land where
-that block was, and then the heap holds two of them: 170 MiB for a step of 100. In huge pages the system clears the
-block fast enough that taking it for each step costs a few per cent of the speed; in small pages it costs a tenth.
+XLA takes one block for all of a step's arrays. In a heap that never returns memory, a small array can be placed where
+that block was, and then the heap has two such blocks: 170 MiB for a step of 100. In huge pages the system clears the
+block so fast that mapping it anew for each step costs a few per cent of the speed; in small pages it costs a tenth.
 
 With tight, resident memory shows tensors and not glibc's caches. At glibc's own threshold of
 128 KiB, torch's tensors of small models fragment the heap: of 28 MiB, 11 MiB are unexplained,
-against 5 MiB at 64 KiB. XLA holds few arrays, but its matrix library allocates and frees scratch
-many times a step; there 1 MiB returns as much. The system clears each page that it hands out: a
+compared with 5 MiB at 64 KiB. XLA has few arrays, but its matrix library allocates and frees scratch
+memory many times a step; there a threshold of 1 MiB returns as much. The system clears each new page: a
 step of a small model then takes half as long again (`tests/bench/optimizations.py`).
 """
 ROOM = str(64 << 20)
-"""Bytes by which a fast heap grows beyond what it is asked for. They take no memory until they are used. Without room
-after the largest blocks, a small array that cuts a freed one makes the heap grow by another of its size."""
+"""Bytes by which a fast heap grows beyond each request. They take no memory until they are used. Without this room after
+the largest blocks, a small array placed in a freed block makes the heap grow by another block of that size."""
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 """The C library asks for huge pages (glibc 2.35 and later). It does nothing where the system has none to give."""
 JEMALLOC_CONF = "dirty_decay_ms:-1,muzzy_decay_ms:-1,narenas:1,retain:false"
@@ -63,10 +64,10 @@ def device_kind(plan: Plan, devices: Path = Path("/dev"), platform: str = sys.pl
 
 
 SPINS = "1000"
-"""How often an idle thread of torch looks for work before it sleeps: some tens of microseconds, as long as the gap
-between two operations. By default it looks for milliseconds, and so takes the cores from the threads that it waits
-for as soon as another process needs one: with eight busy processes on
-two cores, a step of a small model took 1.6 to 4.1 s instead of 0.1 to 0.3 s, and ten times the processor time."""
+"""How often an idle thread of torch looks for work before it sleeps: for some tens of microseconds, as long as the gap
+between two operations. By default it spins for milliseconds. If other processes are busy, it then takes the cores from
+the threads that it waits for: with eight busy processes on two cores, a step of a small model took 1.6 to 4.1 s instead
+of 0.1 to 0.3 s, and ten times the processor time."""
 
 
 def trainer_environment(

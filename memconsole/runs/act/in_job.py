@@ -1,9 +1,9 @@
 """What a Slurm job executes: the supervisor of its run, in the foreground.
 
-``python -m memconsole.runs.act.in_job RUN_DIRECTORY``. It is the supervisor of any other run, and
-besides it hears Slurm's signals: SIGUSR1 before the time limit, SIGTERM for a cancelled or preempted
+``python -m memconsole.runs.act.in_job RUN_DIRECTORY``. It works like the supervisor of any other run,
+and also handles Slurm's signals: SIGUSR1 before the time limit, SIGTERM for a cancelled or preempted
 job. Either is a request to stop, which saves a checkpoint. After SIGUSR1 the job goes back to the
-queue and continues from there.
+queue, and later continues from that checkpoint.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from memconsole.runs.record.requests import Request
 from memconsole.runs.record.states import Verdict
 
 PATIENCE_SECONDS = 90.0
-"""How long the processes of the job's last start may take to end, before this one gives up."""
+"""How long to wait for the processes of the job's previous start to end, before this one gives up."""
 LEAVING_SECONDS = 120.0
 """How long Slurm may take to end this job after it was put back into the queue."""
 TIME_LIMIT = "Slurm (the time limit is near)"
@@ -68,7 +68,7 @@ class JobSupervisor(Supervisor):
         super()._tick()
 
     def _spawn(self, argv: Sequence[str]) -> None:
-        """Start the trainer, on several nodes by srun, which needs to know where they meet."""
+        """Start the trainer; on several nodes with srun, which is given the address of their rendezvous."""
         self._nodes = nodes(self.run.read_plan())
         if self._nodes > 1:
             os.environ |= together.meeting(self._nodes)
@@ -76,14 +76,15 @@ class JobSupervisor(Supervisor):
         super()._spawn(argv)
 
     def _act(self, request: Request) -> None:
-        """SIGTERM to srun would end every process at once, so several nodes are told by a file."""
+        """Act on a request. SIGTERM to srun would end every process at once, so on several nodes a file passes on a
+        stop."""
         if request.command == "stop" and self._nodes > 1:
             (self.path / STOPPING).touch(mode=0o600)
         else:
             super()._act(request)
 
     def _exit_status(self) -> tuple[int | None, signal.Signals | None]:
-        """How the trainer ended; srun tells the signal that ended one of its processes as 128 + number."""
+        """How the trainer ended. srun reports the signal that ended one of its processes as 128 + number."""
         code, number = super()._exit_status()
         if self._nodes == 1 or code is None or code - 128 not in set(signal.Signals):
             return code, number
@@ -110,7 +111,8 @@ class JobSupervisor(Supervisor):
                 self.handle.signal(signal.SIGTERM)
 
     def _requeues(self, verdict: Verdict) -> bool:
-        """After the time limit's signal, unless a person or Slurm asked to stop, too."""
+        """Whether the job goes back to the queue: after the time limit's signal, unless a person or Slurm also asked to
+        stop."""
         who = {name for name, _ in self.serving.stops}
         return verdict.reason == "stopped" and who == {TIME_LIMIT} and not self.killing
 
@@ -141,7 +143,7 @@ def main(command: TrainerCommand = trainer_command) -> int:
 
 
 def _started(run: RunDirectory, command: TrainerCommand) -> JobSupervisor:
-    """The supervisor of a new attempt. Waits for what Slurm has not yet ended of an earlier start.
+    """The supervisor of a new attempt. Waits for processes of an earlier start that Slurm has not ended yet.
 
     Raises `RunError`, `locks.LockHeld` and `OSError`.
     """

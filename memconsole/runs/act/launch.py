@@ -91,7 +91,7 @@ def resume(
 
     With `changed_data` the user agrees to continue although the data have changed; with
     `from_scratch`, to begin again if no intact checkpoint is left. A `changed` plan differs in
-    settings that `plan.training.resuming` allows; it replaces the run's, of which the first is kept beside it.
+    settings that `plan.training.resuming` allows. It replaces the run's plan; the first plan is kept beside it.
 
     Raises `RunError` if the run or an orphan of it is alive, if the run is finished and the plan is
     not changed, if its plan was refused before anything was trained, if its disk is full, and if no
@@ -154,7 +154,7 @@ def adopt(run: RunDirectory) -> None:
 
 
 def attend(run: RunDirectory) -> None:
-    """See to it that someone serves the requests to a living run."""
+    """Make sure that a supervisor serves the requests to a living run: start or wake one if needed."""
     wake(run)
     now = liveness(run)
     if now.live and now.attempt is not None and now.supervisor_pid is None:

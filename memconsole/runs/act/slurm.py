@@ -96,7 +96,7 @@ def submit(run: RunDirectory, plan: Plan) -> JobRecord:
 
 
 def cancel(run: RunDirectory, job: JobRecord, who: str) -> None:
-    """Take a waiting job out of the queue. One that has begun meanwhile saves and stops. Raises `RunError`."""
+    """Take a waiting job out of the queue. A job that has begun meanwhile saves and stops. Raises `RunError`."""
     _ask(run, "scancel", *_named(job))
     try:
         files.write_struct(run.job_path, msgspec.structs.replace(job, cancelled_by=who))
@@ -133,7 +133,7 @@ def submission_environment(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ask(run: RunDirectory, *command: str) -> str:
-    """What a command of Slurm prints. Raises `RunError` with its last words."""
+    """What a command of Slurm prints. Raises `RunError` with the last line of its error output."""
     try:
         return output_of(command, TIMEOUT_SECONDS, submission_environment(os.environ))
     except NotInstalled as error:
@@ -153,7 +153,7 @@ def _named(job: JobRecord) -> list[str]:
 
 
 def _pattern(path: str) -> str:
-    """A path as `--output` takes it, where % begins a field."""
+    """A path escaped for `--output`, where % begins a field."""
     return path.replace("%", "%%")
 
 

@@ -23,7 +23,7 @@ class Meeting:
 
 
 def meeting(nodes: int, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that tell every node where to meet: on this one, at a port that is free.
+    """The environment variables that give every node the rendezvous: this node, at a free port.
 
     A user whose nodes do not find each other by their names sets MASTER_ADDR.
     """
@@ -35,7 +35,7 @@ def meeting(nodes: int, inherited: Mapping[str, str] = os.environ) -> dict[str, 
 
 
 def here(environment: Mapping[str, str] = os.environ) -> Meeting:
-    """What this process was told by `meeting`, and its node by srun."""
+    """The rendezvous that `meeting` has put into `environment`, with this node's number from srun."""
     nodes = int(environment.get(NODES, "1"))
     if nodes == 1:
         return Meeting()

@@ -53,7 +53,7 @@ The limit in other phases is a minute or twenty slow steps.
 FIRST_STEP_SECONDS = 1800.0
 """Limit for the first step of an attempt, which may compile."""
 MOST_OF_A_STEP = 0.95
-"""A step that takes longer than those before it counts as so much done."""
+"""The greatest share of the current step that is shown as done, if it takes longer than the steps before it."""
 READ_BYTES = 1 << 20
 """Log bytes read at a time. This bounds the memory needed to read a long run."""
 
@@ -76,7 +76,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     duration_seconds: float = 0.0
     """Wall time of all attempts, their starts included."""
     units_per_second: float | None = None
-    """The speed: of the newest steps while the run lives, and then of all its steps."""
+    """The speed: of the newest steps while the run lives, of all its steps once it has ended."""
     unit: str = "token"
     """What the speed counts."""
     best: float | None = None
@@ -325,7 +325,7 @@ class Follower:
         return silent if silent > stall_limit_seconds(self._state, phase) else None
 
     def _steps_done(self, beat: Heartbeat | None, phase: str) -> float:
-        """The steps that the heartbeat tells, and a share of the next one by this reader's clock."""
+        """The steps done by the heartbeat, plus a share of the next step by this reader's clock."""
         state, now = self._state, self._monotonic()
         done = max(state.step, beat.step if beat is not None else 0)
         if done != self._beat_step:
@@ -336,7 +336,7 @@ class Follower:
         return done + min(MOST_OF_A_STEP, (now - self._step_at) / pace)
 
     def _phase_seconds(self, state: RunState) -> float:
-        """How long the present phase has lasted. Before the first event, since this reader came."""
+        """How long the current phase has lasted. Before the first event: since this reader started."""
         if state.phase_since is None:
             return self._monotonic() - self._opened
         return max(0.0, boot_seconds() - state.phase_since)

@@ -91,7 +91,7 @@ class RunDirectory:
 
     @property
     def job_log(self) -> Path:
-        """What a job prints besides its trainer, as Slurm writes it."""
+        """The output of a Slurm job apart from that of its trainer, as Slurm writes it."""
         return self.path / "job.log"
 
     @property
@@ -173,7 +173,8 @@ class RunDirectory:
         return _settled(self.plan_path)
 
     def read_given_plan(self) -> Plan:
-        """The plan as it was set: what it left to the recipe is open, for another run. Raises `PlanError`."""
+        """The plan as the user set it, for another run. Settings that the recipe chose are left unset. Raises
+        `PlanError`."""
         return plans.load(self.plan_path)
 
     def read_first_plan(self) -> Plan:

@@ -38,7 +38,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`job.json`: the newest Slurm job of a run. Each resume replaces it by another one."""
 
     id: str
-    """Its number in Slurm; with a cluster's name after a semicolon where there are several."""
+    """The job's number in Slurm, followed by a semicolon and the cluster's name if there are several clusters."""
     attempts_before: int
     """The newest attempt when it was submitted. The job's own attempts have higher numbers."""
     submitted_wall: float
@@ -112,7 +112,7 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
     continues: bool = False
     """The supervisor starts another attempt by itself, see `ladder`."""
     requeues: bool = False
-    """Its job is queued again, and begins another attempt when its turn comes."""
+    """True if its job is queued again and will begin another attempt."""
 
 
 class StartRecord(msgspec.Struct, frozen=True, kw_only=True):

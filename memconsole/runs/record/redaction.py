@@ -36,7 +36,7 @@ _HEX_KEY = re.compile(
     r"(?:local-)?[0-9a-f]{40}(?![0-9a-f])",
     re.I,
 )
-"""Forty hexadecimal digits are a key of Weights & Biases after such a word, and a commit elsewhere."""
+"""Forty hexadecimal digits after such a word are a key of Weights & Biases; elsewhere they are a commit."""
 
 _RECORDED = re.compile(
     r"(?:CUDA|JAX|XLA|TORCH|PYTORCH|TRITON|OMP|MKL|OPENBLAS|MALLOC|NCCL|HIP|HSA|ROCR|LIBTPU|TPU|MEMCONSOLE|"
@@ -63,16 +63,16 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 class OutputStream:
-    """A trainer's text output: hides secrets, and outlives a full disk.
+    """A trainer's text output: hides secrets, and does not fail on a full disk.
 
-    What cannot be written is left out and counted. The count is written once there is room.
+    Text that cannot be written is dropped and counted. The count is written once there is room.
     """
 
     def __init__(self, stream: TextIO, secrets: Iterable[str]) -> None:
         self._stream = stream
         self._secrets = tuple(secrets)
         self._lost = 0
-        """Characters that could not be written since the last that could."""
+        """Characters that were dropped since the last successful write."""
 
     def write(self, text: str) -> int:
         try:

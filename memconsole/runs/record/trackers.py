@@ -1,4 +1,4 @@
-"""What the process that sends a run's figures to a tracker keeps in the run's directory."""
+"""The files in a run's directory of the process that sends its figures to an experiment tracker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     tracked: str = ""
     """The tracker's own id of the run; it stays the same in all attempts."""
     where: str = ""
-    """Where a person finds it: an address or a folder."""
+    """Where a user finds the run: an address or a folder."""
     attempt: int = 0
     position: tuple[int, int, int] = (0, 0, 0)
     """The position in the attempt's event log, as `EventReader` gives it."""

@@ -59,8 +59,8 @@ def test_no_row_falls_short_and_all_together_save_what_they_should() -> None:
         assert apart <= optimizations.SAME_LOSS
     assert set(found) == set(BACKENDS)
     words = " ".join(PAGE.split())
-    torch, jax = (f"{found[backend][0]:.1f} times less" for backend in BACKENDS)
-    assert f"All on together hold {torch} above start than plain in torch and {jax} in JAX" in words
+    torch, jax = (f"{found[backend][0]:.1f} times smaller" for backend in BACKENDS)
+    assert f"above start is {torch} than in the plain run in torch, and {jax} in JAX" in words
     apart = max(apart for _, apart in found.values())
     assert f"with the same loss to {apart:.3%}".replace("%", " %") in words
 

@@ -48,9 +48,10 @@ def plain_nats(
     """Summed nats of targets (B, T) given hidden (B, T, C) and head (V, C), times `share`, from
     full logits.
 
-    `begun` (V, C), float32, holds a sum of head gradients. If given, its gradient is that sum plus
-    the head's gradient, and the head gets none. This is only right if the result itself is what is
-    differentiated. With a `cap`, logits x become cap · tanh(x / cap) (Gemma 2).
+    `begun` (V, C), float32, is the sum of the head's gradients so far. If it is given, the gradient with
+    respect to `begun` is this sum plus the head's gradient, and the gradient with respect to `head` is
+    None. This is only correct if this function's result itself is differentiated, and not a function of
+    it. With a `cap`, logits x become cap · tanh(x / cap) (Gemma 2).
     """
     return _plain_forward(hidden, head, targets, share, begun, cap)[0]
 

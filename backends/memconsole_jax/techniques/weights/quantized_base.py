@@ -4,7 +4,7 @@
 Codes and scales are stacked over layers and scanned like other weights. A block decodes each of its
 matrices inside a recomputed product, so that the backward pass keeps only the codes.
 
-The codes of one matrix are held transposed (`Layout`), because a TPU pads the last two axes of an
+The codes of one matrix are stored transposed (`Layout`), because a TPU pads the last two axes of an
 array to tiles of 128 x 8 or more: blocks of 64 along the last axis would take twice their bytes, and
 pairs of values 64 times.
 """
@@ -39,11 +39,11 @@ from memconsole_trainer.techniques.base_storage import (
 
 
 class Layout(NamedTuple):
-    """How the codes of a matrix (outputs, inputs) are held.
+    """The layout in which the codes of a matrix (outputs, inputs) are stored.
 
     The matrix, flattened, is cut into rows of `width` elements, a whole number of blocks: the
-    matrix's own rows if its blocks do not cross them, else single blocks. Held are the columns of
-    this table: codes (groups · bytes of a block, rows) and scales (groups, rows). In nf4, element k
+    matrix's own rows if its blocks do not cross them, else single blocks. This table is stored
+    transposed: codes (groups · bytes of a block, rows) and scales (groups, rows). In nf4, element k
     of a block shares a byte with element k + 32, and not with its neighbour as in the specification.
     """
 
@@ -97,8 +97,9 @@ def decoded(codes: Array, scales: Array, shape: tuple[int, int]) -> Array:
 
 
 def _nf4(codes: Array) -> Array:
-    """The values of codes 0 to 15. A TPU looks up slowly and in padded arrays, so that there they
-    are chosen bit by bit. Elsewhere XLA would keep each of the constants as a whole array."""
+    """The values of codes 0 to 15. On a TPU, table lookups are slow and padded, so a value is selected bit by
+    bit there. On other devices such a selection would make XLA keep each constant as a whole array, so a
+    lookup is used."""
     if target.kind() != "tpu":
         table = jnp.array(NF4, jnp.float32)
         return table.at[codes.astype(jnp.int32)].get(mode="promise_in_bounds")

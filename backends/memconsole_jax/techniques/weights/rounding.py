@@ -1,8 +1,8 @@
 """Weights kept only in bfloat16, as `memconsole_trainer.techniques.rounding` specifies.
 
 Rounding is an elementwise function of the new weight, the step and the element's index. XLA fuses
-it into the update, so the random bits never exist as an array. The price is that each element
-computes words that four elements share.
+it into the update, so the random bits never exist as an array. The price is repeated work: four
+elements share their random words, and each of them computes the words again.
 """
 
 from __future__ import annotations

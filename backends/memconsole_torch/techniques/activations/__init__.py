@@ -1,1 +1,1 @@
-"""Activations and losses: what is kept for the backward pass, and what is computed again."""
+"""Techniques for activations and losses: which tensors are kept for the backward pass, and which are recomputed."""

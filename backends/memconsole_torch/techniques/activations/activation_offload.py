@@ -1,9 +1,9 @@
 """Offloads saved activations to pinned host memory or, if the device itself is the host, to a file
 on disk.
 
-What a block saves for its backward pass is written out when its forward pass ends, and read back
-when its backward pass begins. On CUDA the copies overlap with computation: while one block runs
-backward, the saved tensors of the block that follows it in the backward pass are read. With
+The tensors that a block saves for its backward pass are written out when its forward pass ends, and
+read back when its backward pass begins. On CUDA the copies overlap with computation: while one block
+runs backward, the saved tensors of the block that follows it in the backward pass are read. With
 checkpointing only the blocks' inputs are moved. Weights and tensors that all blocks share are not
 moved.
 """

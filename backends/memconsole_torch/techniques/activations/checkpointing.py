@@ -80,9 +80,9 @@ def _policy(
 def _is_made_again(
     a: Any, rank: int, products: bool, operation: Any, arguments: tuple[Any, ...]
 ) -> bool:
-    """Whether the result is a product that is recomputed. Unless `products` are kept, all are.
-    Otherwise these are: the block's last product, which its backward pass does not read, and an
-    adapter's second product, which is cheap to compute."""
+    """Whether the result of `operation` is a matrix product that is recomputed. Unless `products` are kept,
+    all of them are. Otherwise only two are: the block's last product, which its backward pass does not
+    read, and an adapter's second product, which is cheap to compute."""
     name = operation.name().removeprefix("aten::")
     if name not in _PRODUCTS:
         return False

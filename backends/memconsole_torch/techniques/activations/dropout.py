@@ -54,7 +54,7 @@ def workspace(x: Tensor, *rest: Any) -> list[int]:
 
 
 class Draws:
-    """The random numbers of one module: which micro-batch is trained, or that nothing is dropped."""
+    """The dropout state of one module: the micro-batch that is trained, or that nothing is dropped now."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -98,14 +98,14 @@ class Place:
         return found
 
     def attention(self) -> tuple[int, float] | None:
-        """Key and rate of attention's shares; None if nothing is dropped now."""
+        """Key and rate of dropout on the attention weights; None if nothing is dropped now."""
         key = self._draws.key(self._place)
         return None if key is None else (key, self._rate)
 
 
 class _Product(torch.autograd.Function):
-    """The first product of an adapter. The dropped input is made again in the backward pass, because adapters that
-    read one input have masks of their own, and would keep it once each."""
+    """The first product of an adapter. The input after dropout is recomputed in the backward pass: adapters that read
+    the same input have different masks, so each would keep its own copy."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, matrix: Tensor, key: int, rate: float) -> Tensor:
@@ -126,7 +126,7 @@ class _Product(torch.autograd.Function):
 
 
 def apply(plan: Plan, module: nn.Module) -> Draws | None:
-    """Drop numbers of a decoder as `plan` says; None if it drops nothing."""
+    """Apply the dropout of `plan` to a decoder. Returns None if the plan has no dropout."""
     if not drops(plan):
         return None
     t, draws, places = plan.train, Draws(plan.train.seed), iter(range(2**31))

@@ -24,7 +24,7 @@ CHUNK_TOKENS = 512
 CPU_CACHED = 2**18
 """Logits that one pass over them covers on a CPU: 1 MiB."""
 CAPPED = 2**24
-"""The same on other devices if they are capped. Without a cap, one pass covers all of them."""
+"""The same on other devices if the logits are capped. Without a cap, one pass covers all logits."""
 
 
 def whole(
@@ -41,9 +41,9 @@ def whole(
 
 
 class _Whole(torch.autograd.Function):
-    """Overwrites the logits with their gradient in the forward pass, and keeps that.
+    """Overwrites the logits with their gradient in the forward pass, and keeps the gradient.
 
-    Autograd's own steps would keep the log-probabilities, and compute the gradient beside them.
+    Autograd's own operations would keep the log-probabilities and allocate the gradient in addition.
     """
 
     @staticmethod

@@ -38,7 +38,7 @@ def nats(model: Recommender, found: Projected, targets: Tensor) -> Tensor:
 def _nats(
     model: Recommender, hidden: Tensor, members: Tensor, clusters: Tensor, targets: Tensor
 ) -> Tensor:
-    """The same for one chunk of n positions."""
+    """The summed loss of `nats` for one chunk of n positions."""
     counts, place = targets != PADDING, (targets - 1).clamp(min=0).long()
     with torch.autocast(hidden.device.type, enabled=False):
         cluster, member = place // model.cluster_size, place % model.cluster_size  # (n,)

@@ -1,8 +1,8 @@
 """Encodes whole tensors in 8 bits, as `memconsole_trainer.techniques.blockwise` specifies, with the
 largest element of each block exact.
 
-A block's scale has the sign of its largest element, which thus becomes 1, a value of the map. So
-what was decoded can be encoded again without another error.
+A block's scale has the sign of its largest element, so this element becomes 1, which is a value of the
+map. Therefore decoded numbers can be encoded again without a further error.
 """
 
 from __future__ import annotations

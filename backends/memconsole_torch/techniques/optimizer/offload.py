@@ -104,7 +104,7 @@ class _Streams:
         return _On(self._out, self._written, place, {}) if self._cuda else nullcontext()
 
     def wait_for(self, place: int) -> None:
-        """Make work that is queued from now on run after the copies to the device."""
+        """Make work that is queued later run after the copies to the device."""
         if self._cuda:
             torch.cuda.current_stream().wait_event(self._arrived[place])
 

@@ -105,8 +105,8 @@ def create(plan: Plan, module: Weights) -> Updating:
 
 
 def _host(plan: Plan, device: torch.device) -> offload.HostState:
-    """Where states wait on the host. With updates inside the backward pass the next weight is not
-    known, so none is fetched ahead."""
+    """The store for offloaded states on the host. With updates inside the backward pass the next weight
+    is not known, so no state is fetched ahead."""
     o = plan.optimize
     pinned = o.optimizer_offload != "cpu"
     return offload.HostState(device, pinned=pinned, ahead=not o.optimizer_in_backward)
@@ -172,7 +172,7 @@ def _over(plan: Plan, module: Weights, weights: Sequence[Parameter], name: Optim
 
 
 def has_fused(device: torch.device) -> bool:
-    """Whether AdamW and SGD are kernels of our own rules there. Elsewhere torch's rules are used."""
+    """Whether torch has fused kernels for AdamW and SGD on this device. Elsewhere `torch.optim` is used."""
     return device.type in ("cpu", "cuda")
 
 
@@ -203,8 +203,9 @@ def slots(optimizer: Updating, module: Weights) -> Iterator[tuple[str, Tensor]]:
 def clip(gradients: Sequence[Tensor], most: float, total: Total | None = None) -> Tensor:
     """Scale `gradients` in place to a global norm of at most `most` (0: do not clip).
 
-    With `total`, they are rows of gradients whose other rows other processes hold. Returns the norm before clipping, a device scalar. Unlike torch's own clipping, it adds no
-    epsilon to the norm.
+    With `total`, `gradients` are only the rows that this process holds, and `total` adds up over processes.
+    Returns the norm before clipping, a device scalar. Unlike torch's own clipping, this adds no epsilon to
+    the norm.
     """
     whole = norm(gradients, total)
     if most:

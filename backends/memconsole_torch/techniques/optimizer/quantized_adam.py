@@ -27,13 +27,14 @@ from memconsole_trainer.techniques.blockwise import BLOCK
 CPU_SLICE = 2**17
 """Elements per slice on a CPU: 2 MiB of buffers, which stay in the processor's cache."""
 THREAD_SLICE = 2**16
-"""The same in each of several threads."""
+"""Elements per slice on a CPU if several threads update slices."""
 MOST_THREADS = 4
 """Threads that update slices; more would wait for the interpreter."""
 DEVICE_SLICE = 2**20
 """Elements per slice on other devices, where each slice costs some 25 kernel launches."""
 Slice: TypeAlias = tuple[Tensor, Tensor, dict[str, Tensor], int, dict[str, Any]]
-"""A slice of a weight and of its gradient, the weight's state, the slice's first element, its group."""
+"""A slice of a weight, the same slice of its gradient, the weight's state, the index of the slice's first element, and
+the weight's group."""
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -85,7 +86,7 @@ class QuantizedAdamW(OwnRule):
     def _slices(
         self, trained: Iterable[tuple[Tensor, Tensor, dict[str, Any]]], size: int
     ) -> Iterator[Slice]:
-        """The slices of all weights: they do not depend on one another."""
+        """The slices of all weights, which can be updated independently."""
         for p, gradient, group in trained:
             weight = p.view(-1)
             for start in range(0, p.numel(), size):
@@ -129,15 +130,15 @@ def _wide_state(p: Tensor) -> dict[str, Tensor]:
 
 
 class Cut(NamedTuple):
-    """The beginnings of the buffers for a slice of one length: each view costs as much as a small
-    operation, and most slices have the same length."""
+    """Views of the buffers for slices of one length. They are cached, because making a view costs as much
+    as a small operation and most slices have the same length."""
 
     moments: tuple[Tensor, Tensor]
     """(n,) each: of the second moment, which has no sign, and of the first one."""
     blocks: tuple[Tensor, Tensor]
     """(blocks, 256) each: the same, to the end of the last block."""
     padding: tuple[Tensor, Tensor] | None
-    """What the last block has more than the slice; None if it has nothing more."""
+    """The rest of each buffer after the slice, up to the end of the last block; None if there is none."""
     rows: Tensor
     """(n,) int32"""
     work: Tensor
@@ -162,7 +163,7 @@ class Buffers:
         self._cuts: dict[int, Cut] = {}
 
     def cut(self, n: int) -> Cut:
-        """The beginnings of the buffers for a slice of `n` elements."""
+        """Views of the buffers for a slice of `n` elements."""
         found = self._cuts.get(n)
         if found is None:
             whole = blockwise.scales_of(n) * BLOCK

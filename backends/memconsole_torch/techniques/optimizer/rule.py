@@ -1,4 +1,4 @@
-"""What every update rule has, and the two that are kernels of torch.
+"""The interface of all update rules, and the two rules that use torch's fused kernels.
 
 `torch.optim.Optimizer` imports torch's compiler when the first rule is made, which takes a second or
 two and 100 MB. The rules here need none of it.
@@ -22,7 +22,7 @@ class Rule(Protocol):
     state: Any
     """The state of each weight: tensors by name."""
     defaults: Any
-    """Settings of a group that does not say otherwise."""
+    """Default settings of the groups."""
 
     def step(self) -> Any: ...
 
@@ -79,7 +79,7 @@ class Fused(OwnRule):
 
 
 class FusedAdamW(Fused):
-    """What `torch.optim.AdamW(fused=True)` computes, with the same state."""
+    """The same computation and state as `torch.optim.AdamW(fused=True)`."""
 
     def __init__(
         self, groups: Iterable[dict[str, Any]], betas: tuple[float, float], epsilon: float
@@ -117,7 +117,7 @@ class FusedAdamW(Fused):
 
 
 class FusedSGD(Fused):
-    """What `torch.optim.SGD(fused=True)` computes, with the same state."""
+    """The same computation and state as `torch.optim.SGD(fused=True)`."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], momentum: float) -> None:
         settings = {"lr": 0.0, "momentum": momentum, "weight_decay": 0.0, "live": 1.0}

@@ -46,8 +46,7 @@ class Average:
 
     @torch.no_grad()
     def follow(self, share: float, live: Tensor | None = None) -> None:
-        """Move the averages by `share` towards the current weights; not if `live`, a device scalar,
-        is 0."""
+        """Move the averages by `share` towards the current weights, unless `live`, a device scalar, is 0."""
         pairs = [(self._averages[name], w) for name, w in self._weights.items()]
         wide = [(a, w) for a, w in pairs if w.dtype == torch.float32]
         if live is not None:

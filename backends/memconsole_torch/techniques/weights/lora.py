@@ -26,15 +26,15 @@ from memconsole_trainer.techniques.base_storage import is_quantized, parts
 class Adapted(nn.Module):
     """A linear layer plus an adapter: x Wᵀ + b + scale · (x Aᵀ) Bᵀ, in the compute precision.
 
-    It takes over the layer's parameters and their names. For the adapter's backward pass it keeps x
-    Aᵀ (..., rank) and the input, which is shared with other matrices that read it.
+    It takes over the layer's parameters and their names. For the adapter's backward pass it keeps x Aᵀ
+    (..., rank) and the input x, one tensor for all matrices that read it.
     """
 
     def __init__(self, linear: nn.Linear, rank: int, scale: float) -> None:
         super().__init__()
         self.scale = scale
         self.reduce: Callable[[Tensor, Tensor], Tensor] = F.linear
-        """x Aᵀ; dropout puts its own in place."""
+        """Computes x Aᵀ; dropout replaces this function."""
         self.weight, self.bias = linear.weight, linear.bias
         device = linear.weight.device
         self.lora_a = nn.Parameter(torch.empty(rank, linear.in_features, device=device))
@@ -107,7 +107,7 @@ def _adapt(plan: Plan, decoder: Decoder) -> None:
 
 
 def _layer(plan: Plan, p: Parameter, linear: nn.Linear) -> nn.Module:
-    """What takes the place of a frozen layer."""
+    """The module that replaces a frozen layer."""
     o, quantized = plan.optimize, is_quantized(plan, p)
     if not has_adapter(p, o.lora_targets):
         return QuantizedLinear(linear, o.base_storage) if quantized else linear

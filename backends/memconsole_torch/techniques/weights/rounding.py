@@ -54,8 +54,8 @@ class _Lookup:
 
 
 class _WideRows(torch.autograd.Function):
-    """The lookup. A frequent token's gradient is a sum of many terms; in bf16 the later ones would
-    be lost."""
+    """The lookup. A frequent token's gradient is a sum of many terms; in bf16 the later terms would be
+    rounded away."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, tokens: Tensor) -> Tensor:

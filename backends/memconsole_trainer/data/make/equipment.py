@@ -1,10 +1,10 @@
-"""Makes equipment records: what a machine shows, and its cause and solution, as JSON Lines.
+"""Makes equipment records as JSON Lines: the symptoms of a machine, with their cause and solution.
 
-A machine, a component and a way of failing are drawn for each record, 5,184 combinations. Cause and
-solution follow from them by rule: the cause names component and failure, the solution the repair of
+A machine, a component and a failure are drawn for each record, 5,184 combinations. Cause and
+solution follow from them by rule: the cause names component and failure; the solution names the repair of
 that failure, part and torque of the component on that machine, and how the machine's family is put
-back to work. The symptom tells component and failure in varying words, so that the records without
-codes can be answered too. Its other words mean nothing.
+back to work. The symptom describes component and failure in varying words, so that records without
+codes can be answered too. Its other words carry no information.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Windows of optimally controlled linear systems, for learning to control unseen ones.
 
-A round simulates some trajectories of every family and writes their windows, the trajectories in
-random order, the windows of each together and in order. The file's layout is that of the universal
-LQR transformer's data, with `trajectory_ids`, `variant_ids` and the systems themselves added.
+A round simulates `ROUND` trajectories of every family and writes their windows: the trajectories in
+random order, the windows of a trajectory together and in order. The file's layout is that of the
+universal LQR transformer's data, with `trajectory_ids`, `variant_ids` and the systems themselves added.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _drawn(
 def _scale(variants: Variants, options: Options, seed: int) -> Scale:
     random = generator(seed, f"lqr/pilots/{variants.family}")
     found = _drawn(variants, PILOTS, options, random)[1]
-    # A control before the end of the first window is no target.
+    # Controls before the end of the first window are never targets.
     targets = found.controls[:, LENGTH - 1 :]
     return Scale(np.abs(found.states).max((0, 1)), np.abs(targets).max((0, 1)))
 

@@ -1,4 +1,4 @@
-"""What a module that makes data implements, and what it is given."""
+"""The interface of modules that make data: the request and the function that they implement."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Makes ratings with a structure that can be learned, and the items' titles and genres.
 
-Items belong to genres, and few items of a genre are popular (Zipf). Each item has a few items that
-are often met right after it. A user likes some genres more than others, meets items in sessions,
-and drifts from genre to genre. The next item is, with shares that are fixed: a successor of the
-last item, an item of the present genre, an item of the genre that usually follows, or any popular
-item. Nobody meets an item twice.
+Items belong to genres, and few items of a genre are popular (Zipf). Each item has a few successors:
+items that are often rated right after it. A user likes some genres more than others, rates items in
+sessions, and drifts from genre to genre. The next item is, with fixed probabilities, a successor of the
+last item, an item of the current genre, an item of the genre that usually follows, or any popular
+item. No user rates an item twice.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from memconsole_trainer.data.make.maker import Facts, Request
 from memconsole_trainer.randomness import generator
 
 SUCCESSORS = np.array([0.5, 0.25, 0.15, 0.1])
-"""How often each successor of an item follows, if one does."""
+"""Probability of each successor of an item, if the next item is a successor."""
 FOLLOWS, STAYS, DRIFTS = 0.6, 0.25, 0.1
-"""Shares of successors, of the present genre, and of the genre after it; the rest is any item."""
+"""Probabilities of a successor, of an item of the current genre, and of the genre after it; the rest is any item."""
 SESSION = 8
 """Mean number of ratings of a session."""
 TRIES = 8
-"""Draws until an item is taken that the user has not met."""
+"""The most draws to find an item that the user has not rated."""
 LINE_BYTES = 24
 """About how long a line of ratings is."""
 _KINDS = ("Action", "Animation", "Comedy", "Crime", "Drama", "Fantasy", "Horror", "Mystery", "Romance", "Western")  # fmt: skip

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Trouble(NamedTuple):
-    """What goes wrong in a story, how a friend helps, how it ends and what is learned from it."""
+    """The mishap of a story, how a friend helps, how it ends and the lesson."""
 
     happens: str
     help: str

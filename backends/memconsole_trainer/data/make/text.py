@@ -1,9 +1,9 @@
 """Makes short stories as plain text, one per paragraph, with a blank line between two.
 
 A story is ten sentences. The form of each sentence and the words in it are drawn independently and
-uniformly from the lists of `story_words`, so that the entropy of a story is known exactly: no model
-can tell a new story in fewer bits. What is drawn comes back later in the story: who helps, what was
-lost and where, and how it ends follow from what went wrong. A model has to learn to look back.
+uniformly from the lists of `story_words`, so the entropy of a story is known exactly: no model
+can encode new stories in fewer bits on average. Drawn words occur again later in the story: who helps,
+what was lost and where; and how it ends follows from what went wrong. A model has to learn to look back.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ SIZES = (
     len(words.COLOURS), len(words.THINGS), len(words.WEATHERS), len(words.HOBBIES),
     len(words.TROUBLES), *_FORMS,
 )  # fmt: skip
-"""How many words or forms there are at each place where one is drawn."""
+"""The number of words or forms to choose from, at each place where one is drawn."""
 STORY_BITS = sum(map(math.log2, SIZES))
-"""Entropy of one story. Every draw can be read off the text."""
+"""Entropy of one story in bits: the sum over all draws, since every draw can be recovered from the text."""
 
 
 def story(drawn: Sequence[int]) -> str:

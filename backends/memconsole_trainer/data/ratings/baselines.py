@@ -1,4 +1,4 @@
-"""Rankings without a model: by popularity, and by the items that the same users met (item-kNN)."""
+"""Rankings without a model: by popularity, and by items that the same users rated (item-kNN)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Baselines:
         return found
 
     def _rank(self, scores: NDArray[np.generic], target: int) -> int:
-        """An item with the target's score ranks before it."""
+        """The rank of `target`, from 1. Items with the same score as the target rank before it."""
         return int((scores[self._places] >= scores[target]).sum())
 
     def _similarities(self, item: int) -> Floats:

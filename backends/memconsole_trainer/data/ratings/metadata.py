@@ -1,4 +1,4 @@
-"""What a catalog says about items: titles and genres, from `movies.dat` or `movies.csv` beside the ratings."""
+"""Metadata of items: titles and genres, from `movies.dat` or `movies.csv` beside the ratings."""
 
 from __future__ import annotations
 

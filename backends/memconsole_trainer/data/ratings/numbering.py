@@ -1,4 +1,4 @@
-"""The items of a run: which number of the data is which item of the model, by cluster."""
+"""The items of a run: maps the item numbers of the data to the items of the model, which are ordered by cluster."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def number(
     fraction: float,
     tick: Callable[[], None],
 ) -> Numbering:
-    """Cluster the items, and number them by cluster. Items that no rating names take the places that are left."""
+    """Cluster the items, and number them by cluster. Items without ratings get the remaining places."""
     own, dense = np.unique(ratings.items, return_inverse=True)
     if metadata is not None:
         rows = features(metadata, own.tolist())

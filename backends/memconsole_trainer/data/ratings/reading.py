@@ -1,7 +1,7 @@
 """Reads ratings in the layouts of MovieLens: `ratings.dat` with `::`, or `ratings.csv` with a header.
 
-A rating says that a user met an item at a time; how many stars it gave is not used. A row that
-cannot be read is refused with its line.
+A rating says that a user rated an item at a time; the number of stars is not used. A row that
+cannot be read is an error that names its line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BLOCK_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Ratings:
-    """Who met what, sorted by user, time and place in the file; and a hash of the file."""
+    """Users, items and times, sorted by user, time and place in the file; and a hash of the file."""
 
     users: Int64
     items: Int64

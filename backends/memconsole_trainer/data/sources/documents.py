@@ -22,7 +22,7 @@ LONE_PIECES = 16
 """A single file is cut into about this many pieces, unless they become too long or too short."""
 LEAST_PIECE_BYTES = 256
 LOOK_BYTES = 2048
-"""How much of a long piece is read first to find the end of a paragraph."""
+"""Bytes of a long piece that are read first to find the end of a paragraph."""
 
 
 class DataError(ValueError):

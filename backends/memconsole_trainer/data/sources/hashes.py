@@ -1,8 +1,8 @@
-"""Hashes of the data that a run has read, by which a resumed run finds out that they have changed.
+"""Hashes of the data that a run has read. With them, a resumed run detects that the data have changed.
 
 A source is read in numbered blocks, and each block is hashed when it is read. A checkpoint holds the
-hashes, and one hash of the sizes and modification times of the files. XXH3 is faster than memory is
-read; it finds accidents and edits, but does not withstand someone who forges data.
+hashes, and one hash of the sizes and modification times of the files. XXH3 hashes faster than memory can
+be read. It detects accidents and edits, but not deliberate forgery.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 GROUPS = 4096
 """Most hashes of a part in a checkpoint. If there are more blocks, neighbours share a hash."""
 CHECKED_BYTES = 256 << 20
-"""Bytes that are read again when a run is resumed, if no file has another size or time."""
+"""Bytes that are read again when a run is resumed, if no file has changed its size or time."""
 
 Content = Iterable[Any]
 """What a block holds, as buffers: bytes or contiguous arrays."""
@@ -60,7 +60,7 @@ class BlockHashes:
         return int(self._own[block])
 
     def assume(self, block: int, found: int) -> None:
-        """Take note of the hash of a block that need not be read, because its tokens were kept."""
+        """Record the hash of a block that is not read, because its tokens are in the cache."""
         self._assumed[block] = found
 
     def state(self) -> dict[str, Any]:
@@ -131,15 +131,15 @@ class DataHashes:
         return any(part.changed for part in self._parts.values())
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """The hashes to store in a checkpoint, as JSON values."""
         parts = {name: part.state() for name, part in self._parts.items()}
         return {"files": self._files, "parts": parts}
 
     def difference(self, state: Mapping[str, Any], tick: Callable[[], None]) -> str:
         """What differs from the state in a checkpoint, as one phrase; empty if nothing does.
 
-        Files of another time are the same data if all was read before and is the same. Raises what
-        reading raises.
+        Files with another modification time still count as the same data if all of their content was read
+        before and is unchanged. Raises what reading raises.
         """
         untouched = state["files"] == self._files
         found = set()
@@ -147,11 +147,11 @@ class DataHashes:
             known = state["parts"].get(name)
             same = part.check(known, CHECKED_BYTES if untouched else None, tick) if known else ""
             if same == "changed":
-                return "what was read of it is not the same"
+                return "the content that was read before is not the same"
             found.add(same)
         if untouched or found == {"same"}:
             return ""
-        return "its files have been written, and not all of them had been read before"
+        return "its files were written again, and not all of their content had been read before"
 
 
 def text_content(texts: Iterable[str | bytes]) -> Content:
@@ -163,7 +163,7 @@ def text_content(texts: Iterable[str | bytes]) -> Content:
 
 
 def text_hash(text: str) -> int:
-    """A hash that no two texts share."""
+    """A hash of a text, long enough that different texts have different hashes in practice."""
     return xxhash.xxh3_128_intdigest(text.encode("utf-8", "surrogatepass"))
 
 

@@ -34,8 +34,8 @@ class Hdf5Dataset:
     def __init__(
         self, path: Path, name: str, max_examples: int | None, hashed_rows: int | None = None
     ) -> None:
-        """What is read is hashed in blocks of `hashed_rows`, which is `block_size` if not given:
-        blocks that are always read whole."""
+        """The data read are hashed in blocks of `hashed_rows` rows (default `block_size`), which must always be
+        read whole."""
         self.path = path
         self.name = name
         self._handle: Any = None
@@ -101,7 +101,7 @@ class Hdf5Dataset:
             return values
 
     def of_file(self, read: Callable[[Any], Any]) -> Any:
-        """What `read` finds in the open file. Raises `DataError`."""
+        """Call `read` with the open file and return its result. Raises `DataError`."""
         with _naming(self.path):
             return read(self._dataset().file)
 

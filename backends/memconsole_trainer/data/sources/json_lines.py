@@ -21,7 +21,7 @@ Stamp = tuple[str, int, int]
 
 
 def stamps(files: Sequence[Path]) -> tuple[Stamp, ...]:
-    """The present state of `files`."""
+    """The current state of `files`."""
     states = [(path, path.stat()) for path in files]
     return tuple((str(path), state.st_size, state.st_mtime_ns) for path, state in states)
 

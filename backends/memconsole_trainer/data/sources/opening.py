@@ -128,7 +128,7 @@ def open_table(
     data: DataChoice,
     tick: Callable[[], None] = lambda: None,
 ) -> Any:
-    """`load_table` of files that may be compressed; its errors name them and not what was unpacked."""
+    """`load_table` of files that may be compressed. Errors name these files and not the unpacked ones."""
     plain = _plain(files, data, tick)
     try:
         return load_table(kind, plain)
@@ -269,7 +269,7 @@ def _nonempty(documents: Documents, where: str) -> Documents:
 
 
 def _reason(error: BaseException) -> str:
-    # The table reader wraps what is wrong in an error that says nothing.
+    # The table reader wraps the cause in an error without information.
     inner = error.__cause__ or error
     text = " ".join(str(inner).split()) or type(inner).__name__
     return text if len(text) <= 300 else text[:300] + " …"

@@ -51,8 +51,8 @@ class Records(Protocol):
 
 
 class JsonLines:
-    """The lines of JSON Lines files. The place of each line is kept, so that any one is read
-    directly; empty lines are left out."""
+    """The lines of JSON Lines files. The offset of each line is kept, so that any line can be read
+    directly. Empty lines are left out."""
 
     def __init__(
         self,
@@ -206,8 +206,8 @@ def rendered(template: Template, record: Record) -> Rendered:
 
 
 def _lines(path: Path) -> tuple[Any, Any]:
-    """Where the lines of a file that hold something begin and end, and their numbers. Of ten million
-    lines this takes less than a second."""
+    """The byte offsets at which the non-empty lines of a file begin and end, and their line numbers. For ten
+    million lines this takes less than a second."""
     parts, position, last = [], 0, b"\n"
     with open_regular(path) as file:
         while data := file.read(CHUNK_BYTES):

@@ -82,7 +82,7 @@ class Split:
 
 
 class Everything(Split):
-    """Holds out all documents: those of a source that is there for validation."""
+    """Holds out all documents, for a source that is only used for validation."""
 
     def __init__(self, count: int | None) -> None:
         super().__init__(count, 0.0)
@@ -111,8 +111,8 @@ class Last(Split):
 
 
 def split_of(source: Any, fraction: float, held_out: HeldOut = "spread") -> Split:
-    """The split of a source of documents or token rows. Only of a source that is not a stream, the last documents are
-    known."""
+    """The split of a source of documents or token rows. The last documents can be held out only if the source is not a
+    stream."""
     if held_out == "last" and source.count is not None:
         return Last(source.count, fraction, getattr(source, "sizes", None))
     files = source.files if isinstance(source, FileDocuments) else None

@@ -1,5 +1,5 @@
-"""Compressed tables, unpacked once into the cache: a line of a compressed file cannot be read without
-all before it."""
+"""Compressed tables, unpacked once into the cache, because a line of a compressed file cannot be read without
+all the lines before it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _HELD: dict[Path, int] = {}
 def unpacked(path: Path, most_bytes: int, tick: Callable[[], None]) -> Path:
     """The unpacked content of a compressed file; other files as they are.
 
-    What is kept for other data is deleted first where that takes more than `most_bytes`, or fills the
-    disk. `tick` is called from time to time and may raise. Raises `DataError`.
+    Cache entries of other data are deleted first if the cache would otherwise take more than `most_bytes` or
+    fill the disk. `tick` is called from time to time and may raise. Raises `DataError`.
     """
     if path.suffix.lower() not in PACKED:
         return path
@@ -78,7 +78,11 @@ def _unpack(path: Path, whole: Path, most_bytes: int, tick: Callable[[], None]) 
                     folder, len(piece)
                 ):
                     spared = format_bytes(disk_cache.SPARED_BYTES)
-                    raise OSError(errno.ENOSPC, f"no room but {spared} for checkpoints", str(part))
+                    raise OSError(
+                        errno.ENOSPC,
+                        f"no room: {spared} of the disk are left for checkpoints",
+                        str(part),
+                    )
                 out.write(piece)
                 tick()
             out.flush()

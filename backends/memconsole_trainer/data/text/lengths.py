@@ -26,7 +26,7 @@ from memconsole_trainer.data.text.run_tokenizer import make_tokenizer
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 
 MOST_BYTES = 2 << 20
-"""About how much text is tokenized. Of a larger source, evenly spaced documents are tokenized."""
+"""About how many bytes of text are tokenized. If a source is larger, evenly spaced documents are tokenized."""
 MOST_FILE_BYTES = 1 << 20
 """A longer file is tokenized only up to here, and its length is extrapolated."""
 MOST_DOCUMENTS = 8192

@@ -1,5 +1,4 @@
-"""Opens the text of a run: the sources that it is trained on, and those that its held-out rows are
-of."""
+"""Opens the text of a run: the sources that it is trained on, and those of its held-out rows."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ class TextSources:
     trained: tuple[TextPart, ...]
     """`data.source` first."""
     held: tuple[TextPart, ...]
-    """Where the held-out rows come from: the same, or `data.validation`."""
+    """The sources of the held-out rows: the same, or `data.validation`."""
 
     @property
     def first(self) -> TextPart:
@@ -49,12 +48,12 @@ class TextSources:
 
     @property
     def own_validation(self) -> bool:
-        """Whether the held-out rows come from elsewhere."""
+        """Whether the held-out rows come from `data.validation`."""
         return self.held is not self.trained
 
     @property
     def fingerprint(self) -> str:
-        """Changes with each source's own."""
+        """A hash that changes when the fingerprint of any source changes."""
         if len(self.trained) == 1 and not self.own_validation:
             return self.first.source.fingerprint
         own = [part.source.fingerprint for part in (*self.trained, *self.held)]
@@ -104,14 +103,14 @@ def open_text(plan: Plan, vocab_size: int, tick: Callable[[], None] = lambda: No
 
 
 def alone(plan: Plan, source: Documents | TokenRows, split: Split | None = None) -> TextSources:
-    """One opened source as all that a run has."""
+    """The sources of a run that has only this one."""
     own = split or split_of(source, plan.data.validation_fraction, plan.data.held_out)
     both = (TextPart(plan, source, own),)
     return TextSources(both, both)
 
 
 def _check_alike(key: str, first: TextPart, others: list[TextPart]) -> None:
-    """Refuse rows of tokens beside texts: the tokens may be another tokenizer's."""
+    """Refuse rows of tokens together with texts: the tokens may be those of another tokenizer."""
     for part in others:
         if isinstance(part.source, TokenRows) != isinstance(first.source, TokenRows):
             kinds = {True: "rows of tokens", False: "texts"}

@@ -23,7 +23,7 @@ from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, Tokens
 from memconsole_trainer.data.text.tokens.tokens import RowBlocks, TokenBlocks, row_count
 
 JOINED_BYTES = 16 << 20
-"""Tokens are collected up to this size before they are added to those that are held."""
+"""Bytes of tokens that are collected before they are added to the array of all tokens."""
 COUNTED = 1 << 20
 """Tokens counted in one call of NumPy."""
 
@@ -43,7 +43,7 @@ class Portion:
     exact: bool
     description: str
     warnings: tuple[str, ...]
-    """What the person should know of the data."""
+    """Warnings about the data for the user."""
 
     @property
     def rows(self) -> int:
@@ -138,7 +138,7 @@ def _blocks(
 
 
 def _warnings(plan: Plan, blocks: TokenBlocks) -> tuple[str, ...]:
-    """What was met while the blocks were counted."""
+    """Warnings from counting the blocks."""
     if not isinstance(blocks, TextBlocks):
         return ()
     seen = blocks.seen

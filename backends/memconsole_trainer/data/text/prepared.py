@@ -31,14 +31,14 @@ class Prepared:
     tokenizer: Tokenizer | None
     """None for token rows without a tokenizer."""
     portions: tuple[Portion, ...]
-    """What is trained on: the rows of `data.source`, and of those that are mixed with it."""
+    """The training data: `data.source`, and the sources that are mixed with it."""
     validation: Validation
     fingerprint: str
     hashes: DataHashes
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """Occurrences of each token id in what is trained on, or in a sample of it."""
+        """Occurrences of each token id in the training data, or in a sample of it."""
         first, *others = self.portions
         if not others:
             return first.counts
@@ -57,7 +57,7 @@ class Prepared:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the person should know of the data."""
+        """Warnings about the data for the user."""
         return tuple(warning for portion in self.portions for warning in portion.warnings)
 
     def steps_per_epoch(self, shape: BatchShape) -> int:

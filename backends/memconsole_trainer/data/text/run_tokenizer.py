@@ -1,5 +1,4 @@
-"""The tokenizer of a run: the saved one, the plan's, the one beside the model, or one that is
-trained."""
+"""The tokenizer of a run: the saved one, the plan's, the one beside the model, or a new one trained on the data."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from memconsole_trainer.data.text.tokens import tokenizer as tokenizers
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 
 CODES_SHARE = 4
-"""At most this part of a vocabulary are codes that are kept whole."""
+"""Codes that become one token take at most 1 / this of a vocabulary."""
 TOKENIZER_BYTES = 4 << 20
 """The tokenizer is trained on at most this much text, even if `data.tokenizer_examples` allows
 more."""
@@ -37,8 +36,8 @@ def make_tokenizer(
     It is, in this order: the one `saved` in the run, the plan's, the file beside the model's
     weights, or one trained on the data. A new one is written to `saved`.
 
-    `known` is the hash of the run's file in its checkpoint, if there is one. A file that is damaged
-    is made again from where it came from. Raises `PlanError` and `DataError`.
+    `known` is the hash of the run's tokenizer file in its checkpoint, if there is one. A damaged file is
+    made again from its origin. Raises `PlanError` and `DataError`.
     """
     kept = _intact(saved, architecture, known, warn) if saved.is_file() else None
     if kept is not None:
@@ -77,7 +76,7 @@ def make_tokenizer(
 def _intact(
     saved: Path, architecture: Architecture, known: str, warn: Callable[[str], None]
 ) -> Tokenizer | None:
-    """The tokenizer in `saved`; None if the file is damaged, which is told."""
+    """The tokenizer in `saved`; None if the file is damaged, after a warning."""
     if not known or tokenizers.file_fingerprint(saved) == known:
         try:
             return tokenizers.load(saved, architecture.vocab_size)

@@ -128,8 +128,8 @@ class WindowFile:
         )
 
     def read(self, start: int, stop: int) -> Windows:
-        """Read rows `start` to `stop`. Raises `DataError` with file and row if a number is not
-        finite, or is no share of 1 in a mask."""
+        """Read rows `start` to `stop`. Raises `DataError` with file and row if a number is not finite, or if a number
+        of a mask is not between 0 and 1."""
         found = self.empty(stop - start)
         self.read_into(start, stop, found, 0)
         return found
@@ -141,8 +141,8 @@ class WindowFile:
             rows = values[at : at + stop - start]
             with np.errstate(over="ignore"):  # a number too large for float32 is found below
                 part.read_into(start, stop, rows, self._length if part is self._parts[0] else None)
-            # A sum is finite if every number is, and takes no memory; it overflows only with
-            # numbers that are looked at one by one then.
+            # A sum takes no memory. It is not finite if a number is not, or if it overflows; only then are
+            # the numbers checked one by one.
             with np.errstate(over="ignore", invalid="ignore"):
                 total = rows.sum()
             if not np.isfinite(total):
@@ -167,8 +167,8 @@ class WindowFile:
         return np.arange(start, stop, dtype=np.int64) // run
 
     def family_numbers(self, start: int, stop: int) -> NDArray[np.int64]:
-        """For each row the place of its family in `families`. Raises `DataError` for a row of
-        none."""
+        """For each row the index of its family in `families`. Raises `DataError` for a row without a known
+        family."""
         if self._variants is not None:
             firsts = [family.first for family in self.systems]
             values = self._variants.read_rows(start, stop)
@@ -224,7 +224,7 @@ class WindowFile:
             )
 
     def _check_numbers(self, dataset: Hdf5Dataset | None, rows: int) -> None:
-        """One number or name for each row."""
+        """Raise `PlanError` unless the dataset has one number or name for each row."""
         if dataset is not None and dataset.shape != (rows,):
             raise PlanError(
                 f"{self.path}: {dataset.name} has shape {dataset.shape}; expected ({rows:,},)",

@@ -52,7 +52,7 @@ class WindowOrder:
         self._rows: Windows | None = None
         self._order: list[int] = []
         self._given: list[Row] = []
-        """Since the last `get_state`."""
+        """The rows yielded since the last `get_state`."""
 
     def __iter__(self) -> WindowOrder:
         return self

@@ -16,7 +16,7 @@ TRAIN, HELD, UNSEEN = 0, 1, 2
 UNSEEN_SHARE = 0.1
 """Share of the families that is held out whole."""
 FEWEST_FAMILIES = 5
-"""With fewer families none is held out."""
+"""With fewer families, no family is held out."""
 
 
 class WindowSplit:

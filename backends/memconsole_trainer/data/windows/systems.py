@@ -25,9 +25,9 @@ class StoredFamily:
     """The variant id of its first system."""
     variants: Variants
     state_max: Matrix
-    """(n,)"""
+    """(n,): what each state was divided by."""
     control_max: Matrix
-    """(m,)"""
+    """(m,): what each control was divided by."""
 
 
 def write_systems(

@@ -12,7 +12,7 @@ from memconsole.runs.record.states import Verdict
 
 FILE = "again.json"
 TRIES = 3
-"""Attempts in a row that may end at one checkpoint."""
+"""Attempts in a row that may begin from the same checkpoint."""
 
 
 class Again(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,8 +34,9 @@ def is_several(run: RunDirectory) -> bool:
 def begins_again(run: RunDirectory, verdict: Verdict) -> bool:
     """Record and return whether the next attempt begins by itself.
 
-    It does if a signal ended a process of a run of several, unless that has happened `TRIES` times
-    without a new checkpoint. What fails by an error of its own would fail again. Raises `OSError`.
+    It does if a signal ended one of the processes of a run that has several, unless that has happened
+    `TRIES` times without a new checkpoint. A process that ended with an error of its own is not tried
+    again, because it would fail again. Raises `OSError`.
     """
     if verdict.reason not in ("killed", "crashed") or verdict.signal is None:
         return False

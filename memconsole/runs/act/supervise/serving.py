@@ -21,7 +21,7 @@ class Serving:
     """Serves the requests to one attempt of one run."""
 
     def __init__(self, run: RunDirectory, say: Callable[[str], None]) -> None:
-        """`say` takes what goes wrong."""
+        """`say` is called with a line of text when something goes wrong."""
         self.run = run
         self.attempt = 0
         self.stops: list[tuple[str, float]] = []
@@ -30,10 +30,10 @@ class Serving:
         self._durations = SeenDurations()
         self._deadline: StopDeadline | None = None
         self._unwritten: dict[str, requests.Reply] = {}
-        """Replies to requests that are served, by the names of their files; the disk is full."""
+        """Replies that could not be written because the disk is full, by the names of their files."""
 
     def adopt(self, attempt: int, alive: bool) -> None:
-        """Serve an attempt from here on that others have served."""
+        """Go on serving an attempt that another supervisor has served until now."""
         self.attempt = attempt
         given = [a for a in requests.replies(self.run) if a.attempt == attempt and a.accepted]
         now = boot_seconds()
@@ -45,7 +45,7 @@ class Serving:
         """Reply to each new request, and then `act` on it if it was accepted."""
         for request, path in requests.pending(self.run):
             if request is not None and request.attempt > self.attempt:
-                continue  # For the supervisor of that attempt; this one is outlived.
+                continue  # It is for the supervisor of a later attempt.
             given = self._unwritten.get(path.name)
             if given is not None:
                 self._reply(path, given)
@@ -61,13 +61,13 @@ class Serving:
                 self._say(f"{request.command}: {error}")
 
     def overdue(self, beat: Heartbeat | None) -> bool:
-        """Whether a stop that was asked for takes too long. `beat` is the trainer's newest sign."""
+        """Whether a requested stop takes too long. `beat` is the trainer's newest heartbeat."""
         now = boot_seconds()
         moved = beat is not None and self._durations.see(beat, now)
         if self._deadline is None:
             return False
         if beat is not None and beat.phase == WAIT_DISK:
-            # What it could not save is in its memory only.
+            # The state that it could not save is only in its memory, so it must not be killed.
             self._deadline.hold(now)
         elif moved:
             self._deadline.moved(now)

@@ -66,7 +66,7 @@ class StopDeadline:
         self.at = min(self.at, now + self._patience)
 
     def hold(self, now: float) -> None:
-        """Begin anew, because the checkpoint cannot be written and the trainer waits."""
+        """Restart the deadline, because the checkpoint cannot be written and the trainer waits."""
         self.at = now + self._patience
         self._latest = max(self._latest, self.at)
 

@@ -31,7 +31,7 @@ from memconsole.runs.record.states import Verdict
 POLL_SECONDS = 0.25
 SNAPSHOT_SECONDS = 1.0
 EXIT_TRIES = 60
-"""Tries, a second apart, to record an end that cannot be written although the disk has room."""
+"""Tries, one second apart, to record the end of an attempt if writing fails although the disk has room."""
 LOG_BYTES = 64 << 20
 """Disk space for an attempt's output. Beyond it only the end of the output is kept."""
 
@@ -223,7 +223,7 @@ class Supervisor:
                 time.sleep(1.0)
 
     def _requeues(self, verdict: Verdict) -> bool:
-        """Whether the run's job goes back to the queue. No supervisor outside a job has one."""
+        """Whether the run's job goes back to the queue. False here, because only `in_job` supervises a job."""
         return False
 
     def _descends(self, verdict: Verdict) -> bool:
@@ -245,7 +245,7 @@ class Supervisor:
         return rung is not None
 
     def _begins_again(self, verdict: Verdict) -> bool:
-        """Whether the attempt lost one of several processes, and no stop was requested."""
+        """Whether the run begins again: the attempt lost one of several processes, and no stop was requested."""
         if self.serving.stops or self.killing or not again.is_several(self.run):
             return False
         try:

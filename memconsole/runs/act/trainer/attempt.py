@@ -110,7 +110,7 @@ class Attempt:
         return self
 
     def _prepare(self) -> None:
-        """Guard the output, and answer signals. A stop may have been asked for before that."""
+        """Guard the output, and install signal handlers. Check whether a stop was requested before that."""
         self._secrets = secret_values(os.environ)
         self._guard_output()
         self._install()
@@ -137,7 +137,8 @@ class Attempt:
         self._release()
 
     def _in_job(self) -> bool:
-        """Whether a scheduler's job runs this. It tells who lives where the file system has no locks."""
+        """Whether a scheduler's job runs this process. If the file system has no locks, the scheduler knows which
+        processes are alive."""
         record = self.run.attempt_record(self.number)
         return record is not None and record.job is not None
 
@@ -205,7 +206,7 @@ class Attempt:
             return cause_of(exception)
         self._reported = exception
         cause, record = self._failure(exception)
-        if self.shared:  # what failed first is the cause: the others then lose touch with it
+        if self.shared:  # The first failure is the cause: the others then lose the connection.
             first = files.read_struct(self.path / "error.json", ErrorRecord)
             cause, record = (cause, record) if first is None else (first.cause, first)
         self.emit(self._error(cause, record.message, record.traceback), durable=True)

@@ -1,5 +1,5 @@
-"""A process of an attempt that does not lead it. It trains with the leader. Of the run's files it writes only the reason
-of its own failure."""
+"""A process of an attempt other than the leader. It trains with the leader. The only file of the run that it writes is
+the reason of its own failure."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class Member(Attempt):
         )
 
     def report(self, exception: BaseException) -> str:
-        """Record the exception if no other process has recorded one: what fails first is the cause.
+        """Record the exception if no other process has recorded one: the first failure is the cause.
 
-        A plan that is refused here is refused by the leader, too.
+        A refused plan is not recorded here, because the leader refuses it, too.
         """
         cause, record = self._failure(exception)
         path = self.path / "error.json"

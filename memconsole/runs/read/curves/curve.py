@@ -26,7 +26,7 @@ class GaugeCurves(msgspec.Struct, frozen=True):
 
 
 class SeriesCurves(msgspec.Struct, frozen=True):
-    """What steps log besides their loss, by step."""
+    """Curves of the values that steps log besides their loss, by step."""
 
     gradient_norm: Curve = Curve()
     learning_rate: Curve = Curve()

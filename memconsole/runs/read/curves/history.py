@@ -43,7 +43,7 @@ class History(msgspec.Struct):
     most_buckets: int = BUCKETS
 
     def __post_init__(self) -> None:
-        """Refuse a stored curve that no run can have."""
+        """Raise `ValueError` for a stored curve that no run can have."""
         if len(self.steps) != len(self.values):
             raise ValueError("as many steps as values are needed")
         if min(self.width, self.most_recent, self.most_buckets) < 1:

@@ -1,4 +1,4 @@
-"""What a run logs by step besides its losses, kept over the whole run: speed, rates and memory."""
+"""Curves of what a run logs at each step besides its losses, over the whole run: speed, rates and memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Histories(msgspec.Struct):
 
 
 class StepSeries(_Histories):
-    """What the records of steps say besides the loss."""
+    """The values in the records of steps, except the loss."""
 
     gradient_norm: History = msgspec.field(default_factory=_charted)
     learning_rate: History = msgspec.field(default_factory=_charted)

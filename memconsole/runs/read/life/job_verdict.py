@@ -1,4 +1,4 @@
-"""Why a run ended whose Slurm job ended without a record of the supervisor's."""
+"""Why a run ended, if its Slurm job ended and the supervisor recorded nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REASONS = {
 def before_it_began(run: RunDirectory, job: JobRecord, found: SlurmJob | None) -> Verdict:
     """The verdict on a job that ended before its supervisor made an attempt.
 
-    `found` is None if a person cancelled it from here.
+    `found` is None if a user cancelled it with memconsole.
     """
     if found is None:
         words = f"{job.words} was cancelled by {job.cancelled_by} before it began"
@@ -41,7 +41,7 @@ def before_it_began(run: RunDirectory, job: JobRecord, found: SlurmJob | None) -
     why = (
         clean_line(said[-1], 300)
         if said
-        else f"it wrote nothing to {run.job_log}, which it may not have: do the nodes share this folder?"
+        else f"it wrote nothing to {run.job_log}, which may not exist on its node: do the nodes share this folder?"
     )
     words = f"{job.words} {_ended(found)} before it began to train: {why}"
     reason = "unknown" if found is GONE else "crashed"

@@ -1,4 +1,4 @@
-"""Decides the state of a run from its locks and last records, and from Slurm for a job that they do not show."""
+"""Decides the state of a run from its locks and last records, and for a job that these do not show, from Slurm."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Liveness:
     verdict: Verdict | None = None
     """Why the newest attempt ended; None while it is alive."""
     elsewhere: bool = False
-    """Whether it is alive on another machine: no process and no clock of it can be seen here."""
+    """Whether it is alive on another machine, so that its processes and clock cannot be seen here."""
     job: str = ""
-    """What is to say of its Slurm job while it lives; "" for a run of this machine."""
+    """The state of its Slurm job in words, while it lives; "" for a run of this machine."""
 
     @property
     def live(self) -> bool:
@@ -158,7 +158,7 @@ def _here(run: RunDirectory) -> Liveness:
 
 
 def _unrecorded(run: RunDirectory, attempt: int, held: locks.Holders) -> Liveness:
-    """The state of a run whose trainer is dead while its supervisor, which lives, has not said so.
+    """The state of a run whose trainer is dead while its supervisor is alive and has not recorded the end.
 
     A supervisor records an end within milliseconds, unless it is suspended or its disk is full.
     """

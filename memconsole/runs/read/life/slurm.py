@@ -1,4 +1,4 @@
-"""Asks Slurm how the jobs of this user are: `squeue`, at most once in some seconds for all runs."""
+"""Asks Slurm for the state of this user's jobs with `squeue`, at most once in `ASK_SECONDS` for all runs together."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from memconsole.sanitize import clean_line
 from memconsole.slurm_command import SlurmError, output_of
 
 ASK_SECONDS = 5.0
-"""How long an answer is used."""
+"""How long an answer of `squeue` is used."""
 TROUBLE_SECONDS = 30.0
-"""How long a controller that does not answer is left alone."""
+"""How long to wait before a controller that did not answer is asked again."""
 TIMEOUT_SECONDS = 10.0
 FIELDS = ("JobID", "State", "Reason", "RestartCnt", "NodeList", "StartTime")
 SQUEUE = (
@@ -67,13 +67,13 @@ GONE = SlurmJob("", "gone")
 
 @dataclass(frozen=True)
 class JobList:
-    """Every job of this user, or why Slurm does not tell."""
+    """Every job of this user, or the reason why Slurm did not answer."""
 
     jobs: Mapping[str, SlurmJob]
     trouble: str = ""
 
     def job(self, job_id: str) -> SlurmJob | None:
-        """The job with this id; `GONE` if there is none, None if Slurm does not tell."""
+        """The job with this id; `GONE` if there is none, None if Slurm did not answer."""
         return None if self.trouble else self.jobs.get(job_id.partition(";")[0], GONE)
 
 
@@ -115,7 +115,7 @@ def ask_squeue(command: Sequence[str] = SQUEUE) -> JobList:
 
 
 def parse(output: str) -> dict[str, SlurmJob]:
-    """The jobs in the output of `SQUEUE`, by id. A line that says less is left out."""
+    """The jobs in the output of the command `SQUEUE`, by id. Lines with too few fields are left out."""
     found = {}
     for line in output.splitlines():
         words = [clean_line(word.strip(), 200) for word in line.split("|")]

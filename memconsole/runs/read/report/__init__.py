@@ -1,1 +1,1 @@
-"""What is told of a run when it has ended: report, receipt, estimate against measurement."""
+"""The summary of a run: its report, its receipt, and its estimate compared with the measurement."""

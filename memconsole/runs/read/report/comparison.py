@@ -9,16 +9,16 @@ import msgspec
 from memconsole.plan.sections.hybrid import PHASES
 
 _STEP = "training step"
-_HIGHEST = "held most, and has no estimate of its own"
+_HIGHEST = "has the highest peak, and no estimate of its own"
 _BETWEEN = {"evaluation": ("evaluate",), "checkpoint": ("checkpoint",)}
 
 
 def measured_phases(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """For each phase of an estimate, the trainer's phases that measure it. `names` are the phases of
-    either.
+    the estimate or of the measurement.
 
     A plain run is measured over whole training steps, a hybrid run in each of its own phases. The
-    first step compiles; it belongs to the phase that comes first.
+    trainer's phase `compile`, the first step, belongs to the first phase.
     """
     own = set(names)
     steps = [phase for phase in PHASES if phase in own]
@@ -43,7 +43,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     band_bytes: tuple[int, int] | None = None
     inside_band: bool | None = None
     at_least: bool = False
-    """The run needed at least this: it ran out of memory, or it is not finished."""
+    """True if the measurement is a lower bound, because the run ran out of memory or is not finished."""
     note: str = ""
     """Why a figure is missing, or which phase of the step has the highest estimate."""
 
@@ -94,8 +94,8 @@ def compare(
     by_phase: dict[str, int],
     out_of_memory: bool = False,
 ) -> tuple[Comparison, ...]:
-    """One row per column of the memory table, then one per phase of it. A phase that no estimate has, such as the start
-    or sampling, has a row if it held most.
+    """One row per total of the memory table, then one per phase of it. A phase without an estimate, such as the start
+    or sampling, has a row if its peak is the highest.
 
     `out_of_memory` makes every measurement a lower bound.
     """

@@ -30,7 +30,7 @@ class SlowestLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rank_lines(state: FactsSoFar) -> tuple[RankLine, ...]:
-    """Every rank that has told something."""
+    """Every rank that has reported something."""
     on_cpu = state.started is not None and state.started.device_kind == "cpu"
     return tuple(_line(one, on_cpu) for one in state.ranks)
 
@@ -50,6 +50,6 @@ def _line(one: RankFacts, on_cpu: bool) -> RankLine:
 
 
 def slowest_line(state: FactsSoFar) -> SlowestLine | None:
-    """The slowest rank; None if fewer than two tell how long they wait."""
+    """The slowest rank; None if fewer than two report how long they wait."""
     found = slowest(state.ranks)
     return None if found is None else SlowestLine(rank=found.rank, share=found.share)

@@ -101,10 +101,10 @@ class JumpsLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BestLine(msgspec.Struct, frozen=True, kw_only=True):
-    """The best evaluation, whose checkpoint `sample` and `export` take."""
+    """The best evaluation. `sample` and `export` use its checkpoint."""
 
     measure: str
-    """Its key in `evaluations`; loss, where the task has no measure or none was taken."""
+    """Its key in `evaluations`; `loss` if the task has no measure or it was not measured."""
     value: float
     step: int
 
@@ -146,15 +146,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     symptoms: tuple[Symptom, ...] = ()
     """What went wrong, with the settings that act on it."""
     average_units_per_second_each: float | None = None
-    """The same speed for each of its devices; None for a run on one."""
+    """`average_units_per_second` divided by the number of devices; None for a run on one device."""
     slowest: SlowestLine | None = None
-    """The slowest process, if the run has several that tell how long they wait."""
+    """The slowest process, if the run has several that report how long they wait."""
     jumps: JumpsLine | None = None
-    """Only of a hybrid run that has jumped."""
+    """None unless a hybrid run has tried a jump."""
     missing_records: int = 0
     """Records of the event log that could not be read or are not there."""
     uncertain: tuple[str, ...] = ()
-    """The figures of this document that may be wrong because of them."""
+    """The figures of this document that may be wrong because of missing records."""
 
 
 class StoredEstimate(msgspec.Struct, frozen=True, kw_only=True):

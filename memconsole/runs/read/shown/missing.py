@@ -9,21 +9,21 @@ from memconsole.runs.record import files
 from memconsole.runs.record.log.eventreader import EventReader
 
 _LISTS = ("steps", "evaluations", "epochs", "memory.measured", "memory.by_phase")
-"""Figures that only the records tell. The names are those of `report --json`."""
+"""Figures that only the records contain. The names are those of `report --json`."""
 _TOLD_AT_THE_END = (
     "best_validation_loss",
     "final_train_loss",
     "total_minutes",
     "average_epoch_minutes",
 )
-"""Figures that the trainer tells again in its last record."""
+"""Figures that the trainer repeats in its last record."""
 MARK = "?"
 """Stands after a figure that may be wrong."""
 
 
 def uncertain_figures(missing: int, ended: bool) -> tuple[str, ...]:
-    """The figures that may be wrong, if records are missing; `ended` tells whether the trainer's last
-    record was read."""
+    """The figures that may be wrong, if records are missing. `ended`: whether the trainer's last record
+    was read."""
     if not missing:
         return ()
     return _LISTS if ended else (*_LISTS, *_TOLD_AT_THE_END)

@@ -8,7 +8,7 @@ from memconsole.runs.read.state.ranks import slowest
 
 
 def rank_word(facts: FactsSoFar) -> str:
-    """What tells its memory: a process, or a device of a process that has several."""
+    """The word for a rank: a process, or a device of a process that has several."""
     started = facts.started
     several = started is not None and started.backend == "jax" and started.device_kind != "cpu"
     return "device" if several else "rank"

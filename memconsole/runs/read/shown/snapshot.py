@@ -64,9 +64,9 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     pace_seconds: float | None = None
     """Recent seconds of a step alone."""
     steps_done: float = 0.0
-    """Steps, with the fraction of the one being taken as the clock tells it."""
+    """Steps done, with the fraction of the current step by the reader's clock."""
     phase_seconds: float | None = None
-    """How long the present phase has lasted."""
+    """How long the current phase has lasted."""
     stages: tuple[Stage, ...] = ()
     """What this attempt did before its first step."""
     elapsed_seconds: float = 0.0
@@ -105,7 +105,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def given_plan(self) -> Plan:
-        """The plan as it was set, for another run: what it left to the recipe is open."""
+        """The plan as the user set it, for another run. Settings that the recipe chose are left unset."""
         return replace(self.plan, dict.fromkeys(self.by_recipe))
 
     @property
@@ -129,7 +129,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def uncertain(self) -> tuple[str, ...]:
-        """The figures that may be wrong because of them."""
+        """The figures that may be wrong because of missing records."""
         return uncertain_figures(self.missing_records, self.facts.ended is not None)
 
 

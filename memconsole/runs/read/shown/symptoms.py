@@ -15,7 +15,7 @@ from memconsole.runs.read.state.pace import data_wait_share
 from memconsole.runs.read.state.reduce import RunState
 
 MUCH_WAITING = 0.2
-"""Share of a step spent waiting for data from which the run is worth a word."""
+"""Share of a step spent waiting for data from which the run is reported as waiting for data."""
 ENOUGH_STEPS = 100
 """Steps after the warm-up before a loss can be called flat."""
 ENOUGH_POINTS = 16
@@ -100,7 +100,7 @@ def overfitting(plan: Plan, state: RunState) -> Symptom | None:
         helps.append(Help({"train.weight_decay": 0.1}, "keep weights small"))
     if plan.model.target_params is not None:
         fewer = {"model.target_params": plan.model.target_params // 2}
-        helps.append(Help(fewer, "a smaller model learns less by heart"))
+        helps.append(Help(fewer, "a smaller model memorizes less"))
     words = (
         f"overfitting: validation loss {last:.4f}, best {best:.4f} at step {best_step:,}, while the "
         f"training loss is {state.loss:.4f}"
@@ -126,7 +126,7 @@ def _flat(plan: Plan, state: RunState) -> bool:
 
 
 def _accepted(plan: Plan, helps: list[Help]) -> tuple[Help, ...]:
-    """The changes that make a plan which can be trained, and that mean something to its task."""
+    """The changes that apply to the plan's task and after which the plan can still be trained."""
     unused: Mapping[str, str] = task_of(plan).not_applicable(plan)
 
     def usable() -> Iterator[Help]:

@@ -1,4 +1,4 @@
-"""The state, the minutes and the speed of a run, as every list, screen and command tells them."""
+"""The state, the minutes and the speed of a run, as every list, screen and command shows them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def ended_words(run: Shown) -> str:
 
 
 def ended_why(reason: str, evidence: str) -> str:
-    """Why a run ended: the reason and what shows it; not twice the same word."""
+    """Why a run ended: the reason and its evidence, without repeating a word."""
     word = reason.replace("_", " ")
     if evidence.startswith(word):
         return evidence
@@ -72,8 +72,8 @@ def ended_why(reason: str, evidence: str) -> str:
 
 
 def total_minutes(facts: FactsSoFar, elapsed_seconds: float) -> float:
-    """The minutes of training in all attempts: once it has finished by the trainer's own count, which
-    leaves out its starts."""
+    """The minutes of training in all attempts. For a finished run it is the trainer's own count, which
+    leaves out the starts."""
     return facts.ended.total_minutes if facts.ended else elapsed_seconds / 60
 
 

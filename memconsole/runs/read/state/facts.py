@@ -61,7 +61,7 @@ class RunFacts(FactsSoFar, frozen=True, kw_only=True):  # type: ignore[misc]  # 
 
 
 def facts_of(so_far: FactsSoFar, *, phase: str) -> RunFacts:
-    """The current facts. A heartbeat can tell a newer `phase` than the events."""
+    """The current facts. `phase` comes from the heartbeat, which can be newer than the events."""
     values = {name: getattr(so_far, name) for name in RunFacts.__struct_fields__}
     peaks = dict(so_far.peaks_by_phase)
     return RunFacts(**values | {"phase": phase, "peaks_by_phase": peaks})

@@ -57,13 +57,13 @@ class Best(NamedTuple):
 
     @property
     def words(self) -> str:
-        """``0.1234 Recall@10 at step 400, higher is better``. A reader knows the direction of a loss."""
+        """``0.1234 Recall@10 at step 400, higher is better``. The direction is left out for a loss."""
         found = f"{self.value:.4f} {self.measure.label} at step {self.step:,}"
         return found if self.measure.label == "loss" else f"{found}, {self.measure.direction}"
 
 
 def best_evaluation(task: Task, evaluations: Iterable[StoredEvaluation]) -> Best | None:
-    """The evaluation whose checkpoint `sample` and `export` take; None before the first one."""
+    """The evaluation whose checkpoint `sample` and `export` use; None before the first evaluation."""
     found = best_of((one, scores_of(task, one.loss, one.metrics)) for one in evaluations)
     if found is None:
         return None
@@ -72,8 +72,8 @@ def best_evaluation(task: Task, evaluations: Iterable[StoredEvaluation]) -> Best
 
 
 def figures(task: Task, evaluation: Evaluated, *, summary: bool = False) -> tuple[Figure, ...]:
-    """The task's headline measures, with those of a summary if `summary`, and then its baselines; those that the
-    evaluation has."""
+    """The task's headline measures, with `summary` also those of a summary, and then its baselines. Measures that the
+    evaluation lacks are left out."""
     found = dict(evaluation.metrics)
     if evaluation.bits_per_byte is not None:
         found["bits_per_byte"] = evaluation.bits_per_byte

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memconsole.runs.read.state.reduce import RunState
 
 ENOUGH_STEPS = 20
-"""Steps from which the share of waiting is told."""
+"""The least number of steps for which the share of waiting is reported."""
 
 
 def pace_seconds(state: RunState) -> float | None:
@@ -26,7 +26,7 @@ def seconds_per_step(state: RunState) -> float | None:
 
 
 def eta_seconds(state: RunState, at: float | None = None) -> float | None:
-    """Seconds from step `at` (by default, the last one told) to the end."""
+    """Seconds from step `at` (by default, the last one reported) to the end."""
     pace = seconds_per_step(state)
     if pace is None or state.total_steps is None or state.ended is not None:
         return None

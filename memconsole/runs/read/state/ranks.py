@@ -1,4 +1,4 @@
-"""What a run's ranks tell of themselves, and which of them the others wait for.
+"""The readings of a run's ranks, and the rank that the others wait for.
 
 A rank is one process of several, or one device of a process that has several.
 """
@@ -15,11 +15,11 @@ from memconsole.runs.record.log.events import RankReading, Ranks
 from memconsole.sanitize import clean_line
 
 CLEARLY = 0.1
-"""From this share of a step on, a rank for which the others wait is slow."""
+"""A rank is slow if the others wait for it for at least this share of a step."""
 MOST_RANKS = 4096
-"""A record that tells of more was not written by this program."""
+"""A record with more ranks was not written by this program."""
 SILENT = 3
-"""A reading that came so often without a change is old."""
+"""A reading that was repeated this often without a change counts as old."""
 
 
 class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,11 +27,11 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     reading: RankReading
     repeated: int = 0
-    """How often the reading has come again since."""
+    """How often the same reading has been repeated since."""
 
     @property
     def silent(self) -> bool:
-        """Whether it tells nothing new while the others do."""
+        """Whether it reports nothing new while the others do."""
         return self.repeated >= SILENT
 
 
@@ -40,7 +40,7 @@ class Slowest(NamedTuple):
 
     rank: int
     share: float
-    """The part of a step for which they wait: the median of them."""
+    """The share of a step for which the others wait: the median over them."""
 
     @property
     def clearly(self) -> bool:
@@ -112,8 +112,8 @@ def highest(*values: int | None) -> int | None:
 
 
 def slowest(ranks: Sequence[RankFacts]) -> Slowest | None:
-    """The rank that waits least in exchanges with the others: they wait for it. None if fewer than two
-    tell."""
+    """The rank that waits least in exchanges, which is the one that the others wait for. None if fewer
+    than two ranks report how long they wait."""
     told = {
         one.reading.rank: one.reading.exchange_seconds
         for one in ranks
@@ -128,7 +128,7 @@ def slowest(ranks: Sequence[RankFacts]) -> Slowest | None:
 
 
 def own_seconds(ranks: Sequence[RankFacts]) -> dict[int, float]:
-    """For each rank that tells: the seconds of a step in which it does not wait for the slowest one."""
+    """For each rank that reports its wait: the seconds of a step without the wait for the slowest rank."""
     told = [one.reading for one in ranks if one.reading.exchange_seconds is not None]
     least = min((reading.exchange_seconds or 0.0 for reading in told), default=0.0)
     return {

@@ -22,7 +22,7 @@ TEXT_CHARACTERS = 16_384
 """The most characters kept of the newest sample or of a traceback."""
 MAX_SAMPLES = 32
 SAMPLE_CHARACTERS = 2_000
-"""Earlier samples are kept too, each cut to so much."""
+"""Earlier samples are kept too, each cut to this many characters."""
 RATE_RECORDS = 64
 """The speed is averaged over this many step records."""
 PROFILING = "profile"
@@ -65,7 +65,7 @@ class RunState(FactsSoFar, kw_only=True):
     stages: list[StageMark] = msgspec.field(default_factory=list)
     """What this attempt did before its first step."""
     trained: bool = False
-    """Whether this attempt has told of a step."""
+    """Whether this attempt has recorded a step."""
     phase_since: float | None = None
     """When the phase began, in seconds of the machine's clock."""
     step_times: list[tuple[int, float]] = msgspec.field(default_factory=list)
@@ -77,7 +77,7 @@ class RunState(FactsSoFar, kw_only=True):
     side_from_step: int = 0
     evaluation_limit: int = MAX_EVALUATIONS
     epoch_limit: int = MAX_EPOCHS
-    """How many are kept: the newest ones, and the best evaluation."""
+    """How many epochs and evaluations are kept: the newest ones, and the best evaluation."""
 
     @property
     def attempt_seconds(self) -> float:
@@ -340,7 +340,7 @@ def _memory(state: RunState, record: events.Memory) -> None:
 
 
 def _ranks(state: RunState, record: events.Ranks) -> None:
-    """The run's peaks are those of its fullest rank."""
+    """Add the readings of ranks. The run's peaks are those of its fullest rank."""
     read = readings_of(record, state.rank_count)
     if read is None:
         state.odd += 1

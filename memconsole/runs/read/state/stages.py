@@ -47,14 +47,14 @@ class StageMark(msgspec.Struct, array_like=True):
 
 
 def marked(marks: list[StageMark], phase: str, detail: str, since: float) -> list[StageMark]:
-    """The marks with one more, unless the same stage only says more."""
+    """The marks with one more, unless the last stage goes on and only its detail changed."""
     if marks and marks[-1].phase == phase and (not detail or detail == marks[-1].detail):
         return marks
     return [*marks, StageMark(phase, detail, since)][-MOST_STAGES:]
 
 
 def stages_of(marks: list[StageMark], end: float | None, running: bool) -> tuple[Stage, ...]:
-    """The stages with their durations; the last one ends at `end`. Stages of no time are left out."""
+    """The stages with their durations; the last one ends at `end`. Stages without a duration are left out."""
     ends = [*(mark.since for mark in marks[1:]), end if end is not None else 0.0]
     found = [
         Stage(mark.phase, mark.detail, max(0.0, until - mark.since), running and n == len(marks))

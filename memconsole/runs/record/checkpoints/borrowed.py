@@ -1,4 +1,4 @@
-"""Keeps the frozen weights of a run that began with another run's: that one may delete its checkpoint, or be deleted."""
+"""Keeps frozen weights that a run got from another run, because that run may delete its checkpoint or be deleted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.files import sync_directory, write_atomic
 
 FOLDER = "source"
-"""The folder of a run that holds the run, or runs, whose weights are frozen in it."""
+"""The folder inside a run with the checkpoints of other runs whose weights are frozen in it."""
 
 
 def keep(run: RunDirectory, plan: Plan) -> Plan:
@@ -45,7 +45,7 @@ def _kept(folder: Path, plan: Plan) -> Plan:
         _linked(tokenizer, own / TOKENIZER_JSON)
         if plan.data.tokenizer == str(tokenizer):
             changes["data.tokenizer"] = str(own / TOKENIZER_JSON)
-    # That run's weights may in turn be adapters on those of a third one.
+    # The other run's weights may in turn be adapters on those of a third run.
     write_atomic(
         own / "plan.toml", plans.dumps(_kept(folder, other.read_plan()), full=True).encode()
     )

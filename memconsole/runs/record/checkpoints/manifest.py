@@ -44,8 +44,8 @@ def damaged(checkpoints: Path) -> list[Path]:
 def verify(path: Path, beat: Callable[[], None] | None = None) -> str | None:
     """How a checkpoint is damaged, or None if every file matches its size and hash.
 
-    What looks damaged is read a second time. A file that cannot be read is tried a few times, and
-    then raises `OSError`: that says nothing about what it holds. `beat` is called while hashing.
+    A file that looks damaged is read a second time. A file that cannot be read is tried a few times, and
+    then raises `OSError`, because its content may be intact. `beat` is called while hashing.
     """
     problem = _read_patiently(path, beat)
     return None if problem is None else _read_patiently(path, beat)

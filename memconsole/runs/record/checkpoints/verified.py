@@ -38,13 +38,13 @@ def look(path: Path) -> Verified:
 
 
 def note(run: RunDirectory, seen: Verified) -> None:
-    """Tell the next trainer. Where that cannot be written, it hashes again."""
+    """Leave the note for the next trainer. If it cannot be written, that trainer hashes again."""
     with contextlib.suppress(OSError):
         files.write_struct(run.control_path / _NAME, seen)
 
 
 def take(run: RunDirectory) -> Callable[[Path], bool]:
-    """Whether a checkpoint is the one of the note, and unchanged. The note is used up."""
+    """Delete the note. Returns a function that says whether a checkpoint is the one of the note, and unchanged."""
     path = run.control_path / _NAME
     noted = files.read_struct(path, Verified)
     with contextlib.suppress(OSError):

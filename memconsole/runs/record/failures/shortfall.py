@@ -33,7 +33,7 @@ _MEMORY = (
     ("mps backend out of memory", "unified memory"),
     ("unable to allocate", "host RAM"),
 )
-"""What a message of a framework says of the memory that ran out."""
+"""Words of frameworks' messages, and the memory that ran out if a message contains them."""
 
 
 class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ def requested_bytes(message: str) -> int | None:
 
 
 def lacked_words(message: str) -> str:
-    """What an error message tells, in words: ``asked for 2.00 GiB, more GPU memory than is left``."""
+    """A framework's error message in plain words: ``asked for 2.00 GiB, more GPU memory than is left``."""
     lowered = message.lower()
     memory = next((name for sign, name in _MEMORY if sign in lowered), "memory")
     asked = requested_bytes(message)

@@ -34,7 +34,7 @@ class EventWriter:
     """Appends events to an attempt's log. One writer per attempt; not thread-safe.
 
     A full or failing disk never makes it raise. Records wait in memory until there is space again;
-    of very many the frequent ones are dropped and counted.
+    if there are more than `WAITING_RECORDS`, those of frequent kinds are dropped and counted.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class Started(Event, frozen=True, kw_only=True):
     """The detected hardware and the active optimizations, as text."""
     resumed_step: int = 0
     ranks: int = 1
-    """How many processes, or devices of its processes, tell their memory in `Ranks`; 1: none does."""
+    """How many processes, or devices of its processes, report their memory in `Ranks`; 1: none does."""
 
 
 class Phase(Event, frozen=True, kw_only=True):
@@ -80,7 +80,7 @@ class Jump(Event, frozen=True, kw_only=True):
     decrease: float
     """By how much the loss of the other half fell."""
     confidence: float
-    """After this jump: how far recent jumps did what was predicted, from 0 to 1."""
+    """After this jump: how far recent jumps lowered the loss as predicted, from 0 to 1."""
     tried: int = 0
     """Jumps since the run began, in all attempts; `kept` and `undone` count some of them."""
     kept: int = 0
@@ -143,7 +143,7 @@ class Memory(Event, frozen=True, kw_only=True):
 
 
 class RankReading(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What one process of several measures of itself, or one device of a process that has several.
+    """The measurements of one rank: a process of several, or one device of a process that has several.
 
     None: not reported. Peaks are the highest of this attempt; a reading is a list in the log, because
     there may be many.
@@ -165,12 +165,12 @@ class RankReading(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     step_seconds: float | None = None
     """Seconds of a recent step."""
     exchange_seconds: float | None = None
-    """Seconds of such a step that passed in exchanges with the others, the wait for them included. Who
-    comes last waits least."""
+    """Seconds of such a step in exchanges with the other ranks, the wait for them included. The slowest
+    rank waits least."""
 
 
 class Ranks(Event, frozen=True, kw_only=True):
-    """The newest reading of each rank that has told one. `Memory` is the reading of the first process."""
+    """The newest reading of each rank that has sent one. `Memory` is the reading of the first process."""
 
     step: int
     ranks: tuple[RankReading, ...]

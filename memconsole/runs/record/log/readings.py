@@ -1,7 +1,7 @@
-"""The readings of a run's processes: each but the first leaves its own in a small file, and the first one
-reads them.
+"""The readings of a run's processes: each process but the first writes its own into a small file, and the
+first one reads them.
 
-So no process waits for another one to measure, and what a process that died has told last is still there.
+So no process waits for another one to measure, and the last reading of a process that died is kept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def tell(attempt_directory: Path, process: int, readings: tuple[RankReading, ...
 
 
 def told(attempt_directory: Path, processes: int) -> tuple[RankReading, ...]:
-    """What the processes 1, 2 … have told last. Left out: those without a readable file."""
+    """The newest readings of the processes 1, 2 …; those without a readable file are left out."""
     found = (
         files.read_struct(_path(attempt_directory, process), _Told)
         for process in range(1, processes)

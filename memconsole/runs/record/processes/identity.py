@@ -57,7 +57,7 @@ def user_name() -> str:
 def start_ticks(pid: int) -> int | None:
     """When process `pid` started, in clock ticks since boot; None if there is no such process.
 
-    Zombies count as gone. 0 if the system does not tell.
+    Zombies count as gone. 0 if the system does not report it.
     """
     if sys.platform != "linux":
         try:
@@ -110,7 +110,7 @@ def is_visible(identity: Identity) -> bool:
 
 
 def is_suspended(pid: int) -> bool:
-    """Whether a process is stopped by SIGSTOP or Ctrl-Z. False if the system does not tell."""
+    """Whether a process is stopped by SIGSTOP or Ctrl-Z. False if the system does not report it."""
     try:
         content = (PROC / str(pid) / "stat").read_bytes()
     except OSError:

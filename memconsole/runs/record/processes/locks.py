@@ -1,7 +1,7 @@
 """The three locks that show which processes of a run are alive.
 
 `trainer.lock` and `supervisor.lock` are POSIX record locks. The kernel frees them when their holder
-dies, even if its children are alive, and tells the holder's process id. `gang.lock` is an flock,
+dies, even if its children are alive, and reports the holder's process id. `gang.lock` is an flock,
 which forked children inherit: it is held until the last of them has ended. Processes that train
 together with the trainer hold `gang-RANK.lock` in the same way.
 
@@ -29,7 +29,7 @@ _held: dict[tuple[int, int], int] = {}
 
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-"""What a file system says that has no locks, as some of clusters do."""
+"""The errors of a file system without locks, such as some of those of clusters."""
 
 
 class LockHeld(RuntimeError):
@@ -121,7 +121,7 @@ def holder(path: Path) -> int | None:
 
 
 def _refuse(path: Path, descriptor: int, error: OSError, required: bool) -> None:
-    """Raise why a lock could not be taken; return if there are none and none is required."""
+    """Raise the error of a lock that could not be taken. Return if there are no locks and none is `required`."""
     none = error.errno in NO_LOCKS
     if none and not required:
         return

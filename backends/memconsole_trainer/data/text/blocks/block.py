@@ -1,4 +1,4 @@
-"""A block of tokens, and what it was made of."""
+"""A block of tokens, and facts about the texts that it was made of."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from memconsole_trainer.data.text.tokens.tokenizer import Tokens
 
 
 class Facts(NamedTuple):
-    """What blocks were made of."""
+    """Counts of the texts that blocks were made of."""
 
     documents: int = 0
-    """Held-out ones too."""
+    """Number of documents, held-out ones included."""
     train_bytes: int = 0
     """UTF-8 bytes of the train documents."""
     left_out: int = 0
@@ -30,7 +30,7 @@ class Facts(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A block's tokens, and what they were made of."""
+    """A block's tokens, and facts about their texts."""
 
     tokens: Tokens
     facts: Facts

@@ -1,4 +1,4 @@
-"""Packs whole documents into rows: none is cut that a row can hold."""
+"""Packs whole documents into rows. Only documents that are longer than a row are cut."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Cuts(NamedTuple):
     documents: int = 0
     cut: int = 0
     answers_cut: int = 0
-    """Documents in which an answer, or a part of it, is learned without the text before the cut."""
+    """Number of documents in which a cut separates an answer, or a part of it, from the text before it."""
     longest: int = 0
 
     def joined(self, other: Cuts) -> Cuts:
@@ -37,7 +37,7 @@ class Cuts(NamedTuple):
         )
 
     def warnings(self, sequence_length: int) -> tuple[str, ...]:
-        """What to say of the documents that are cut; empty if there are none."""
+        """Warnings about documents that are cut; empty if there are none."""
         if not self.cut:
             return ()
         return (
@@ -61,8 +61,8 @@ def cuts(documents: Sequence[Tokens], row_tokens: int) -> Cuts:
 def placed(lengths: Sequence[int], row_tokens: int) -> list[list[Piece]]:
     """The pieces of each row. A document goes whole to the first row that has room for it.
 
-    One that is longer than a row is cut. Its rows share a token, so that each token is a target
-    once.
+    A document that is longer than a row is cut. Two consecutive pieces share a token, so that each token is
+    a target once.
     """
     pieces = [
         Piece(number, start, min(start + row_tokens, length))

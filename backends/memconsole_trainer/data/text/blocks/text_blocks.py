@@ -45,7 +45,7 @@ class TextBlocks:
         self.left_out: frozenset[int] = frozenset()
         """Hashes of texts that are not trained on, because they are validated on."""
         self.seen = Facts()
-        """What the blocks were made of that were handed out so far."""
+        """Facts about the blocks that were returned so far."""
         self._blocks_seen = 0
 
     @property
@@ -61,7 +61,7 @@ class TextBlocks:
 
     @property
     def together(self) -> int:
-        """Blocks that are best asked for at once: enough text for all threads."""
+        """The best number of blocks to request at once: enough text for all threads."""
         if not self._blocks_seen:
             return 1
         each = max(1, self.seen.train_bytes // self._blocks_seen)
@@ -101,7 +101,7 @@ class TextBlocks:
             self.cache.end(start)
 
     def _of_source(self, indices: Sequence[int]) -> list[Made]:
-        """Blocks of a source that is read anywhere."""
+        """Blocks of a source with random access."""
         found = {index: self._kept(index) for index in indices}
         missing = [index for index, made in found.items() if made is None]
         fresh = self._made([(index, self._texts(index)) for index in missing])
@@ -111,7 +111,7 @@ class TextBlocks:
         return [made for made in found.values() if made is not None]
 
     def _kept(self, index: int) -> Made | None:
-        """A block from the cache. What it was made of counts as read."""
+        """A block from the cache; None if it is not there. Its texts count as read."""
         kept = self.cache.get(index) if self.cache is not None else None
         if kept is None:
             return None

@@ -2,8 +2,8 @@
 epoch, nor in each run.
 
 A folder holds two files that are only appended to: `tokens`, and `index` with a record for each block.
-A record has a hash of itself and of its tokens. What was torn by a crash, or damaged, does not have it:
-that block is tokenized and appended again.
+A record has a hash of itself and of its tokens. If a crash or damage made the hash wrong, the block is
+tokenized and appended again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from memconsole_trainer.data.text.blocks.block import Facts, Made
 from memconsole_trainer.data.text.blocks.packing import Cuts
 
 VERSION = 2
-"""Part of every key: another way to make tokens from text is another version."""
+"""Part of every key. Increase it if tokens are made from text in another way."""
 RECORD = np.dtype(
     [
         ("block", "<u8"),
@@ -47,7 +47,7 @@ MOST_BLOCK_BYTES = 1 << 28
 _END = np.iinfo(np.uint64).max
 """`start` of the record that says how many blocks a stream has."""
 CHECKED_BYTES = 64 << 20
-"""Bytes that are written between two looks at the free space of the disk."""
+"""Bytes that are written between two checks of the free space of the disk."""
 
 
 class Kept(NamedTuple):
@@ -72,7 +72,7 @@ class TokenCache:
         most_bytes: int,
         say: Callable[[str], None],
     ) -> None:
-        """At most `most_bytes` are kept, together with the folders beside it. `say` is told once
+        """At most `most_bytes` are kept in this folder and those beside it. `say` is called once with the reason
         why nothing more is kept. Raises `OSError` if the folder can be neither written nor read."""
         self.folder = folder
         self._dtype = np.dtype(dtype)
@@ -81,7 +81,7 @@ class TokenCache:
         self._say = say
         self._records = np.zeros(1024, RECORD)
         self._known = 0
-        """How many of them are filled."""
+        """How many records of the index are read."""
         self._place = np.zeros(0, np.int64)
         """For each block the number of its record, counted from 1; 0: none."""
         self._loaded = 0

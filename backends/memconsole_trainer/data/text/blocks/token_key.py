@@ -1,4 +1,4 @@
-"""Opens the cache of a run's tokens: where they are kept, and under which name."""
+"""Opens the cache of a run's tokens: chooses memory or disk, and computes the cache key."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def open_cache(
     directory: Path,
     warn: Callable[[str], None],
 ) -> TokenCache | HeldTokens | None:
-    """The cache of `blocks`: of a small text in memory, otherwise on disk. None if the plan keeps none
-    there, or the disk does not let it.
+    """The cache of `blocks`: in memory for a small text, otherwise on disk. None if the plan keeps no tokens on
+    disk, or if the cache folder cannot be used.
 
-    Tokens of files are kept for every run of this user. What is on the hub may change there under
-    the same name, so its tokens are kept in the run's own `directory`.
+    Tokens of files are shared by all runs of this user. A dataset on the hub may change under the same name,
+    so its tokens are kept in the run's own `directory`.
     """
     most, size = plan.data.cache_gib * GIB, source.total_bytes
     if size is not None and size < LEAST_BYTES:
@@ -78,8 +78,8 @@ def _identity(
 
 
 def _states(files: Sequence[Path]) -> list[object]:
-    """Sizes and times of the files. A file that is written changes its time even if its modification
-    time is set back. Raises `OSError`."""
+    """Sizes and times of the files. Writing a file changes its status-change time even if the modification time
+    is set back. Raises `OSError`."""
     states = [os.stat(path) for path in files]
     return [(s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in states]
 

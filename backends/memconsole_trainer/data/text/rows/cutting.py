@@ -173,7 +173,7 @@ class PermutedIterator(grain.DatasetIterator):
 
 
 class Permuted(grain.IterDataset):
-    """What `read` returns for every number of `order`, a list or a `grain.MapDataset`.
+    """The elements that `read` returns for every number of `order`, a list or a `grain.MapDataset`.
 
     Grain's own `map` takes 70 microseconds per element.
     """

@@ -26,9 +26,9 @@ Pass = Callable[[int], Any]
 class MixedIterator(grain.DatasetIterator):
     """Yields rows of the first source and of others, each drawn with the chance `shares` gives it.
 
-    It ends when the first source is drawn and has no more rows. Others begin again, in another
-    order. The state is the number of rows so far, the state of the first source, and for each other
-    one the number of its pass and its state.
+    It ends when the first source is drawn and has no more rows. Other sources that end begin again, in
+    another order. The state is the number of rows so far, the state of the first source, and for each
+    other source the number of its pass and its state.
     """
 
     def __init__(
@@ -75,7 +75,8 @@ class MixedIterator(grain.DatasetIterator):
         return {"row": self._row, "first": self._first.get_state(), "others": others}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """`first` may be None: its beginning, with the others where an earlier epoch left them."""
+        """Continue from `state`. Its `first` may be None: then the first source begins, and the others continue
+        where an earlier epoch left them."""
         self._row = state["row"]
         if state["first"] is not None:
             self._first.set_state(state["first"])

@@ -84,8 +84,8 @@ def epoch_rows(
 
 
 def next_epoch(state: dict[str, Any]) -> dict[str, Any]:
-    """The state in which the epoch after one that ended in `state` begins: the other sources of a
-    mixture go on where they are."""
+    """The state in which the next epoch begins, after one that ended in `state`: the other sources of a mixture
+    continue where they are."""
     inner = state.get("before", state)
     begin = {"row": 0, "first": None, "others": inner["others"]}
     return {"before": begin, "window": -1, "yielded": 0} if "before" in state else begin
@@ -128,8 +128,8 @@ def _shuffled(
     read: Callable[[Sequence[int]], list[Any]],
     together: Callable[[], int],
 ) -> Any:
-    """What `read` returns for every number below `count`, in random order. It is given `together`
-    numbers at a time.
+    """A Grain dataset of what `read` returns for every number below `count`, in random order. `read` is called
+    with `together()` numbers at a time.
 
     Grain's shuffle needs no memory, but its permutation walks a cycle of 65,536. With few numbers
     this takes milliseconds per number, so a permutation is stored instead; it is small.

@@ -44,7 +44,7 @@ class Validation:
     rows: HeldRows
     tokens: int
     token_bytes: HeldRows | None
-    """The same rows with the number of text bytes of each token in its place; None if unknown."""
+    """The same rows, with the number of text bytes of each token in place of its id; None if unknown."""
     prompt: list[int]
     """Beginning of the first held-out document."""
     boundary: int | None = None

@@ -1,7 +1,8 @@
-"""Tokens that say whether they are learned: a token that is only read is stored as its complement.
+"""Tokens with a mark that says whether their loss counts: a token that is only an input is stored as its bitwise
+complement.
 
-`~id` is negative, so the sign is the mask, and blocks, rows and queues of tokens need no second
-array. `PAD` fills the end of a row that holds no further document.
+`~id` is negative, so the sign is the loss mask, and blocks, rows and queues of tokens need no second
+array. `PAD` fills the end of a row that has no room for another document.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def marked_dtype(largest_id: int) -> type[np.int16] | type[np.int32]:
 
 
 def pad(tokens: Tokens) -> int:
-    """The value of `tokens`' type that stands for no token."""
+    """The padding value in the type of `tokens`, which stands for no token."""
     return int(np.iinfo(tokens.dtype).min)
 
 
@@ -48,8 +49,8 @@ _EMPTY = np.zeros((0, 2), np.int64)
 
 
 class Encoded(NamedTuple):
-    """A text's marked tokens, and the characters of each of them (n, 2), without those of an
-    end-of-text token that was added; none if nobody asked for them."""
+    """A text's marked tokens, and if requested the offsets (n, 2) of their first and last character, without
+    those of an added end-of-text token."""
 
     tokens: Tokens
     offsets: NDArray[np.int64]
@@ -59,8 +60,8 @@ def encode(
     tokenizer: Tokenizer, texts: Sequence[str], answers_only: bool, offsets: bool = True
 ) -> list[Encoded]:
     """Each text's tokens, marked, with the tokens that begin and end a text unless the template has
-    written them. With `answers_only` just the tokens of its answers are learned, and the end of a
-    text that ends with one. Offsets that nobody asks for are left out: finding them takes the library
+    written them. With `answers_only` only the tokens of answers are learned, and the end-of-text token if
+    the text ends with an answer. Offsets are found only if `offsets` is set, because that takes the library
     a third longer."""
     found = []
     dtype = marked_dtype(tokenizer.largest_id)
@@ -113,9 +114,9 @@ def _encoded(
 
 
 def _answers(tokenizer: Tokenizer, text: Rendered, tokens: Tokens) -> list[tuple[int, int]]:
-    """The first token of each answer, and the one after its last, among the text's own tokens. A token that holds a
-    part of an answer belongs to it. The bytes that each token stands for tell where it ends; if they do not, its
-    offsets."""
+    """The first token of each answer, and the token after its last one, among the text's own tokens. A token that holds
+    a part of an answer belongs to it. The place of a token follows from the bytes that each token stands for, or from
+    its offsets if these bytes are not known."""
     answers, stops = _answer_bytes(text), _byte_stops(tokenizer, text, tokens)
     starts = stops
     if stops is None or starts is None:

@@ -27,7 +27,7 @@ _END_MARKS = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>", "<|im_end|>", "[S
 """Names of the end-of-document token in common tokenizers, most specific first."""
 
 UNKNOWN = "<unk>"
-"""The token for characters that a tokenizer of characters does not know."""
+"""The token of a character-level tokenizer for characters that it does not know."""
 Tokens = NDArray[Any]
 """Token ids: uint16 if the vocabulary is small enough, else int32."""
 
@@ -91,8 +91,8 @@ class Tokenizer:
         return [] if self.end_of_text is None else [self.end_of_text]
 
     def prompt(self, text: str) -> list[int]:
-        """A text that is to be continued: with its begin tokens, and open at its end. No text gives
-        the tokens before which a document begins."""
+        """The tokens of a prompt: with begin tokens, and without an end-of-text token. For an empty text, the tokens
+        after which a new document begins."""
         ids = [int(i) for i in self._inner.encode(text, add_special_tokens=False).ids]
         return [*self.begin, *ids] or self._end or [0]
 
@@ -102,8 +102,8 @@ class Tokenizer:
         return index in self.encodings([tag], offsets=False, controls=True)[0].ids
 
     def stops(self, after: str = "") -> tuple[int, ...]:
-        """The tokens that end what is generated: the end of a text, and the control token with which
-        the text that follows an answer begins."""
+        """The tokens at which generation stops: the end-of-text token, and the control token with which `after`, the
+        text that follows an answer, begins."""
         first = self.encodings([after.lstrip()], controls=True)[0].ids[:1]
         return tuple(dict.fromkeys([*self._end, *(i for i in first if i in self.special_ids)]))
 
@@ -161,7 +161,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _with_controls(self) -> Any:
-        """The same tokenizer, which reads the names of control tokens as what they stand for."""
+        """The same tokenizer, but it turns the names of control tokens into these tokens."""
         import tokenizers
 
         return tokenizers.Tokenizer.from_str(self._inner.to_str())
@@ -182,7 +182,7 @@ class Tokenizer:
         return text
 
     def save(self, path: Path) -> None:
-        """Write `tokenizer.json` atomically, and beside it what names its special tokens."""
+        """Write `tokenizer.json` atomically, and beside it the file that names its special tokens."""
         beside = path.with_name(tokenizer_config.CONFIG)
         write_atomic(beside, msgspec.json.format(msgspec.json.encode(self.config)))
         write_atomic(path, self._inner.to_str().encode())
@@ -294,7 +294,7 @@ def file_fingerprint(path: Path) -> str:
 
 
 def as_array(ids: list[int], dtype: Any) -> Tokens:
-    """A list of ids as an array; three times as fast as NumPy reads a list."""
+    """A list of ids as an array; three times as fast as NumPy's own conversion."""
     return np.frombuffer(array.array("i", ids), np.int32).astype(dtype)
 
 

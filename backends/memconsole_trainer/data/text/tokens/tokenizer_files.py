@@ -1,7 +1,7 @@
 """Makes a tokenizer from the files of a model: tokenizer.json, SentencePiece, or vocabulary and merges.
 
-The library `tokenizers` computes all of them. What it makes of the older forms has the ids that the
-original library gives.
+The library `tokenizers` runs all of them. Tokenizers made from the older forms give the same ids as the
+original libraries.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _PROBE = "a"
 _IN_TEXT = (sentencepiece.NORMAL, sentencepiece.USER_DEFINED, sentencepiece.BYTE)
 """Kinds of pieces that a text can consist of."""
 _NEVER = -10_000.0
-"""The score of the others in a Unigram model, in which any known characters are likelier."""
+"""The score of all other pieces in a Unigram model, so low that any known characters are more likely."""
 
 
 def read(path: Path) -> tuple[Any, TokenizerConfig]:
-    """The tokenizer of a file or a directory, with what lies beside it. Raises `PlanError`."""
+    """The tokenizer of a file or a directory, and the configuration beside it. Raises `PlanError`."""
     file = tokenizer_file(path) if path.is_dir() else path
     if file is None or not file.is_file():
         raise PlanError(
@@ -165,8 +165,8 @@ def _merges(pieces: tuple[Piece, ...], ids: dict[str, int]) -> list[tuple[str, s
 
 
 def _add_special(inner: Any, config: TokenizerConfig) -> None:
-    """Make the special tokens of the configuration known. Raises `PlanError` for one whose id is
-    another."""
+    """Add the special tokens of the configuration. Raises `PlanError` if the vocabulary gives a token another
+    id."""
     import tokenizers
 
     listed = [(int(i), t) for i, t in config.added_tokens_decoder.items() if i.isdecimal()]
@@ -206,7 +206,7 @@ def around(inner: Any) -> tuple[list[int], list[int]]:
 
 
 def _follow(inner: Any, config: TokenizerConfig) -> None:
-    """Put the tokens around a text that the configuration asks for, where the file does not."""
+    """Add the begin and end tokens that the configuration asks for, unless the file adds them itself."""
     if config.add_bos_token is None and config.add_eos_token is None:
         return
     before, after = around(inner)
