@@ -204,7 +204,8 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
 
     @on(Launched)
     async def _launched(self, message: Launched) -> None:
-        self.notice("")  # otherwise the old screen would still show "launching …" when the user comes back
+        # Otherwise the old screen would still show "launching …" when the user comes back.
+        self.notice("")
         await self.watch_run(message.run_id)
         self.notice(message.words, "good")
 
