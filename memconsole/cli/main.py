@@ -140,8 +140,8 @@ def cli(
 def main() -> Any:
     """Entry point. Prints a user's error as one line on standard error and exits with code 2.
 
-    What was typed may hold control characters; an error shows them and does not send them on. Files
-    follow the umask, but nobody else may write to them.
+    What was typed may hold control characters; error messages show them escaped. Files follow the
+    umask, but are never writable for others.
     """
     os.umask(os.umask(0o077) | 0o022)
     if VARIABLE in os.environ:

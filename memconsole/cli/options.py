@@ -52,7 +52,7 @@ def build_plan(
     assignments: tuple[str, ...],
     begun: Plan | None = None,
 ) -> Plan:
-    """The plan a command line describes, checked; with `begun`, that plan with the assignments.
+    """The plan a command line describes, checked. If `begun` is given, the assignments change that plan.
     Raises `PlanError`."""
     from memconsole.plan import catalog
     from memconsole.plan import plan as plans

@@ -1,4 +1,4 @@
-"""What each shell is given to complete by: its script, and the form of the answers that the script reads."""
+"""The completion script of each shell, and the format of the answers that the script reads."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ _ZSH = (
 
 
 class Bash(BashComplete):
-    """Bash breaks words at `=` and `:`. This reads the line itself, and answers with what comes after
-    the last of them."""
+    """Bash breaks words at `=` and `:`. This class reads the whole line, and answers with the part
+    after the last of them."""
 
     source_template = _BASH
 
@@ -81,7 +81,7 @@ class Zsh(ZshComplete):
 
 
 class Fish(FishComplete):
-    """Click's script cuts what is said of a word at its first comma. This one does not."""
+    """Click's script cuts the description of a word at its first comma. This one does not."""
 
     source_template = FishComplete.source_template.replace(
         'string split ","', 'string split --max 1 ","'
@@ -89,6 +89,6 @@ class Fish(FishComplete):
 
 
 def add_shells() -> None:
-    """Answer the shells by these scripts instead of click's."""
+    """Use these scripts instead of click's."""
     for kind in (Bash, Zsh, Fish):
         add_completion_class(kind)

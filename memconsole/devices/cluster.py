@@ -42,7 +42,7 @@ class Partition:
 
 
 def parse(output: str) -> tuple[Partition, ...]:
-    """The partitions in the output of `SINFO`; of several kinds of nodes the first counts."""
+    """The partitions in the output of `SINFO`; if a partition has several kinds of nodes, the first one counts."""
     found: dict[str, Partition] = {}
     for line in output.splitlines():
         words = [clean_line(word.strip(), 100) for word in line.split("|")]

@@ -1,4 +1,4 @@
-"""What `fit` needs to know of devices: catalog budgets, how many there are, and whether a compiler is missing here."""
+"""What `fit` needs to know about devices: catalog budgets, how many there are, whether a compiler is missing here."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def catalog_budgets(plan: Plan) -> dict[str, Budget]:
 
 
 def devices_allowed(plan: Plan, devices: Devices | None, device: Budget) -> int:
-    """How many devices `fit` may use if nobody says: the count of the plan, or of the devices of this machine that are
-    alike. Alike are GPUs or TPU cores of the same product with as much free memory, counted from the plan's device on.
-    `device` is the plan's.
+    """How many devices `fit` may use by default: `device.count` of the plan, or the number of equal devices in this
+    machine if that is more. Equal are GPUs or TPU cores of the same product with as much free memory, counted from the
+    plan's device on. `device` is the budget of the plan's device.
     """
     if not device.local or device.kind not in SEVERAL or devices is None:
         return plan.device.count

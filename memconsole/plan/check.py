@@ -165,7 +165,7 @@ def _check_validation(plan: Plan) -> None:
 
 
 def _check_last(plan: Plan) -> None:
-    """The last documents are those of text, and of a source whose end is known."""
+    """Refuse `data.held_out = last` for data that is not text, or whose end is not known."""
     if not isinstance(catalog.model(plan), Architecture):
         reason = f"is for text; {plan.model.name} has its own way to hold out, set it to spread"
         raise _error("data.held_out", '"last"', reason)

@@ -1,4 +1,4 @@
-"""The error of a plan that cannot be used, and values as its line shows them."""
+"""The error for a plan that cannot be used, and how its message shows values."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_one_key_relaunches_a_run_that_died_of_memory_and_it_finishes(
         console.press("l")
         console.wait_for("starts it", SLOW)
         console.press("enter")
-        console.wait_for("again starts it all the same", SLOW)
+        console.wait_for("again starts it anyway", SLOW)
         console.press("enter")
         console.wait_for("out of memory", SLOW)
         died = runs(environment)[0]

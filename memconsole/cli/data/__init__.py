@@ -1,1 +1,1 @@
-"""Commands about data: looked into, measured, made."""
+"""Commands that inspect, measure and make data."""

@@ -33,7 +33,7 @@ command.add_command(make_command)
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="As for plan.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option(
-    "--lengths/--no-lengths", default=True, help="Tokenize documents and tell how long they are."
+    "--lengths/--no-lengths", default=True, help="Tokenize documents and report their lengths."
 )
 def inspect_command(
     source: str, assignments: tuple[str, ...], as_json: bool, lengths: bool

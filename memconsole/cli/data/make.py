@@ -63,7 +63,7 @@ def make_command(
 ) -> None:
     """Write a dataset of KIND to OUT, in constant memory.
 
-    The size is about right: what belongs together is never cut. OUT appears when it is complete.
+    The size is approximate, because rows that belong together are never separated. OUT appears when it is complete.
     """
     found = kind(name)
     request = {
@@ -91,7 +91,7 @@ def make_command(
 
 
 def _made(request: dict[str, Any]) -> dict[str, Any]:
-    """Make it in a process of its own, whose bar goes to standard error. Raises `PlanError`."""
+    """Make the data in a separate process, whose progress bar goes to standard error. Raises `PlanError`."""
     argv = [sys.executable, "-P", "-m", "memconsole_trainer.data.make", json.dumps(request)]
     with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
         try:

@@ -13,7 +13,7 @@ from memconsole.units import format_bytes, format_step
 def table_lines(found: tuple[Cards, ...], device: Budget) -> list[str]:
     """A row for each number of devices and way of sharding."""
     if not found:
-        return [f"{device.name} is one device: there is no table of several"]
+        return [f"{device.name} is a single device: there is no table of several devices"]
     rows = [["devices", "sharding", "micro-batch", "each", "between", "step", ""]]
     for cards in found:
         table, plan = cards.table, cards.plan

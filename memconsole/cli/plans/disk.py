@@ -1,4 +1,4 @@
-"""The lines of `memconsole plan` that tell what a run keeps of its data on disk."""
+"""The lines of `memconsole plan` about the data that a run keeps on disk."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _tokens(plan: Plan) -> list[str]:
     if not plan.data.cache_gib:
         if hub and plan.data.streaming:
             return [
-                "disk: data.cache_gib = 0 keeps no tokens: a resumed run reads again all of the stream before its place"
+                "disk: data.cache_gib = 0 keeps no tokens: a resumed run reads the stream again from its beginning"
             ]
         return []
     if size == 0:

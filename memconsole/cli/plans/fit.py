@@ -103,8 +103,8 @@ def command(
 ) -> None:
     """Find the settings that fit the device, its band included, at the least estimated time.
 
-    Changes that leave the training result alone come first, and those that --allow names. Rows per
-    step and tokens per row stay. Ends with exit code 3 when no settings fit.
+    Changes that keep the training result come first, together with those that --allow names. Rows
+    per step and tokens per row stay the same. Ends with exit code 3 when no settings fit.
     """
     plan = build_plan(preset, plan_file, assignments)
     pinned = frozenset(kept_key(word) for word in keep)
@@ -203,7 +203,7 @@ def several(most: int, here: int, device: Budget) -> int:
 
 
 def devices_words(found: Fit, here: int) -> tuple[str, ...]:
-    """What a fitted plan on several devices means, and on how many a hopeless one fits."""
+    """What a fitted plan on several devices means; or, if no settings fit, on how many devices they would."""
     count, device = found.plan.device.count, found.after.budget
     words = []
     if found.fits and count > 1:
@@ -276,7 +276,7 @@ def report_of(
 
 
 def _only_tight(plan: Plan, found: Fit) -> str:
-    """What to know of the plan that changes the result less, but is tight."""
+    """A note on a plan that changes the result less, but is tight."""
     assert found.only_tight is not None
     settings = ", ".join(
         f"{row.key} = {plans.written(row.value(found.only_tight))}"

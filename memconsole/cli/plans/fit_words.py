@@ -36,7 +36,7 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True):
     smallest_device_fitted: str | None
     """The same, with the plan fitted to each device at the same result."""
     faster: Faster | None = None
-    """What more changes of the result would bring."""
+    """A faster plan that more changes of the result would allow."""
 
 
 def hopeless(found: Fit) -> str:

@@ -1,4 +1,4 @@
-"""`memconsole runs rename|tag|note|delete`: what a person changes about a run."""
+"""`memconsole runs rename|tag|note|send|delete`: change a run's labels, send its figures, delete its files."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def rename(run: str, name: str) -> None:
 @click.command()
 @click.argument("run", shell_complete=run_names)
 @click.argument("tags", nargs=-1)
-@click.option("--remove", "removed", multiple=True, metavar="TAG", help="Take a tag away.")
+@click.option("--remove", "removed", multiple=True, metavar="TAG", help="Remove a tag.")
 def tag(run: str, tags: tuple[str, ...], removed: tuple[str, ...]) -> None:
-    """Add TAGS to RUN, or take some away. Without any, print those it has."""
+    """Add TAGS to RUN, or remove some. Without any, print the tags of RUN."""
     found = find_run(run)
     with _writing(found):
         if tags or removed:

@@ -62,7 +62,7 @@ def skip_hole(source: BinaryIO) -> int:
     try:
         return source.seek(0, os.SEEK_DATA)
     except OSError as error:
-        # Not every file system tells where data begins. ENXIO: there are none.
+        # Not every file system reports where data begins. ENXIO: the file has no data.
         return source.seek(0, os.SEEK_END if error.errno == errno.ENXIO else os.SEEK_SET)
     except AttributeError:
         return 0

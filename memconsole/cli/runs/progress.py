@@ -19,7 +19,7 @@ from memconsole.units import format_bytes, format_count, format_duration, format
 
 WIDTH = 80
 _STEADY = ("queued", "train", *PHASES, "evaluate", "checkpoint", "sample", WAIT_DISK)
-"""Phases that alternate all the time; a change of them is no news."""
+"""Phases that alternate all the time; a change between them gets no line."""
 
 
 class ProgressLines:

@@ -66,7 +66,7 @@ def command(
 
 
 def _changed(run: RunDirectory, assignments: tuple[str, ...]) -> Plan | None:
-    """The run's plan with other settings, told; None without any. Raises `PlanError`."""
+    """The run's plan with `assignments` applied; prints what changes. None without any. Raises `PlanError`."""
     if not assignments:
         return None
     before = run.read_plan()

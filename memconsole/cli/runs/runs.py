@@ -76,7 +76,7 @@ def _document(run: RunStatus) -> dict[str, object]:
 
 
 def _echo_list(heading: str, lines: list[tuple[str, str]]) -> None:
-    """Print what concerns some runs only; nothing if it concerns none."""
+    """Print a heading, and a line for each run that it concerns; nothing if there are none."""
     if lines:
         click.echo(f"\n{heading}:")
         click.echo("\n".join(f"  {run_id}: {words}" for run_id, words in lines))

@@ -16,7 +16,7 @@ from memconsole.sanitize import clean
 
 
 def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what every kind of sampling can be told."""
+    """Add the options that all kinds of sampling share."""
     for option in (
         click.option("--seed", default=0, show_default=True, type=click.IntRange(0)),
         click.option(

@@ -123,11 +123,11 @@ def train_in_foreground(
 
 
 def _start(plan: Plan, name: str | None, *, force: bool, quiet: bool) -> RunDirectory:
-    """Tell what the plan will do, on standard error if `quiet`, and start it."""
+    """Print what the plan will do, on standard error if `quiet`, and start it."""
     devices = read_once()
     found = calibrated_here(plan, check_launch(plan, devices))
     table = found.table
-    # A node's processor has other memory than this machine's.
+    # The memory of this machine is not that of the cluster's node.
     known = plan.launch.on == "here" or plan.device.name != "cpu"
     if known and not table.fits and not force:
         click.echo(

@@ -1,4 +1,4 @@
-"""Reads compressed files as they were before, as far as the standard library can."""
+"""Reads compressed files, in the formats that the standard library can decompress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def decompressed(raw: BufferedIOBase, suffix: str) -> BufferedIOBase | None:
 
 
 def first_line(raw: BufferedIOBase, suffix: str, most: int) -> bytes:
-    """At most `most` bytes of the first line; none of a damaged file, or of one that only the trainer can read."""
+    """At most `most` bytes of the first line, decompressed. Empty if the file is damaged or compressed with Zstandard,
+    which only the trainer can read."""
     file = decompressed(raw, suffix)
     if file is raw:
         return raw.readline(most)

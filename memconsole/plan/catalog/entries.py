@@ -122,5 +122,5 @@ class PresetEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def plan(self) -> Plan:
-        """The plan it stands for. Raises `PlanError`."""
+        """The preset as a plan. Raises `PlanError`."""
         return from_document(self.plan_document, f"preset {self.name}")

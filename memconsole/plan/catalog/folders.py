@@ -38,7 +38,7 @@ SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
 MOST_FILES = 20_000
 """Most entries of a folder that are read for its size. The size of a larger folder is unknown before the run."""
 MOST_LABELS = 4
-"""Kinds of left out files that are named."""
+"""The most kinds of left out files that a message names."""
 _SAME = {".ndjson": ".jsonl", ".hdf5": ".h5"}
 _BESIDE = re.compile(
     r"(readme|licen[cs]e|copying|notice|changelog|changes|contributing|citation|authors|security"
@@ -62,7 +62,7 @@ class Folder(NamedTuple):
     sizes: tuple[int, ...]
     """Bytes of each file."""
     left_out: tuple[tuple[str, int], ...] = ()
-    """What else lies there: a kind, and how many of it, the most frequent first."""
+    """The files that are left out: a kind and how many of that kind, the most frequent first."""
 
     @property
     def bytes(self) -> int:

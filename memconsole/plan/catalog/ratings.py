@@ -1,4 +1,4 @@
-"""Files of ratings in the layouts of MovieLens: their names, and how they are told from text."""
+"""Files of ratings in the layouts of MovieLens: their names, and how they are distinguished from text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = {
 
 
 def places_of(header: bytes) -> dict[str, int | None]:
-    """The place of each column in a header; None for one that it lacks."""
+    """The index of each column in a header; None for a column that is missing."""
     words = header.decode("utf-8", "replace").lstrip("\ufeff").strip()
     names = [name.strip().strip('"').lower().replace("_", "") for name in words.split(",")]
     return {
@@ -29,7 +29,7 @@ def places_of(header: bytes) -> dict[str, int | None]:
 
 
 def lacking(places: dict[str, int | None]) -> str:
-    """The first column that a table of ratings must have and lacks; empty if there is none."""
+    """The first required column that is missing; empty if none is."""
     return next((c for c, place in places.items() if place is None and c != "rating"), "")
 
 
@@ -48,7 +48,7 @@ def looks_like_ratings(path: Path) -> bool:
 
 
 def ratings_in(folder: Path) -> Path | None:
-    """The file of ratings in a folder of MovieLens; None where there is none, or no folder."""
+    """The file of ratings in a folder of MovieLens; None if there is none."""
     try:
         return _ratings_in(folder, folder.stat().st_mtime_ns) if folder.is_dir() else None
     except (OSError, ValueError):

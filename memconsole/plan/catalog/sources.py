@@ -147,7 +147,7 @@ def _local(source: str, catalog: Mapping[str, DatasetEntry]) -> DatasetEntry:
 
 
 def _packed(entry: DatasetEntry, ratio: float) -> DatasetEntry:
-    """The entry of files that hold `ratio` times as much text as they are large."""
+    """The entry of compressed files, whose text is about `ratio` times as large as the files."""
     if ratio == 1.0 or not entry.bytes_per_token:
         return entry
     return msgspec.structs.replace(entry, bytes_per_token=entry.bytes_per_token / ratio)

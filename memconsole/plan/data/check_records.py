@@ -1,4 +1,5 @@
-"""Refuses a template, a loss on answers or a tokenizer of records that the plan's data cannot have."""
+"""Checks the settings of records: refuses a template, a loss on answers or a tokenizer setting that does not fit the
+plan's data."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from memconsole.plan.templates.template import Template
 
 MOST_BYTES = 1 << 20
-"""A first record that is longer is not looked at."""
+"""Bytes of a first record; a longer one is not checked."""
 
 
 def check_records(plan: Plan) -> None:
@@ -61,7 +62,7 @@ def _why_none(found: Template | None) -> str:
 
 
 class GivenTokenizer(NamedTuple):
-    """A tokenizer that a run takes instead of training one."""
+    """A tokenizer that a run uses instead of training one."""
 
     path: str
     """Its file, or the directory that holds it."""
@@ -69,7 +70,7 @@ class GivenTokenizer(NamedTuple):
 
 
 def given_tokenizer(plan: Plan) -> GivenTokenizer | None:
-    """The tokenizer that the run takes; None if it trains one."""
+    """The given tokenizer that the run uses; None if it trains one."""
     if plan.data.tokenizer is not None:
         return GivenTokenizer(plan.data.tokenizer, "data.tokenizer")
     directory = catalog.model_directory(plan)
@@ -112,7 +113,7 @@ def _check_first(plan: Plan, entry: DatasetEntry, found: Template | None) -> Non
         status = path.stat()
         record = _first_record(path, status.st_mtime_ns, status.st_size)
     except OSError:
-        return  # the trainer tells why
+        return  # the trainer reports why
     if record is None:
         return
     if found is not None:

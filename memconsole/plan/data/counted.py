@@ -15,7 +15,7 @@ from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError
 
 FILE_BYTES = 1 << 10
 KNOWN_SECONDS = 5.0
-"""How long an answer is used before the file is looked for again."""
+"""Seconds for which a count is used before its file is read again."""
 _known: dict[tuple[DataChoice, ModelChoice], tuple[float, int | None]] = {}
 
 
@@ -28,7 +28,7 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
 
 def counted_tokens(plan: Plan) -> int | None:
     """The train tokens of `data.source` in its present state, as a run with the same tokenizer counted them; None if
-    there was none. Damaged files are ignored."""
+    no run has. Damaged files are ignored."""
     return kept_count(plan, _name)
 
 

@@ -14,8 +14,8 @@ Reader = Callable[[Path], Folder | None]
 
 
 def left_out(plan: Plan, read: Reader = known_folder) -> tuple[str, ...]:
-    """One sentence for each folder of which something is left out. By default none for a folder of so many entries
-    that the console does not read it. Raises `PlanError`."""
+    """One sentence for each folder of which something is left out. By default, a folder with too many
+    entries for the console to read gets no sentence. Raises `PlanError`."""
     return tuple(f"{printable(name)} {found.words}" for name, found in _folders(plan, read))
 
 

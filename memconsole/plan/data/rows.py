@@ -24,7 +24,7 @@ _USER = re.compile(rb"^(\d+)(?:::|,)", re.MULTILINE)
 
 
 def counted_rows(plan: Plan) -> int | None:
-    """The training rows of `data.source` in its present state, as a run counted them; None if there was none."""
+    """The training rows of `data.source` in its present state, as a run counted them; None if no run has."""
     return kept_count(plan, _name)
 
 
@@ -35,7 +35,7 @@ def keep_counted_rows(plan: Plan, train_rows: int) -> None:
 
 def training_rows(plan: Plan, model: Model) -> int | None:
     """Rows of one epoch of a task that does not read text; guessed from the size of the files until a run has counted
-    them, None where that is unknown too."""
+    them. None if the size is unknown too."""
     counted = counted_rows(plan)
     if counted is not None:
         return counted
@@ -61,7 +61,7 @@ def row_bytes(plan: Plan, model: Model) -> int:
 
 @lru_cache(maxsize=64)
 def _rating_rows(file: Path, version: tuple[int, int], stride: int) -> int | None:
-    """Rows of the histories in a rating file, from the users of its first lines. The file is taken to be sorted by
+    """Rows of the histories in a rating file, from the users of its first lines. Assumes that the file is sorted by
     user. `version`: its modification time in ns, and its bytes."""
     try:
         with regular_file.open_regular(file) as opened:

@@ -1,4 +1,4 @@
-"""Tags of a chat template that a given tokenizer does not know as tokens, in words."""
+"""Notes on tags of a chat template, such as ``<|im_start|>``, for which a given tokenizer has no token."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def chat_tags(plan: Plan) -> tuple[str, ...]:
 
 
 def tag_notes(plan: Plan) -> tuple[Note, ...]:
-    """The note on tags that are no tokens of the tokenizer that the run takes, as far as its files tell. A tokenizer
-    that the run trains has a token for each tag. Raises `PlanError`."""
+    """A note on the tags for which the run's tokenizer has no token, according to its files; empty if there are none. A
+    tokenizer that the run trains has a token for each tag. Raises `PlanError`."""
     given, tags = given_tokenizer(plan), chat_tags(plan)
     known = tag_tokens(given.path) if given is not None and tags else None
     if known is None:
@@ -35,7 +35,7 @@ def tag_notes(plan: Plan) -> tuple[Note, ...]:
 
 
 def cut_words(plan: Plan, tags: Sequence[str]) -> str:
-    """One sentence on tags that the run's tokenizer cuts: what that means, and what to set instead."""
+    """One sentence on tags that the run's tokenizer splits: what that means, and what to set instead."""
     given = given_tokenizer(plan)
     tokenizer = given.words if given is not None else "the run's tokenizer"
     listed = " and ".join(filter(None, [", ".join(tags[:-1]), tags[-1]]))

@@ -1,4 +1,4 @@
-"""What every job file needs of a plan: the plan as the job trains it, its files, and the job's script."""
+"""What every job file needs from a plan: the plan as the job trains it, its files, and the job's script."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Job:
 
     @property
     def accelerator(self) -> str | None:
-        """The catalog name of its device; None for a processor."""
+        """The catalog name of the job's device; None for a CPU."""
         name = self.plan.device.name
         return name if name in catalog.devices() else None
 
@@ -111,7 +111,7 @@ def _local(key: str, value: str | None) -> Path | None:
 def script(job: Job, moved: dict[str, str]) -> str:
     """The job's commands, in bash: continue the run of this name if there is one, else begin it.
 
-    `moved` tells where settings' files lie in the job.
+    `moved` maps a setting to the path of its file inside the job.
     """
     changed = replace(on_node(job.plan), moved)
     alone = plans.to_document(changed)

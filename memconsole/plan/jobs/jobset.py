@@ -10,7 +10,7 @@ from memconsole.plan.plan import PlanError
 
 IMAGE = "python:3.12"
 GRACE_SECONDS = 600
-"""How long a pod that is taken away may save."""
+"""Seconds that a pod has for its last checkpoint when it is evicted."""
 RESTARTS = 10
 _RESOURCES = {"gpu": "nvidia.com/gpu", "rocm": "amd.com/gpu", "tpu": "google.com/tpu"}
 

@@ -22,7 +22,7 @@ CHOSEN_HERE = (
     "--array",
     "--wrap",
 )
-"""Options of sbatch that decide how a job and its run belong together."""
+"""Options of sbatch that only memconsole may set, because it needs them to follow the job."""
 SHORT_HERE = ("-o", "-a")
 
 

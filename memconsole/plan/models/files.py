@@ -1,4 +1,4 @@
-"""What lies in a model's directory: its weights, and the files that make its tokenizer."""
+"""The contents of a model's directory: its weights, and the files that make its tokenizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memconsole.plan.plan import PlanError, printable
 
 INDEX = "model.safetensors.index.json"
 INDEX_BYTES = 64 << 20
-"""No index is larger."""
+"""Bytes of the largest index that is read."""
 OTHER_FORMATS = (
     "pytorch_model*.bin",
     "model*.bin",

@@ -224,7 +224,7 @@ def _mistral(c: Config) -> Architecture:
 
 
 def _phi3(c: Config) -> Architecture:
-    """Phi-3 and Phi-4: a Llama whose projections lie together in the file."""
+    """Phi-3 and Phi-4: a Llama whose query, key and value projections are one matrix in the file, as are gate and up."""
     made = msgspec.structs.replace(_llama(c, max_positions=4096), family="phi3")
     return _windowed(c, made)
 

@@ -18,7 +18,7 @@ Role = Literal[
 - embedding, position: a table whose rows are looked up. Without a head, the embedding makes the outputs.
 - norm, bias: kept in fp32 and never decayed.
 - auxiliary: stored, and not used by the loss.
-- adapter: beside a frozen matrix; no model has them itself.
+- adapter: added to a frozen matrix; never in a model's own list.
 """
 TABLES: tuple[Role, ...] = ("embedding", "position", "input", "head")
 """Matrices outside the blocks."""
@@ -48,8 +48,8 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 class Model(Protocol):
-    """A model's shape: every weight it has, and the blocks it repeats. A frozen msgspec struct, whose type tells the
-    task that it is made for."""
+    """A model's shape: every weight it has, and the blocks it repeats. A frozen msgspec struct, whose type
+    determines the task that it is made for."""
 
     @property
     def layers(self) -> int:

@@ -1,6 +1,6 @@
 """Reads a SentencePiece model (`tokenizer.model`) without the library that made it.
 
-The file is a protocol buffer (google/sentencepiece, `sentencepiece_model.proto`). Of it these fields
+The file is a protocol buffer (google/sentencepiece, `sentencepiece_model.proto`). Only these fields
 are read: the pieces with their scores and kinds, and how text is normalized and cut.
 """
 
@@ -19,7 +19,7 @@ _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 
 
 class Piece(NamedTuple):
-    """One entry of the vocabulary; its id is its place."""
+    """One entry of the vocabulary; its id is its index."""
 
     text: str
     score: float
@@ -121,7 +121,7 @@ def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(content: bytes, place: int) -> tuple[int, int]:
-    """A number of 7 bits a byte, the lowest first, and the place after it."""
+    """Decode a varint, 7 bits per byte and the lowest first. Returns the number and the offset after it."""
     value = 0
     for shift in range(0, 70, 7):
         if place >= len(content):

@@ -1,4 +1,4 @@
-"""Reads what lies beside a tokenizer: its special tokens, whether they are added, its chat template."""
+"""Reads the files beside a tokenizer: its special tokens, whether they are added, its chat template."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memconsole.plan.plan import PlanError
 
 CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 _LIMIT = 16 << 20
-"""A larger file is none of these."""
+"""Bytes of the largest file that is read."""
 
 
 class _Special(msgspec.Struct):
@@ -62,14 +62,14 @@ class TokenizerConfig(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def template(self) -> str | None:
-        """The chat template; of several the one called `default`."""
+        """The chat template; if there are several, the one called `default`."""
         if isinstance(self.chat_template, list):
             return next((t.template for t in self.chat_template if t.name == "default"), None)
         return self.chat_template
 
 
 def read(directory: Path) -> TokenizerConfig:
-    """What the files in `directory` say; nothing where there are none. Raises `PlanError`."""
+    """What the files in `directory` say; an empty record if there are none. Raises `PlanError`."""
     config = _decoded(directory / CONFIG, TokenizerConfig) or TokenizerConfig()
     older = _decoded(directory / "special_tokens_map.json", TokenizerConfig)
     changes: dict[str, Any] = {}

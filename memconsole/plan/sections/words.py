@@ -1,4 +1,5 @@
-"""What people call settings elsewhere: words that the search finds them by, and that errors answer with the right key."""
+"""Names that other tools use for settings. The search finds settings by them, and errors for an unknown key suggest the
+setting."""
 
 from __future__ import annotations
 

@@ -67,5 +67,5 @@ def improves(task: Task, best: dict[str, float], scores: Sequence[Score]) -> boo
 
 
 def measure_of(task: Task, key: str) -> Measure:
-    """The measure that decided."""
+    """The measure called `key`: one of the measures that judge the task's evaluations, or its loss."""
     return next(m for m in (*task.judges, task.loss) if m.key == key)

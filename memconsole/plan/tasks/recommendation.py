@@ -14,7 +14,7 @@ from memconsole.plan.sections import Plan
 from memconsole.plan.tasks.task import Input, Measure
 
 PADDING = 0
-"""The item of places without an item. As a target it does not count."""
+"""The item at positions without an item. As a target it does not count."""
 ABSENT = -1e9
 """The logit of a place of a cluster that holds no item."""
 CUTOFFS = (1, 5, 10)

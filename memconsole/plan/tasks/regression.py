@@ -32,7 +32,7 @@ class Regression:
     derived: tuple[Measure, ...] = (
         Measure("cost_ratio", "x optimal cost on unseen systems", short="x optimal cost"),
         Measure("unseen_loss", "masked MSE on unseen systems", short="unseen"),
-        Measure("ridge_loss", "linear map that is told the family", short="told"),
+        Measure("ridge_loss", "linear map of each family", short="family map"),
         *(
             Measure(
                 f"{side}{of}cost_ratio",
@@ -53,8 +53,8 @@ class Regression:
         Measure("unseen_zero_loss", "zero output on unseen systems", headline=False),
         Measure("unseen_linear_loss", "linear map on unseen systems", headline=False),
     )
-    """In closed loop: the median cost of the model's control over that of the optimal control. A map that is told the
-    family knows more than the model does; its loss is no baseline that the model must beat."""
+    """In closed loop: the median cost of the model's control over that of the optimal control. A linear map
+    of each family knows the family, which the model does not; its loss is no baseline that the model must beat."""
     judges: tuple[Measure, ...] = (
         Measure("cost_ratio", "x optimal cost on unseen systems", short="x optimal cost"),
         Measure("seen_cost_ratio", "x optimal cost on systems trained on", short="x optimal cost"),

@@ -35,7 +35,8 @@ class Measure(msgspec.Struct, frozen=True):
         return self.short or self.label
 
     def told(self, value: float | None) -> str:
-        """A value with what it is measured in: ``1.6689 nats``, ``0.0161 masked MSE``. None is not finite."""
+        """A value with its unit, or with its label if it has none: ``1.6689 nats``, ``0.0161 masked MSE``. None stands for
+        a value that is not finite."""
         return "not finite" if value is None else f"{value:.4f} {self.unit or self.label}"
 
     @property
@@ -64,7 +65,7 @@ class Task(Protocol):
 
     name: str
     model_type: type[Model]
-    """The record of the models that learn it, which no other task has."""
+    """The type of the models that learn it; each task has its own."""
     unit: str
     """What training counts, in the singular: token, window, interaction. Each one has an output of its own."""
     units: str

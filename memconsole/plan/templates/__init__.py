@@ -1,1 +1,1 @@
-"""Templates: how records and chats are written as text, and which template a plan takes."""
+"""Templates: how records and chats are written as text, and which template a plan uses."""

@@ -1,4 +1,4 @@
-"""A template: writes a record or a chat as text, and tells its answers from its questions.
+"""A template: writes a record or a chat as text, and distinguishes its answers from its questions.
 
 Templates are Jinja, rendered in a sandbox with the settings of Hugging Face's chat templates.
 `{% generation %}` and `{% endgeneration %}` enclose what is to be answered.
@@ -57,7 +57,7 @@ class _Missing(jinja2.StrictUndefined):
 
 
 class Question(NamedTuple):
-    """A rendering up to its answer, and how its answers are told apart."""
+    """A rendering up to its answer, and how its answers are separated."""
 
     prompt: Rendered
     names: tuple[str, ...]
@@ -199,7 +199,7 @@ class Template:
             if not (until.startswith(before) and text.startswith(until)):
                 raise RecordError(
                     "its template writes earlier messages anew for each message, so that answers "
-                    "cannot be told; use data.loss_on = all, or a template with {% generation %}"
+                    "cannot be located; use data.loss_on = all, or a template with {% generation %}"
                 )
             yield len(MARKS.sub("", before)), len(MARKS.sub("", until))
 

@@ -50,7 +50,7 @@ def _at_the_peak(plan: Plan, kind: str) -> str | None:
 
 
 def _notes(plan: Plan, kind: str, length: Length) -> tuple[str, ...]:
-    """That no step predicts in so short a run; or else that predicting holds much on a CPU."""
+    """A note if the run is too short for any predict phase; otherwise one if predicting needs much memory on a CPU."""
     if not plan.hybrid.on:
         return ()
     return tuple(filter(None, [_too_short(plan, length) or _held(plan, kind)]))
@@ -72,7 +72,7 @@ def _too_short(plan: Plan, length: Length) -> str:
 
 
 def _held(plan: Plan, kind: str) -> str:
-    """What a predict phase on a CPU holds beside the weights, where settings that can be taken hold less."""
+    """What a predict phase on a CPU holds besides the weights, if other settings would hold less."""
     h = plan.hybrid
     copies = h.predict_precision == "bf16" and plan.optimize.precision == "fp32"
     compressed = replace(plan, {"hybrid.memory": "compress"})

@@ -61,7 +61,7 @@ class Length(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What to know of a plan's value of one setting, in one sentence."""
+    """A note on the plan's value of one setting, in one sentence."""
 
     key: str
     words: str
@@ -130,7 +130,7 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
     """None: never offered for a plan that does not fit."""
 
     notes: Callable[[Plan, str, Length], tuple[str, ...]] | None = None
-    """What to know of a plan's value on a kind of device, in a run of a length. A note refuses nothing."""
+    """Notes on the plan's value, for a kind of device and the length of a run. A note refuses nothing."""
     says: Callable[[Plan, str], str | None] | None
     """The line in the trainer's log, on a kind of device, if it is switched on. None: the log does not mention it."""
     evaluating: Callable[[Plan], dict[str, Any]]

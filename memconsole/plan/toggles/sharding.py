@@ -133,7 +133,7 @@ SHARDING = Optimization(
     reach=Reach.STEP,
     touches=("optimizer state", "gradients", "weights"),
     saves_nothing=_one_device,
-    remedy=None,  # more devices are not there because a plan does not fit
+    remedy=None,  # a plan that does not fit gives the machine no more devices
     says=_said,
     evaluating=switched({"optimize.sharding": "none"}),
 )

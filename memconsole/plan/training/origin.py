@@ -141,7 +141,7 @@ def _check_random(plan: Plan, found: Origin) -> None:
 
 
 def _published(plan: Plan) -> str:
-    """Where weights of a catalog model's shape are to be had."""
+    """How to get trained weights for a catalog model, as the end of a sentence."""
     entry = catalog.models().get(plan.model.name)
     hub_id = entry.hub_id if entry is not None else None
     if hub_id is None or plan.model.weights == RANDOM:
@@ -156,7 +156,7 @@ def _published(plan: Plan) -> str:
 
 
 def _asked(plan: Plan) -> str:
-    """The name of the model, or of a recommender's decoder, that weights are looked for."""
+    """The name of the model, or of a recommender's decoder, whose weights are looked for."""
     return plan.model.decoder or plan.model.name
 
 

@@ -34,10 +34,10 @@ FINE_TUNING = 0.1
 """Share of the rate for weights that were trained before. Adapters take the whole rate: a tenth of it trains them too
 slowly (Dettmers et al. 2023, §4: 2e-4 for 7 B, 1e-4 for 65 B)."""
 DECAY, FINE_TUNING_DECAY = 0.1, 0.01
-"""AdamW's weight decay, from scratch and of trained weights; adapters have none. Rate times decay, what a step takes
-off a weight, is the same for every optimizer (Chen et al. 2023, §5)."""
+"""AdamW's weight decay, from scratch and of trained weights; adapters have none. The product of rate and decay, the
+share of a weight that a step subtracts, is the same for every optimizer (Chen et al. 2023, §5)."""
 WARMUP, FINE_TUNING_WARMUP, MOST_WARMUP = 0.1, 0.03, 2_000
-"""Shares of a run's steps, and the most steps."""
+"""The share of a run's steps that warms up, from scratch and for trained weights, and the most steps of warm-up."""
 
 
 def learning_rate(plan: Plan) -> float:
@@ -74,7 +74,7 @@ def decays(plan: Plan) -> bool:
 
 
 SETTLED = {"train.learning_rate": learning_rate, "train.weight_decay": weight_decay}
-"""The settings that are numbers before a run begins. The warm-up follows the run's number of steps."""
+"""The settings that the recipe turns into numbers before a run begins. The warm-up follows the run's number of steps."""
 
 
 def warmup_steps(plan: Plan, total_steps: int) -> int:
@@ -102,8 +102,8 @@ def settled(plan: Plan) -> Plan:
 
 
 def kept_rate(before: Plan, after: Plan) -> str:
-    """That `after` keeps the rate that a person set for the optimizer of `before`; empty if it does not, or both
-    optimizers take the same rate. Raises `PlanError` if the model is not found."""
+    """A sentence saying that `after` keeps the rate that a person set for the optimizer of `before`; empty if it does not,
+    or if the recipe has the same rate for both optimizers. Raises `PlanError` if the model is not found."""
     given, new = after.train.learning_rate, after.optimize.optimizer
     old = before.optimize.optimizer
     if given is None or OF_OPTIMIZER[old] == OF_OPTIMIZER[new]:
@@ -116,8 +116,8 @@ def kept_rate(before: Plan, after: Plan) -> str:
 
 
 def words(plan: Plan, by_recipe: Collection[str] = ()) -> str:
-    """The three settings, and what those that are not set follow. `by_recipe` are keys of numbers in a run's plan that
-    nobody set. Raises `PlanError`."""
+    """Learning rate, warm-up and weight decay in words, and what the recipe derived the unset ones from. `by_recipe` are
+    the keys of a run's plan whose numbers the recipe chose. Raises `PlanError`."""
     t = plan.train
     if t.warmup_steps is not None:
         warmup = f"{t.warmup_steps:,} steps"

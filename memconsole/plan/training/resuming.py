@@ -52,8 +52,8 @@ CHANGEABLE = ELSEWHERE | {
     "train.decay_until",
     "train.minimum_learning_rate",
 }
-"""Settings that a resumed run may have other values of. Weights, optimizer state and the place in
-the data fit any value of them."""
+"""Settings that may change when a run is resumed. Weights, optimizer state and the position in the
+data fit any value of them."""
 
 MAY_CHANGE = (
     "length, learning rate, logging, evaluations, early stopping, checkpoints, the cache of tokens, the job and the number "
@@ -62,7 +62,7 @@ MAY_CHANGE = (
 """The settings of `CHANGEABLE` and `DEVICES`, in groups."""
 
 DEVICES = frozenset({"device.count", "optimize.sharding"})
-"""How many devices a resumed run has, and what each holds. Its rows of a step stay the same."""
+"""How many devices a resumed run has, and what each holds. The number of rows per step stays the same."""
 
 
 def changed(plan: Plan, changes: dict[str, object]) -> Plan:

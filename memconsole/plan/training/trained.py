@@ -1,4 +1,4 @@
-"""Which weights of a model a plan keeps frozen. Prices and both backends ask here."""
+"""Which weights of a model a plan keeps frozen. Estimates and both backends use it."""
 
 from __future__ import annotations
 

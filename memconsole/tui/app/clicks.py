@@ -18,7 +18,7 @@ class ClickDriver(LinuxDriver):
             self.flush()
 
     def take_mouse(self, taken: bool) -> None:
-        """Take the mouse from the terminal, or leave it to it."""
+        """Receive clicks and the wheel, or leave the mouse to the terminal."""
         if taken:
             self._mouse = True
             self._enable_mouse_support()

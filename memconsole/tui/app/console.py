@@ -222,7 +222,7 @@ class ConsoleApp(NavigatingApp, inherit_bindings=False):
         self.notice(f"colours: {self.theme}{self._remember(theme=self.theme)}")
 
     def action_mouse(self) -> None:
-        """Take the mouse, or leave it to the terminal."""
+        """Receive clicks and the wheel, or leave the mouse to the terminal."""
         taken = self.chosen.mouse is False
         self.chosen = msgspec.structs.replace(self.chosen, mouse=taken)
         driver = self._driver

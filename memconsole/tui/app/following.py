@@ -124,7 +124,7 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
         self.set_run_view(replace(self.run_view, problem=message.reason))
 
     def set_run_view(self, view: RunView) -> None:
-        """Change the run view and tell the screens. It changes only here."""
+        """Change the run view and update the screens. The view changes only here."""
         self.run_view = view
         for screen in self.screen_stack:
             if isinstance(screen, ConsoleScreen):
@@ -204,7 +204,8 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
 
     @on(Launched)
     async def _launched(self, message: Launched) -> None:
-        self.notice("")  # "launching …" would still stand there when one comes back
+        # Otherwise the old screen would still show "launching …" when the user comes back.
+        self.notice("")
         await self.watch_run(message.run_id)
         self.notice(message.words, "good")
 

@@ -1,4 +1,4 @@
-"""An app that ignores keys which were typed ahead of its end."""
+"""An app that ignores keys once it has begun to close."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from memconsole.tui.app.wired import WiredApp
 
 
 class LeavingApp(WiredApp, inherit_bindings=False):
-    """Knows when it closes. A screen that a key opens then would never be made."""
+    """Knows when it is closing. A screen that a key opened then would never be composed."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is printed on the terminal after the console, and how its encoding is checked before."""
+"""The lines that are printed on the terminal when the console closes, and whether the terminal can draw Unicode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the console remembers from one day to the next: colours, and whether it takes the mouse."""
+"""Choices that the console keeps on disk: colours, and whether it receives mouse clicks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def remembered() -> Remembered:
 
 
 def remember(**changes: object) -> str:
-    """Store choices beside the others. Returns why it could not, or nothing."""
+    """Store choices, keeping the others. Returns why that failed; empty if it did not."""
     try:
         path = _path(make_runs_root())
         kept = msgspec.structs.replace(remembered(), **changes)

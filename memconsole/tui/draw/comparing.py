@@ -122,7 +122,7 @@ def _hybrid_rows(runs: Sequence[RunSnapshot]) -> list[tuple[str, list[str]]]:
 
 
 def _marked(text: str, run: RunSnapshot) -> str:
-    """A figure that the records tell, with a mark if some are missing."""
+    """A figure from the run's records, marked if some of them are missing."""
     return marked(text, "evaluations", run.uncertain)
 
 

@@ -39,7 +39,7 @@ class Gauge:
     high: int | None = None
     """The upper end of the prediction's band."""
     limit: int | None = None
-    """What may be used at most; None if nobody says."""
+    """The most bytes that may be used; None if unknown."""
     source: str = ""
     history: Curve = Curve()
     """Bytes by step."""
@@ -153,8 +153,8 @@ def history_lines(gauge: Gauge, width: int, rows: int) -> list[Line]:
 
 
 def peak_line(gauge: Gauge, width: int, whose: str = "") -> Line:
-    """``peak 530 MiB · predicted 620 MiB (-14 %)``, then why the gauge is not green. `whose` peak it is of
-    several."""
+    """``peak 530 MiB · predicted 620 MiB (-14 %)``, then why the gauge is not green. `whose` names the
+    rank that has the peak, if there are several."""
     peak = "—" if gauge.peak is None else format_bytes(gauge.peak)
     peak += f" ({whose})" if whose else ""
     line: Line = [Span(" peak ", "dim"), Span(peak)]

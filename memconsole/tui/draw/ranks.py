@@ -34,7 +34,7 @@ class RankGauge:
     gauge: Gauge
     own_seconds: float | None = None
     silent_since: int | None = None
-    """The step of its newest reading, if it tells nothing new."""
+    """The step of the rank's newest reading, if the rank has stopped reporting."""
 
 
 def scale_of(ranks: Sequence[RankGauge]) -> float:
@@ -43,7 +43,7 @@ def scale_of(ranks: Sequence[RankGauge]) -> float:
 
 
 def rank_title(ranks: Sequence[RankGauge], width: int, word: str = "rank") -> str:
-    """``VRAM tensors of 8 ranks, to 24.0 GiB``; narrower without a word that one can do without."""
+    """``VRAM tensors of 8 ranks, to 24.0 GiB``; without the word tensors if that is too wide."""
     label = ranks[0].gauge.label if ranks else ""
     about = f" of {len(ranks)} {word}s, to {format_bytes(scale_of(ranks))}"
     whole = label + about
@@ -51,7 +51,7 @@ def rank_title(ranks: Sequence[RankGauge], width: int, word: str = "rank") -> st
 
 
 def rank_head(ranks: Sequence[RankGauge], width: int, word: str = "rank") -> Line:
-    """The title as a row of its own, and what the last column is."""
+    """The title as a row of its own, with the heading of the last column."""
     timed = len(ranks) <= MOST_BARS and any(one.own_seconds is not None for one in ranks)
     column = " computes" if timed and width >= _WIDE else ""
     room = width - 1 - len(column)
@@ -107,7 +107,7 @@ def _bar_line(one: RankGauge, scale: float, slow: Slowest | None, width: int, wo
 
 
 def _strip_lines(ranks: Sequence[RankGauge], scale: float, width: int) -> list[Line]:
-    """A cell for each rank, as high as its highest memory: eight of them, a gap, and eight more."""
+    """A cell for each rank, as high as the rank's peak memory, with a gap after every eight cells."""
     number = len(str(ranks[-1].rank))
     groups = max(1, (width - number - 2 + 1) // (_GROUP + 1))
     while groups & (groups - 1):  # rows begin at round numbers
@@ -130,7 +130,7 @@ def _strip_lines(ranks: Sequence[RankGauge], scale: float, width: int) -> list[L
 def _fullest_lines(
     told: Sequence[RankGauge], width: int, word: str, *, name_lowest: bool
 ) -> list[Line]:
-    """The highest peak, whose it is, and the prediction; of many ranks also the lowest one."""
+    """The highest peak with its rank, and the prediction; if there are many ranks, also the lowest peak."""
     fullest = max(told, key=lambda one: (one.gauge.highest, -one.rank))
     lines = [peak_line(fullest.gauge, width, f"{word} {fullest.rank}")]
     if name_lowest:

@@ -1,4 +1,4 @@
-"""The key table as the help shows it: the rows of each screen in groups of what they are for."""
+"""The key table as the help shows it: the rows of each screen, grouped by purpose."""
 
 from __future__ import annotations
 

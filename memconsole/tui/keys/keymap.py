@@ -117,7 +117,9 @@ def parse(text: str) -> tuple[KeyTable, tuple[str, ...]]:
     for section, given in document.items():
         if not isinstance(given, dict):
             problems.append(
-                clean_line(f"{section[:60]}: stands under no screen; there are {names}")
+                clean_line(
+                    f"{section[:60]}: belongs in the table of a screen; the screens are {names}"
+                )
             )
             continue
         if section not in (ALL, *ALL_SCREENS):

@@ -34,7 +34,7 @@ TYPING = ("pick", "prompt")
 """Screens with a text input. Keys that type or edit text do nothing else there."""
 SCROLLED = ("plan", "runs", "devices", "pick", "help", "command", "run", "compare", "plans")
 ENDED = tuple(screen for screen in SCROLLED if screen not in TYPING)
-"""Screens whose first and last row have a key. Where text is typed, these keys edit it."""
+"""Screens on which keys move to the first and the last row. Where text is typed, these keys edit the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +233,7 @@ KEYS: tuple[Key, ...] = (
     Key(id="delete-now", keys="d", action="choose('delete')", label="",
         screens=("confirm",), help="Delete it for good.", when="delete"),
     Key(id="launch-now", keys="l", action="choose('launch')", label="",
-        screens=("confirm",), help="Launch it all the same.", when="launch"),
+        screens=("confirm",), help="Launch it anyway.", when="launch"),
     Key(id="copy", keys="y", action="copy", label="copy", screens=("command",),
         help="Copy by the terminal (OSC 52) and write to a file.", footer=True),
     Key(id="dismiss", keys="escape", action="back", label="back",

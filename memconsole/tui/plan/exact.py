@@ -24,7 +24,7 @@ _BUSY = "a run trains on this CPU · {key} asks anyway"
 
 
 class ExactOwner(Protocol):
-    """What `ExactNumbers` needs of the screen that shows them."""
+    """What `ExactNumbers` needs from the screen that shows them."""
 
     @property
     def console(self) -> Console: ...
@@ -49,7 +49,7 @@ class ExactNumbers:
         self._owner = owner
         self._shown = ExactState()
         self._followed: tuple[Plan, Budget, str] | None = None
-        """What the store was asked about, and after a pause the tracer."""
+        """The question that was put to the store at once, and to the tracer after a pause."""
         self._resting: Timer | None = None
         self._ticking: Timer | None = None
         self._stopped = False
@@ -118,7 +118,7 @@ class ExactNumbers:
 
     def _allowed(self) -> bool:
         """Whether the tracer may run: the user has not stopped it, no run trains on this CPU, and
-        this console may do more than look."""
+        this console is not read-only."""
         if self._owner.console.readonly:
             return False
         return not self._stopped and (self._insisted or not self._processor_trains())

@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 
 
 ALL_ROWS = len(OPTIMIZATIONS) + 8
-"""The height from which all optimizations are listed: besides them a rule, the summary, title and keys. What the
-selected one does moves to the right column there, and comes back where both have room."""
+"""Rows of a screen from which all optimizations are listed; the eight other rows are a rule, the summary, title and
+keys. From here on the right column describes the selected optimization; a still higher screen has room for the
+description under the list."""
 
 
 @dataclass
@@ -327,7 +328,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
         super().notice(words, role)
 
     def _show_solved(self, solution: Solution | None) -> None:
-        """In place of what another optimization does, where there is no room for both."""
+        """Show what a search changed. On a low screen this replaces the description of the selected optimization."""
         if self.composed:
             self.part(Solved).show(solution, self.shown_key("undo"))
             self.set_class(solution is not None, "-solved")

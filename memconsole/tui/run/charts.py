@@ -65,7 +65,7 @@ def chosen(view: RunView) -> Chart | None:
 
 
 def is_logarithmic(chart: Chart, view: RunView) -> bool:
-    """Whether the large chart is: as its values ask for, unless a key has changed it."""
+    """Whether the large chart has a logarithmic axis: decided by its values, unless the user has switched it."""
     return chart.logarithmic if view.logarithmic is None else view.logarithmic
 
 

@@ -41,7 +41,7 @@ def memory_lines(view: RunView, width: int, height: int) -> list[Line]:
     if section is not None:
         gauges.pop(-2)
         ranks = [section.head, *section.lines]
-        if len(ranks) + 2 > height:  # the speed has the row of the head
+        if len(ranks) + 2 > height:  # no room for a heading: the title goes into the rule
             title, signs, ranks = section.title, "", section.lines
     blocks = [[*gauge_lines(gauge, width), peak_line(gauge, width)] for gauge in gauges]
     problem = _problem_lines(view, width)
@@ -49,7 +49,7 @@ def memory_lines(view: RunView, width: int, height: int) -> list[Line]:
     while problem and blocks and 1 + len(ranks) + sum(map(len, blocks)) + len(problem) > height:
         blocks.pop()
     spare = height - 1 - len(ranks) - len(account) - FIGURES
-    if ranks:  # whole gauges beside the ranks, or none
+    if ranks:  # beside the ranks, a gauge is shown whole or not at all
         while blocks and sum(map(len, blocks)) > spare:
             blocks.pop()
         account = account if spare >= 0 else []

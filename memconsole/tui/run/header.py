@@ -110,7 +110,7 @@ def steps_word(run: RunSnapshot) -> str:
 
 
 def _start_line(run: RunSnapshot, width: int) -> Line:
-    """What the run does before its first step, and since when."""
+    """The stage of the start-up that the run is in, and how long it has been in it."""
     facts = run.facts
     words = stage_words(facts.phase, facts.phase_detail, run.plan)
     line: Line = [Span(f" {fit(words, max(10, width - 40))} ", "accent")]
@@ -143,7 +143,7 @@ def time_line(view: RunView, width: int) -> Line:
 
 
 def ended_lines(view: RunView, run: RunSnapshot, width: int) -> list[Line]:
-    """Why the run ended, and the key that helps; in two rows if it failed and one is too short."""
+    """Why the run ended, and the key that helps; in two rows if it failed and one row is too short."""
     verdict = run.verdict
     assert verdict is not None
     good = verdict.reason in ("finished", "stopped")

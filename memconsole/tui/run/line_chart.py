@@ -18,10 +18,10 @@ from memconsole.tui.widgets.painted import Painted
 from memconsole.units import format_clock, format_duration
 
 LARGE_ROWS, SMALL_ROWS, MOST_SMALL_ROWS = 11, 7, 12
-"""Rows of the large chart at least, and of the small ones."""
+"""The least rows of the large chart, and the least and the most of the small ones."""
 SMALL_CELLS, GAP = 24, 2
 WIDE_CELLS = 60
-"""Cells of a title row from which it tells the unit of the loss."""
+"""Cells from which a title row shows the unit of the loss."""
 
 
 def legend(run: RunSnapshot, logarithmic: bool, width: int) -> Line:

@@ -77,7 +77,7 @@ class OutputPane(Painted):
         self.repaint()
 
     def on_click(self, event: events.Click) -> None:
-        """A click on the title row switches to what is named there, one after the other."""
+        """A click on the title row switches to the next pane."""
         if event.y == 0:
             event.stop()
             self.app.call_later(self.screen.run_action, "pane")

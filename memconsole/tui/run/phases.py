@@ -1,4 +1,4 @@
-"""What a hybrid run shows besides a plain one: its jumps, and the memory of each phase."""
+"""The rows that only a hybrid run has: its jumps, and the memory of each phase."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Row = tuple[str, str]
 
 
 def jump_rows(view: RunView) -> list[Row]:
-    """How many jumps moved the weights, what they stand for, and how sure the next one is."""
+    """How many jumps were kept, how many steps they saved, and the confidence in the next jump."""
     jump = view.snapshot.facts.jump if view.snapshot is not None else None
     if jump is None:
         return []

@@ -16,7 +16,7 @@ from memconsole.tui.views.run_view import RunView
 
 @dataclass(frozen=True)
 class RankSection:
-    """The ranks of a run as rows: a title, which a rule can have instead of a row, and the rest."""
+    """The ranks of a run as rows: the title, as text for a rule (`title`) or as a row (`head`), and the other rows."""
 
     title: str
     head: Line
@@ -37,7 +37,7 @@ def rank_section(view: RunView, first: Gauge, width: int) -> RankSection | None:
 
 
 def rank_gauges(view: RunView, first: Gauge) -> list[RankGauge]:
-    """A gauge for each rank, also for those that have told nothing yet."""
+    """A gauge for each rank, also for those that have reported nothing yet."""
     assert view.snapshot is not None
     facts = view.snapshot.facts
     told = {one.reading.rank: one for one in facts.ranks}

@@ -35,7 +35,8 @@ def found_remedies(
 
 
 def first_that_fits(found: tuple[Remedy, ...]) -> str:
-    """The value of the row to start on: the first remedy that fits with its band, or else without."""
+    """The row to start on: the first remedy that fits with its whole band, or else the first that is tight. Empty if
+    there is neither."""
     for verdict in (Verdict.FITS, Verdict.TIGHT):
         for n, remedy in enumerate(found):
             if remedy.verdict is verdict:

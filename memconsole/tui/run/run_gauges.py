@@ -96,7 +96,7 @@ def run_gauges(view: RunView) -> list[Gauge]:
 
 def plan_shares(plan: Plan) -> int:
     """Into how many equal shares a process's memory is divided for a gauge. JAX makes several devices of a CPU in one
-    process, and its heap does not tell to which device a byte belongs."""
+    process, and its heap does not record which device a byte belongs to."""
     if plan.backend != "jax":
         return 1
     try:
@@ -106,6 +106,6 @@ def plan_shares(plan: Plan) -> int:
 
 
 def _limit(total: int | Missing, usable: int | None) -> int | None:
-    """What the run may use: what of the device the plan could use, or all of it."""
+    """The most that the run may use: the device's usable bytes in the estimate, or else all of the device."""
     whole = total if isinstance(total, int) else None
     return min(n for n in (whole, usable) if n) if whole or usable else None

@@ -118,7 +118,7 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
     def redraw(self) -> bool:
         """Draw the whole screen, if its widgets are made and it is on top. Returns whether it is.
 
-        Everything that happens to a screen draws through this method: it may happen at any time.
+        All handlers of a screen draw through this method, because events may arrive at any time.
         """
         if not self.composed or not self.is_current:
             return False

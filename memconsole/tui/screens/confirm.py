@@ -66,7 +66,7 @@ class ConfirmScreen(ConsoleModal, inherit_bindings=False):
 
     @on(TextLines.Clicked)
     def _clicked(self, message: TextLines.Clicked) -> None:
-        """A click on an answer takes it."""
+        """A click on an answer chooses it."""
         message.stop()
         first = self.part(TextLines, "question").line_count - len(self.answers) - 1
         number = message.line - first

@@ -28,7 +28,7 @@ from memconsole.units import format_bytes, format_count
 SLURM = "slurm:"
 """Begins the value of a choice that is a partition of a Slurm cluster."""
 WAIT_SECONDS = 0.2
-"""How long the device picker waits for the partitions of a cluster; the next one shows them."""
+"""Seconds that the device picker waits for a cluster's partitions. If they come later, the next picker shows them."""
 MOST_FILES = 200
 """Most files that the data picker lists."""
 
@@ -48,8 +48,8 @@ class Choice:
 
 
 def matching(choices: Sequence[Choice], text: str) -> list[Choice]:
-    """The choices that contain every typed word. One that is called so leads, then names that start with the first
-    word."""
+    """The choices that contain every typed word. The choice with exactly this name comes first, then names that start with
+    the first word."""
     words = text.lower().split()
     if not words:
         return list(choices)
@@ -157,7 +157,7 @@ _BACKENDS = {
 
 
 class PickScreen(ConsoleModal, inherit_bindings=False):
-    """Type to narrow, arrows to move, enter to take. Closes with the value or None.
+    """Type to narrow, arrows to move, enter to choose. Closes with the value or None.
 
     A note that is too long ends with its last whole part. The selected row's sentence, or its note
     if that is cut, stands above the footer.
@@ -222,7 +222,7 @@ class PickScreen(ConsoleModal, inherit_bindings=False):
 
     @on(ChoiceList.Clicked)
     def _clicked(self, message: ChoiceList.Clicked) -> None:
-        """A click selects a choice; a click on the selected one takes it."""
+        """A click selects a choice; a click on the selected one chooses it."""
         message.stop()
         self._cursor = min(message.row, max(0, len(self._found) - 1))
         self.redraw()

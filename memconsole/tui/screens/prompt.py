@@ -78,7 +78,7 @@ class PromptScreen(ConsoleModal, inherit_bindings=False):
 
     def title_line(self) -> tuple[str, str]:
         take, leave = self.shown_key("accept"), self.shown_key("dismiss")
-        return self.heading, f"{take} takes it, {leave} does not"
+        return self.heading, f"{take} accepts it, {leave} cancels"
 
     @on(Input.Submitted)
     def _submitted(self, event: Input.Submitted) -> None:

@@ -30,7 +30,7 @@ class ExactState:
     resting: str = ""
     """Why they are not being requested."""
     problem: str = ""
-    """Why they cannot be had."""
+    """Why there are none."""
 
 
 @dataclass(frozen=True)

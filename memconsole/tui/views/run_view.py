@@ -26,15 +26,15 @@ class RunView:
     devices: Devices | None = None
     pane: Pane = "output"
     chart: int = 0
-    """Which chart is the large one, as a place in `charts_of`."""
+    """Which chart is the large one, as an index into `charts_of`."""
     logarithmic: bool | None = None
-    """Whether the axis of the large chart is; None: as its values ask for."""
+    """Whether the large chart has a logarithmic axis; None: decided by its values."""
     recent: bool = False
     glyphs: str = "braille"
     scroll: int = 0
     """How many rows the lower pane is scrolled up from its end."""
     sample: int = 0
-    """Which sampled text is shown: how many after it are newer."""
+    """Which sampled text is shown, as the number of newer ones."""
     problem: str = ""
     keys: KeyTable = KeyTable()
 

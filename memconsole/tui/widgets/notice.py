@@ -1,4 +1,4 @@
-"""A notice above the footer: what was done, in three rows at most, or why something is refused, whole."""
+"""A notice above the footer: what was done, in three rows at most, or why something is refused, in up to eight."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memconsole.tui.widgets.painted import Painted
 
 ROWS = 3
 REASON_ROWS = 8
-"""Rows of a refusal: its end says what to do instead."""
+"""The most rows of a refusal. It has more than other notices, because its end says what to do instead."""
 
 
 class Notice(Painted):

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 MOST = 200
-"""Names that are offered at most."""
+"""The most names that are offered."""
 MOST_READ = 5000
-"""Entries of a folder that are looked at."""
+"""The most entries of a folder that are read."""
 
 
 def looks_like_path(text: str) -> bool:
@@ -18,7 +18,7 @@ def looks_like_path(text: str) -> bool:
 
 
 def completions(text: str, suffixes: Sequence[str] = ()) -> list[str]:
-    """What the path `text` can become, folders first and with a slash at their end, as it was typed.
+    """The paths that begin with `text`, written as it was typed; folders come first and end with a slash.
 
     With `suffixes`, only such files. Hidden entries are offered once their dot is typed.
     """
@@ -43,10 +43,10 @@ def completions(text: str, suffixes: Sequence[str] = ()) -> list[str]:
 
 
 def completed(text: str, suffixes: Sequence[str] = ()) -> str:
-    """`text` with everything added that all its completions agree on."""
+    """`text` extended by what all its completions have in common."""
     found = completions(text, suffixes)
     if not found:
         return text
-    low, high = min(found), max(found)  # all others lie between them, letter by letter
+    low, high = min(found), max(found)  # what these two share, all share
     same = next((n for n, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
     return max(low[:same], text, key=len)

@@ -99,7 +99,7 @@ def test_keys_can_be_swapped_and_excluding_rows_may_share_one() -> None:
 
 BAD = {
     "unknown screen": ('[plam]\nlaunch = "L"', "[plam]: no such screen", 'did you mean "plan"'),
-    "no screen": ('launch = "L"', "launch: stands under no screen", "[plan]"),
+    "no screen": ('launch = "L"', "launch: belongs in the table of a screen", "[plan]"),
     "unknown id": ('[plan]\nlunch = "L"', "[plan] lunch", 'did you mean "launch"'),
     "id of another screen": ('[plan]\nstop = "L"', "[plan] stop", "it belongs to run"),
     "no text": ("[plan]\nlaunch = 3", "[plan] launch", "not text"),

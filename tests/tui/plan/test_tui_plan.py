@@ -174,7 +174,7 @@ async def test_a_plan_that_does_not_fit_says_by_how_much_and_launching_asks_agai
         assert "does not fit, " in screen_text(app)
         await pilot.press("enter")
         await settle(pilot)
-        assert "enter again starts it all the same" in screen_text(app)
+        assert "enter again starts it anyway" in screen_text(app)
         await pilot.press("escape")
         await settle(pilot)
         assert not launched

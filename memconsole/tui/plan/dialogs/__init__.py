@@ -1,1 +1,1 @@
-"""What the plan screen asks a person and does with the answer: pickers, files, solving, launching."""
+"""The dialogs of the plan screen: pickers, files, solving, launching."""

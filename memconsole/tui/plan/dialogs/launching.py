@@ -22,7 +22,7 @@ _HEAD = 9
 
 
 def launchable(plan: Plan, devices: Devices | None, lookup: Lookup | None = None) -> Estimate:
-    """The estimate of a plan that can be launched, as the plan screen tells it. Raises `PlanError`."""
+    """The estimate of a plan that can be launched, as the plan screen shows it. Raises `PlanError`."""
     from memconsole.start import check_launch
 
     return calibrated(plan, check_launch(plan, devices, lookup))
@@ -32,7 +32,7 @@ class LaunchScreen(PromptScreen, inherit_bindings=False):
     """Closes with the name, or with None. A plan that is tight or does not fit is refused once."""
 
     def __init__(self, plan: Plan, found: Estimate, name: str = "") -> None:
-        """`name` is proposed; if it is empty, one that says what is trained."""
+        """Proposes `name`; if it is empty, a name made from what is trained."""
         proposed = free_name(name) if name else default_name(plan)
         super().__init__("launch: name of the run", proposed, "", self._refused)
         self._rows = launch_rows(plan, found)
@@ -44,11 +44,11 @@ class LaunchScreen(PromptScreen, inherit_bindings=False):
             return None
         self._warned = True
         what = "is tight" if self._verdict is Verdict.TIGHT else "does not fit"
-        return f"this plan {what}; {self.shown_key('accept')} again starts it all the same"
+        return f"this plan {what}; {self.shown_key('accept')} again starts it anyway"
 
     def title_line(self) -> tuple[str, str]:
         take, leave = self.shown_key("accept"), self.shown_key("dismiss")
-        return self.heading, f"{take} starts it, {leave} does not"
+        return self.heading, f"{take} starts it, {leave} cancels"
 
     def draw_body(self) -> None:
         width = max(20, self.size.width - 4)

@@ -28,7 +28,7 @@ Solve = Callable[[PlanView, "Lookup | None"], Solution]
 
 
 class SolverOwner(PlanOwner, Protocol):
-    """What solving needs of the screen: the plan, and workers."""
+    """What solving needs from the screen: the plan, and workers."""
 
     def run_worker(
         self,
@@ -49,7 +49,7 @@ class Solver:
     def __init__(self, owner: SolverOwner) -> None:
         self._owner = owner
         self._asked: tuple[str, Solve] | None = None
-        """What waits for the price of the plan: its notice, and how it solves."""
+        """The search that waits until the plan is priced: its notice, and its function."""
 
     def fit(self) -> None:
         self._solve("fitting …", fitted)
@@ -70,11 +70,11 @@ class Solver:
             self.priced()
 
     def plan_changed(self) -> None:
-        """Forget what waits: it was asked of another plan."""
+        """Drop the waiting search: it was for another plan."""
         self._asked = None
 
     def priced(self) -> None:
-        """Solve what waits for the price of the plan."""
+        """Run the search that waited until the plan was priced."""
         if self._asked is None:
             return
         (waiting, solve), self._asked = self._asked, None

@@ -71,8 +71,8 @@ def budget_lines(view: PlanView, width: int, height: int) -> list[Line]:
 
 
 def _usable(table: MemoryTable, width: int, rows: int) -> str:
-    """What the plan takes of what is usable, and where that limit comes from: in as few words as it takes to fit into
-    `rows` of `width` cells without a cut."""
+    """The memory that the plan needs, the usable memory, and where that limit comes from; in fewer words if they do not
+    fit into `rows` rows of `width` cells."""
     budget = table.budget
     usable, why = format_bytes(budget.usable_bytes), budget.why
     taken = f"{format_bytes(table.device_bytes)} of {usable}"

@@ -18,7 +18,7 @@ from memconsole.tui.widgets.grown import Grown
 from memconsole.units import format_bytes, format_count
 
 MOST_ROWS = 3
-"""Rows of one text."""
+"""The most rows of one text."""
 
 
 def summary_lines(view: PlanView, width: int, height: int) -> list[Line]:
@@ -77,7 +77,7 @@ def _train(view: PlanView) -> tuple[str, ...]:
 
 
 def _device(view: PlanView) -> tuple[str, ...]:
-    """The device and its memory; then the same in fewer words. Number and Slurm job are always told."""
+    """The device and its memory; then the same in fewer words. The number of devices and the Slurm job are always shown."""
     plan, found = view.plan, view.estimate
     asked = plan.device.name
     if plan.device.count > 1:
@@ -102,7 +102,7 @@ def _whole(plan: Plan, weights: str) -> str:
 
 
 def _name(plan: Plan) -> str:
-    """The model's name; of a directory the last part, which tells it apart where there is little room."""
+    """The model's name; for a directory its last part, which identifies it in little room."""
     name = plan.model.name
     return name.rstrip("/").rpartition("/")[2] if catalog.model_directory(plan) else name
 

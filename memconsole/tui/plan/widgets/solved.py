@@ -15,7 +15,7 @@ COLUMN = 38
 """The least cells of one changed setting."""
 LABEL = 20
 MOST_ROWS = 6
-"""Rows of the words below the settings."""
+"""The most rows of the text below the settings."""
 
 
 @dataclass(frozen=True)

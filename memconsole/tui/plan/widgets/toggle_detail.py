@@ -15,7 +15,7 @@ from memconsole.tui.widgets.grown import Grown
 from memconsole.units import value_word
 
 MOST_ROWS = 6
-"""Rows of a reason or a description."""
+"""The most rows of a reason or a description."""
 
 
 def consequence(saving: Saving) -> str:
@@ -76,7 +76,7 @@ def _refusal(reason: str | None, width: int) -> list[Line]:
 
 
 def _notes(view: PlanView, width: int) -> list[Line]:
-    """What to know of the present value."""
+    """The notes on the present value."""
     if view.estimate is None or view.stale:
         return []
     found = (note.words for note in view.estimate.notes if note.key == view.row.key)
