@@ -202,7 +202,7 @@ def test_what_is_no_answer_is_a_reason_and_no_exception(bench: Bench, garbage: s
     book = bench.book(f"{garbage}; time.sleep(60)")
     book.ask(plan(), DEVICE)
     until(lambda: book.progress(plan(), DEVICE).problem)
-    assert "no answer" in book.progress(plan(), DEVICE).problem
+    assert "invalid answer" in book.progress(plan(), DEVICE).problem
 
 
 def test_the_tracers_own_reason_is_passed_on(bench: Bench) -> None:
