@@ -27,9 +27,10 @@ lint: .venv/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# One process more than cores: some tests wait, for a screen to draw or a trainer to start.
-PROCESSES = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
-GATE = $(BIN)/python -m pytest -m "not slow and not machine" --numprocesses $(PROCESSES) --dist worksteal
+# More processes than cores: many tests wait, for a screen to draw or a trainer to start. Bytecode is kept (an empty
+# value unsets the variable), because the tests start hundreds of processes.
+PROCESSES = $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))')
+GATE = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not slow and not machine" --numprocesses $(PROCESSES) --dist worksteal
 
 check: lint
 	$(GATE) --durations 10 tests/unit tests/tui

@@ -48,4 +48,4 @@ def test_the_plan_says_where_and_how_much(text: Path) -> None:
     assert "disk ~108 GiB for the data" in lines(validation=str(packed))
     assert "up to 20.0 GiB for tokens" in lines(source="hf://owner/name")
     assert "the run's folder" in lines(source="hf://owner/name")
-    assert "reads again" in lines(source="hf://owner/name", cache_gib=0)
+    assert "keeps no tokens" in lines(source="hf://owner/name", cache_gib=0)

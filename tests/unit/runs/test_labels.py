@@ -176,7 +176,7 @@ def test_the_word_for_a_state_is_the_same_in_every_place(
 
 def test_the_page_on_runs_tells_every_state_and_word_of_the_list_for_scripts() -> None:
     page = (Path(__file__).parents[3] / "docs" / "runs.md").read_text()
-    table, scripts = re.split(r"\*\*For scripts\.\*\*", page.partition("## What the list tells")[2])
+    table, scripts = re.split(r"\*\*For scripts\.\*\*", page.partition("## What the list shows")[2])
     lives, ended = scripts.partition("\n\n")[0].split("while it lives")
     for state in get_args(State):
         assert f"`{state}`" in (lives if state in LIVE else ended.partition(". ")[0])
