@@ -29,7 +29,7 @@ lint: .venv/.installed-dev
 
 # More processes than cores: many tests wait, for a screen to draw or a trainer to start. Bytecode is kept (an empty
 # value unsets the variable), because the tests start hundreds of processes.
-PROCESSES = $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))')
+PROCESSES = $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1) + 1)')
 GATE = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not slow and not machine" --numprocesses $(PROCESSES) --dist worksteal
 
 check: lint
