@@ -106,8 +106,10 @@ def test_a_step_that_needs_more_than_the_plan_allows_ends_with_what_it_lacked(
     receipt = receipt_of(run)
     lacked = receipt.shortfall
     assert lacked is not None
-    # The thread that reads data may meet the limit first: its library ends the process without a word of ours.
-    if seen.facts.error is not None:
+    # The thread that reads data may meet the limit first: its library then ends the process, and there is no error to
+    # read. XLA's library of matrix products (YNNPACK) fails without saying how much it asked for.
+    error = seen.facts.error
+    if error is not None and "YNNPACK" not in error.message:
         assert lacked.requested_bytes is not None
         assert lacked.requested_bytes > MIB
         assert lacked.needed_bytes > 60 * MIB
