@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from memconsole.plan.models.architecture import Architecture, RopeScaling, parameters
 from memconsole_torch.models.capped_attention import capped_attention
+from memconsole_torch.models.linear import Linear, linear
 from memconsole_torch.models.packing import masks, restarted, restarting
 from memconsole_torch.models.table import table
 
@@ -42,11 +43,11 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Block(a, layer) for layer in range(a.layers))
         self.norm = Norm(a, a.hidden_size)
         if not a.tied_embeddings:
-            self.head = nn.Linear(a.hidden_size, a.vocab_size, bias=False)
+            self.head = Linear(a.hidden_size, a.vocab_size, bias=False)
         if a.auxiliary_rows:
             self.auxiliary = table(a.auxiliary_rows, a.hidden_size)
         if a.diagnostic_classes:
-            self.diagnostic_head = nn.Linear(a.hidden_size, a.diagnostic_classes)
+            self.diagnostic_head = Linear(a.hidden_size, a.diagnostic_classes)
         own = dict(self.named_parameters())
         for parameter in parameters(a):
             own[parameter.name].requires_grad_(parameter.used)
@@ -86,7 +87,7 @@ class Decoder(nn.Module):
 
     def scores(self, hidden: Tensor) -> Tensor:
         """Logits (..., V) of final hidden states (..., H)."""
-        found = F.linear(hidden, self.head_weight)
+        found = linear(hidden, self.head_weight)
         cap = self.architecture.logit_cap
         return found if cap is None else cap * (found / cap).tanh()
 
@@ -144,10 +145,10 @@ class Attention(nn.Module):
         self.scale, self.cap = a.scale, a.attention_cap
         self.dropout: Callable[[], tuple[int, float] | None] = _drops_nothing
         """Returns key and rate of the dropout mask of the attention weights; None if nothing is dropped now."""
-        self.query = nn.Linear(a.hidden_size, a.query_width, bias=a.biases_projections)
-        self.key = nn.Linear(a.hidden_size, a.key_width, bias=a.biases_projections)
-        self.value = nn.Linear(a.hidden_size, a.key_width, bias=a.biases_projections)
-        self.output = nn.Linear(a.query_width, a.hidden_size, bias=a.biases)
+        self.query = Linear(a.hidden_size, a.query_width, bias=a.biases_projections)
+        self.key = Linear(a.hidden_size, a.key_width, bias=a.biases_projections)
+        self.value = Linear(a.hidden_size, a.key_width, bias=a.biases_projections)
+        self.output = Linear(a.query_width, a.hidden_size, bias=a.biases)
         self.query_norm: nn.Module = nn.Identity()
         self.key_norm: nn.Module = nn.Identity()
         if a.query_key_norm:
@@ -197,9 +198,9 @@ class MLP(nn.Module):
         self.approximate = "none" if a.activation == "gelu" else "tanh"
         self.gated = a.gated_mlp
         if a.gated_mlp:
-            self.gate = nn.Linear(a.hidden_size, a.intermediate_size, bias=a.biases)
-        self.up = nn.Linear(a.hidden_size, a.intermediate_size, bias=a.biases)
-        self.down = nn.Linear(a.intermediate_size, a.hidden_size, bias=a.biases)
+            self.gate = Linear(a.hidden_size, a.intermediate_size, bias=a.biases)
+        self.up = Linear(a.hidden_size, a.intermediate_size, bias=a.biases)
+        self.down = Linear(a.intermediate_size, a.hidden_size, bias=a.biases)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gated:

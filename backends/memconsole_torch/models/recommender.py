@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from memconsole.plan.models.recommender import Recommender as Shape
 from memconsole_torch.models.decoder import Block, Norm, through
+from memconsole_torch.models.linear import linear
 from memconsole_torch.models.table import table
 
 
@@ -83,6 +84,6 @@ class Adapter(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             x = x.float()
             for layer in (self.up, self.down):
-                x = F.linear(x, layer.weight.float(), layer.bias.float())
+                x = linear(x, layer.weight.float(), layer.bias.float())
                 x = F.gelu(x, approximate="tanh")
             return x

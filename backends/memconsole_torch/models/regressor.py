@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memconsole.plan.models.regressor import Regressor as Shape
+from memconsole_torch.models.linear import Linear
 from memconsole_torch.models.table import table
 
 
@@ -21,10 +22,10 @@ class Regressor(nn.Module):
     def __init__(self, model: Shape) -> None:
         super().__init__()
         self.model = model
-        self.input = nn.Linear(model.features, model.hidden_size)
+        self.input = Linear(model.features, model.hidden_size)
         self.positions = table(model.max_positions, model.hidden_size)
         self.layers = nn.ModuleList(Block(model) for _ in range(model.layers))
-        self.head = nn.Linear(model.hidden_size, model.outputs)
+        self.head = Linear(model.hidden_size, model.outputs)
 
     def forward(self, windows: Tensor) -> Tensor:
         x = self.input(windows).float() + self.positions.weight[: windows.shape[1]]  # (B, T, H)
@@ -57,10 +58,10 @@ class Attention(nn.Module):
         super().__init__()
         width = model.hidden_size
         self.head_size = model.head_size
-        self.query = nn.Linear(width, width, bias=False)
-        self.key = nn.Linear(width, width, bias=False)
-        self.value = nn.Linear(width, width, bias=False)
-        self.output = nn.Linear(width, width, bias=False)
+        self.query = Linear(width, width, bias=False)
+        self.key = Linear(width, width, bias=False)
+        self.value = Linear(width, width, bias=False)
+        self.output = Linear(width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
@@ -77,8 +78,8 @@ class MLP(nn.Module):
 
     def __init__(self, width: int, intermediate: int) -> None:
         super().__init__()
-        self.up = nn.Linear(width, intermediate)
-        self.down = nn.Linear(intermediate, width)
+        self.up = Linear(width, intermediate)
+        self.down = Linear(intermediate, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x), approximate="tanh"))

@@ -51,6 +51,13 @@ def wide_vectors(cpuinfo: Path = _CPUINFO) -> bool:
     return found is None or "avx512f" in found
 
 
+def prefers_onednn(cpuinfo: Path = _CPUINFO) -> bool:
+    """Whether oneDNN multiplies fp32 matrices faster than MKL on this processor: on AMD's with AVX-512
+    (`tests/bench/products.py`)."""
+    found = _features(cpuinfo)
+    return "AuthenticAMD" in found.get("vendor_id", ()) and "avx512f" in found.get("flags", ())
+
+
 def _width(precision: str) -> str:
     return precision.removesuffix("-sr")
 

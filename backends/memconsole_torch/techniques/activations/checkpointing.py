@@ -18,19 +18,23 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Checkpointing
 from memconsole_torch.models import capped_attention
 
-_PRODUCTS = {"mm": 1, "addmm": 2, "linear": 1}
+_PRODUCTS = {"aten::mm": 1, "aten::addmm": 2, "aten::linear": 1, "mkldnn::_linear_pointwise": 1}
 """Operations of linear layers, and the index of the weight among their arguments."""
+_TRANSPOSED = frozenset({"aten::linear", "mkldnn::_linear_pointwise"})
+"""Those whose weight is (out, in)."""
 _KEPT_NAMES = (
-    *_PRODUCTS,
+    "mm",
+    "addmm",
+    "linear",
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_attention_math_for_mps",
 )
-KEPT = frozenset(
-    getattr(torch.ops.aten, name).default for name in _KEPT_NAMES if hasattr(torch.ops.aten, name)
-) | {capped_attention.OPERATOR}
+_KEPT_PACKETS = [getattr(torch.ops.aten, name, None) for name in _KEPT_NAMES]
+_KEPT_PACKETS += [getattr(torch.ops.mkldnn, "_linear_pointwise", None)]
+KEPT = frozenset(packet.default for packet in _KEPT_PACKETS if packet) | {capped_attention.OPERATOR}
 """Operations whose outputs checkpointing can keep: linear layers, and attention if it is one
 kernel. Where attention is composed of several operations, as on MPS, its batched products are as
 large as the scores."""
@@ -83,13 +87,13 @@ def _is_made_again(
     """Whether the result of `operation` is a matrix product that is recomputed. Unless `products` are kept,
     all of them are. Otherwise only two are: the block's last product, which its backward pass does not
     read, and an adapter's second product, which is cheap to compute."""
-    name = operation.name().removeprefix("aten::")
+    name = operation.name()
     if name not in _PRODUCTS:
         return False
     if not products:
         return True
     shape = tuple(arguments[_PRODUCTS[name]].shape)
-    inner, outer = reversed(shape) if name == "linear" else shape
+    inner, outer = reversed(shape) if name in _TRANSPOSED else shape
     if rank and inner == rank:
         return True
     # A norm after the MLP reads its product; the regression transformer has one in every block.

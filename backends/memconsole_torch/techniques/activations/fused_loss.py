@@ -13,8 +13,9 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from memconsole_torch.models.linear import product
 
 IGNORE = -100
 """The value of a masked target."""
@@ -54,7 +55,7 @@ class _Whole(torch.autograd.Function):
         ctx.trained = ctx.needs_input_grad[:2]
         ctx.shape, ctx.kinds = hidden.shape, (hidden.dtype, weight.dtype)
         with torch.autocast(rows.device.type, enabled=False):
-            scores = F.linear(rows, head).float()  # (N, V)
+            scores = product(rows, head).float()  # (N, V)
             labels = targets.flatten().long()
             nats = _into_slopes(scores, labels, share, any(ctx.trained), cap)
             if any(ctx.trained):
@@ -67,7 +68,7 @@ class _Whole(torch.autograd.Function):
         (rows, weight), slopes, by_rows, by_weight = ctx.saved_tensors, ctx.slopes, None, None
         ctx.slopes = None
         if ctx.trained[0]:
-            by_rows = (slopes @ weight.to(slopes.dtype)).mul_(scale)
+            by_rows = product(slopes, weight.to(slopes.dtype).T).mul_(scale)
             by_rows = by_rows.view(ctx.shape).to(ctx.kinds[0])
         if ctx.trained[1]:
             by_weight = (slopes.T @ rows).mul_(scale)
@@ -143,7 +144,7 @@ def _over_chunks(
         for start in range(0, rows.shape[0], chunk):
             part = slice(start, start + chunk)
             x = rows[part]
-            scores = F.linear(x, head).float()  # (n, V), overwritten in place by its gradient
+            scores = product(x, head).float()  # (n, V), overwritten in place by its gradient
             nats += _into_slopes(scores, labels[part], share, wanted, cap)
             if not wanted:
                 del scores
@@ -151,7 +152,7 @@ def _over_chunks(
             gradient = scores.to(x.dtype)
             del scores
             if by_rows is not None:
-                by_rows[part] = gradient @ head
+                by_rows[part] = product(gradient, head.T)
             if by_weight is not None and x.dtype == torch.float32:
                 by_weight.addmm_(gradient.T, x)
             elif by_weight is not None:

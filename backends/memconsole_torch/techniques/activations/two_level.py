@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.tasks.recommendation import ABSENT, CUTOFFS, PADDING
+from memconsole_torch.models.linear import linear
 from memconsole_torch.models.recommender import Projected
 
 
@@ -42,7 +43,7 @@ def _nats(
     counts, place = targets != PADDING, (targets - 1).clamp(min=0).long()
     with torch.autocast(hidden.device.type, enabled=False):
         cluster, member = place // model.cluster_size, place % model.cluster_size  # (n,)
-        of_cluster = F.linear(hidden, clusters)  # (n, C)
+        of_cluster = linear(hidden, clusters)  # (n, C)
         own = F.embedding(cluster, members.flatten(1)).view(-1, *members.shape[1:])  # (n, M, H)
         of_item = torch.bmm(own, hidden[:, :, None])[:, :, 0]  # (n, M)
         of_item = of_item.masked_fill(~_present(model, hidden.device)[cluster], ABSENT)
@@ -55,8 +56,8 @@ def scores(model: Recommender, found: Projected) -> Tensor:
     """log P(item) of every item, at every position (..., C · M); item i is column i - 1. Columns without an item
     are about `ABSENT`."""
     with torch.autocast(found.hidden.device.type, enabled=False):
-        of_cluster = F.linear(found.hidden, found.clusters).log_softmax(-1)  # (..., C)
-        of_item = F.linear(found.hidden, found.members.flatten(0, 1))  # (..., C · M)
+        of_cluster = linear(found.hidden, found.clusters).log_softmax(-1)  # (..., C)
+        of_item = linear(found.hidden, found.members.flatten(0, 1))  # (..., C · M)
         of_item = of_item.unflatten(-1, (model.clusters, model.cluster_size))
         of_item = of_item.masked_fill(~_present(model, of_item.device), ABSENT).log_softmax(-1)
         return (of_item + of_cluster[..., None]).flatten(-2)

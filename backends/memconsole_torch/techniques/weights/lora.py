@@ -16,6 +16,7 @@ from memconsole.plan.plan import BaseStorage, Plan
 from memconsole.plan.training.trained import adapter_scale, has_adapter
 from memconsole_torch.models import pretrained
 from memconsole_torch.models.decoder import Decoder
+from memconsole_torch.models.linear import linear
 from memconsole_torch.techniques.weights.precision import COMPUTE
 from memconsole_torch.techniques.weights.quantized_base import QuantizedLinear, hold_codes, product
 from memconsole_trainer.engine import WeightSource
@@ -46,7 +47,7 @@ class Adapted(nn.Module):
 
     def frozen(self, x: Tensor) -> Tensor:
         """The layer without its adapter."""
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 class QuantizedAdapted(Adapted):

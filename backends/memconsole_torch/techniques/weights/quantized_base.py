@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memconsole.plan.plan import BaseStorage, Plan
 from memconsole_torch.models.decoder import compute_dtype
+from memconsole_torch.models.linear import product as plain_product
 from memconsole_trainer.techniques.base_storage import (
     BLOCK,
     SCALES,
@@ -88,14 +88,15 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(codes, scales)
         ctx.shape, ctx.dtype = shape, x.dtype
-        return F.linear(x, decoded(codes, scales, shape, x.dtype), bias)
+        return plain_product(x, decoded(codes, scales, shape, x.dtype), bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         if not ctx.needs_input_grad[0]:
             return None, None, None, None, None
         codes, scales = ctx.saved_tensors
-        return gradient @ decoded(codes, scales, ctx.shape, ctx.dtype), None, None, None, None
+        matrix = decoded(codes, scales, ctx.shape, ctx.dtype)
+        return plain_product(gradient, matrix.T), None, None, None, None
 
 
 def decoded(codes: Tensor, scales: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
