@@ -96,7 +96,8 @@ def flops_per_token(work: Work) -> float:
 
 
 def product_rate() -> float:
-    """FLOP/s of a large product of fp32 matrices in torch, on all cores: the best of several seconds of them."""
+    """FLOP/s of a large product of fp32 matrices in torch, on all cores: the best of several seconds of MKL's and of
+    oneDNN's products."""
     done = subprocess.run(
         [sys.executable, "-c", _PRODUCTS], stdout=subprocess.PIPE, text=True, check=True
     )
@@ -106,18 +107,23 @@ def product_rate() -> float:
 _PRODUCTS = """
 import time, torch
 a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
-out, best, end = torch.empty(2048, 2048), 0.0, time.perf_counter() + 4
+products = [lambda: torch.mm(a, b)]
+if torch.backends.mkldnn.is_available():
+    products.append(lambda: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], ""))
+best, end = 0.0, time.perf_counter() + 6
 while time.perf_counter() < end:
-    began = time.perf_counter()
-    torch.mm(a, b, out=out)
-    best = max(best, 2 * 2048**3 / (time.perf_counter() - began))
+    for product in products:
+        began = time.perf_counter()
+        product()
+        best = max(best, 2 * 2048**3 / (time.perf_counter() - began))
 print(best)
 """
 
 
-def ours(work: Work, backend: str) -> Speed:
-    """A run of memconsole, launched as a person launches it."""
-    report = run(settings(work, backend))
+def ours(work: Work, backend: str, parts: int = 1) -> Speed:
+    """A run of memconsole, launched as a person launches it, whose steps take their rows in `parts` micro-batches."""
+    split = {"train.batch_size": work.rows // parts, "optimize.accumulation_steps": parts}
+    report = run(settings(work, backend) | split)
     speeds = [step["tokens_per_second"] for step in report["steps"][SETTLING:]]
     return Speed(
         tokens_per_second=statistics.median(speeds),

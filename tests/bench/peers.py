@@ -5,7 +5,8 @@
 nanoGPT is a checkout named by NANOGPT_DIR; its own train.py runs. The Trainer needs transformers and accelerate. A
 peer that is not there is reported missing. Peer and memconsole take turns in each round, so that a machine that
 slows down slows both. Shown are the medians, and the ratio memconsole / peer of each round: its median, least and most.
-In a second table stands the share of the rate of a large matrix product, which each round measures too.
+In a second table stands the share of the rate of a large matrix product, which each round measures too: the higher of
+MKL's and oneDNN's.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     quick_steps: int
     bf16: bool = False
+    parts: int = 1
+    """Micro-batches in which memconsole takes the rows of a step. The peer takes them at once."""
 
 
 def _gpt(width: int, layers: int, heads: int, length: int) -> dict[str, Any]:
@@ -75,8 +78,12 @@ CASES = (
          shape=_gpt(128, 4, 4, 64), rows=12, length=64, steps=400, quick_steps=80),
     Case(name="GPT 10.7 M, 64 x 256", peer="nanoGPT", shape=_gpt(384, 6, 6, 256), rows=64,
          length=256, steps=8, quick_steps=4),
+    Case(name="GPT 10.7 M, 64 x 256, memconsole in 8 micro-batches", peer="nanoGPT", shape=_gpt(384, 6, 6, 256),
+         rows=64, length=256, steps=8, quick_steps=4, parts=8),
     Case(name="Llama 31 M, 8 x 512", peer="Trainer", shape=LLAMA, rows=8, length=512, steps=10,
          quick_steps=4),
+    Case(name="Llama 31 M, 8 x 512, memconsole in 4 micro-batches", peer="Trainer", shape=LLAMA, rows=8,
+         length=512, steps=10, quick_steps=4, parts=4),
     Case(name="Llama 31 M, 8 x 512, bf16", peer="Trainer", shape=LLAMA, rows=8, length=512,
          steps=10, quick_steps=4, bf16=True),
 )  # fmt: skip
@@ -101,7 +108,7 @@ def measured(case: Case, rounds: int, quick: bool) -> dict[str, Any]:
             except MissingError as error:
                 missing = str(error)
             for backend in BACKENDS:
-                found.setdefault(backend, []).append(peer_runs.ours(work, backend))
+                found.setdefault(backend, []).append(peer_runs.ours(work, backend, case.parts))
     runs = {who: [msgspec.to_builtins(one) for one in speeds] for who, speeds in found.items()}
     return {
         "peer": case.peer,

@@ -23,8 +23,13 @@ LEAST = 2**27
 class Linear(nn.Linear):
     """x Wᵀ + b in the compute precision."""
 
+    ends_checkpoint = False
+    """Whether a checkpointed block ends here. torch recomputes a block up to the last tensor that its backward pass
+    reads. Its own linear layer registers its input before its product, so that the product is not computed again."""
+
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        function = F.linear if self.ends_checkpoint else linear
+        return function(x, self.weight, self.bias)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -44,11 +49,12 @@ def product(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """Keeps its input and the weight, as a linear layer of torch does."""
+    """Keeps its input and the weight if a gradient needs them, as a linear layer of torch does."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        of_x, of_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if of_weight else None, weight if of_x else None)
         return product(x, weight, bias)
 
     @staticmethod

@@ -22,6 +22,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.machine.processor import (
     missing_instructions,
+    prefers_onednn,
     slow_vectors,
     slower_than_fp32,
     wide_vectors,
@@ -361,6 +362,23 @@ def test_the_width_of_vectors_is_told(line: str, wide: bool, tmp_path: Path) -> 
     (tmp_path / "cpuinfo").write_text(f"processor : 0\n{line}\n")
     assert wide_vectors(tmp_path / "cpuinfo") == wide
     assert wide_vectors(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("line", "preferred"),
+    [
+        ("vendor_id : AuthenticAMD\nflags : fpu avx2 avx512f", True),
+        ("vendor_id : AuthenticAMD\nflags : fpu avx2", False),
+        ("vendor_id : GenuineIntel\nflags : fpu avx512f", False),
+        ("Features : fp asimd", False),
+    ],
+)
+def test_the_processors_on_which_onednn_multiplies_faster_are_told(
+    line: str, preferred: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\n{line}\n")
+    assert prefers_onednn(tmp_path / "cpuinfo") == preferred
+    assert not prefers_onednn(tmp_path / "none")
 
 
 @pytest.mark.parametrize(("wide", "bf16"), [(True, 3), (False, 21)])

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
-from memconsole_torch.models import pretrained
+from memconsole_torch.models import linear, pretrained
 from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.techniques.activations import checkpointing, fused_loss
 from memconsole_torch.techniques.optimizer import optimizers
@@ -203,7 +203,12 @@ class Runs(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
-def test_checkpointing_runs_nothing_twice_that_it_keeps() -> None:
+@pytest.mark.parametrize("onednn", [False, True])
+def test_checkpointing_runs_nothing_twice_that_it_keeps(
+    onednn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "_is_faster", lambda: onednn)
+    monkeypatch.setattr(linear, "LEAST", 0)
     matmuls, attentions, products = {}, {}, {}
     for mode in ("none", "selective", "attention", "full"):
         decoder = a_decoder()
@@ -212,6 +217,7 @@ def test_checkpointing_runs_nothing_twice_that_it_keeps() -> None:
             decoder(torch.from_numpy(tiny_models.tokens())).sum().backward()
         aten = torch.ops.aten
         matmuls[mode] = runs.counts[aten.mm.default]
+        matmuls[mode] += sum(n for op, n in runs.counts.items() if "_linear_pointwise" in op.name())
         attentions[mode] = runs.counts[aten._scaled_dot_product_flash_attention_for_cpu.default]
         products[mode] = runs.counts[aten.silu.default]
     assert matmuls["selective"] == matmuls["none"] < matmuls["attention"] == matmuls["full"]

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import (
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Checkpointing
 from memconsole_torch.models import capped_attention
+from memconsole_torch.models.linear import Linear
 
 _PRODUCTS = {"aten::mm": 1, "aten::addmm": 2, "aten::linear": 1, "mkldnn::_linear_pointwise": 1}
 """Operations of linear layers, and the index of the weight among their arguments."""
@@ -55,6 +56,8 @@ def apply(module: nn.Module, mode: Checkpointing, rank: int = 0) -> None:
         policy = partial(_policy, shape, rank, mode == "selective")
         options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
     for block in module.layers:
+        if isinstance(block.mlp.down, Linear):
+            block.mlp.down.ends_checkpoint = True
         block.forward = _checkpointed(block.forward, options)
 
 

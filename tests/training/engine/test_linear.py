@@ -1,0 +1,102 @@
+"""Linear layers whose large products oneDNN computes: the same numbers as torch's own, with the same gradients."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memconsole_torch.models import linear
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"
+)
+
+
+class Ran(TorchDispatchMode):
+    """Counts the operations that run, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.counts[operation.name()] += 1
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.fixture(autouse=True)
+def _preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor where oneDNN is faster, for products of every size."""
+    monkeypatch.setattr(linear, "_is_faster", lambda: True)
+    monkeypatch.setattr(linear, "LEAST", 0)
+
+
+def a_layer(**options: Any) -> tuple[linear.Linear, torch.Tensor, torch.Tensor]:
+    """A layer, its input and the gradient of its output."""
+    generator = torch.Generator().manual_seed(0)
+    layer = linear.Linear(48, 80, **options)
+    for p in layer.parameters():
+        p.data = torch.randn(p.shape, generator=generator)
+    x = torch.randn(3, 20, 48, generator=generator)
+    return layer, x, torch.randn(3, 20, 80, generator=generator)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_output_and_gradients_are_those_of_torch(bias: bool, frozen: bool) -> None:
+    layer, x, gradient = a_layer(bias=bias)
+    layer.requires_grad_(not frozen)
+    found = []
+    for function in (linear.linear, F.linear):
+        rows = x.clone().requires_grad_()
+        layer.zero_grad()
+        y = function(rows, layer.weight, layer.bias)
+        y.backward(gradient)
+        found.append([y, rows.grad, *(p.grad for p in layer.parameters())])
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_onednn_computes_all_but_the_gradient_of_the_weight() -> None:
+    layer, x, gradient = a_layer()
+    with Ran() as ran:
+        layer(x.requires_grad_()).backward(gradient)
+    assert ran.counts["mkldnn::_linear_pointwise"] == 2
+    assert ran.counts["aten::mm"] == 1
+    assert ran.counts["aten::addmm"] == 0
+
+
+def test_a_strided_gradient_is_read_as_it_is() -> None:
+    layer, x, _ = a_layer(bias=False)
+    gradient = torch.randn(3, 80, 20).transpose(1, 2)
+    rows = x.requires_grad_()
+    layer(rows).backward(gradient)
+    torch.testing.assert_close(rows.grad, gradient @ layer.weight, rtol=1e-4, atol=1e-4)
+
+
+def test_16_bits_and_small_products_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x, _ = a_layer()
+    with Ran() as ran, torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+    assert not ran.counts["mkldnn::_linear_pointwise"]
+    monkeypatch.setattr(linear, "LEAST", 3 * 20 * 48 * 80 + 1)
+    with Ran() as ran:
+        layer(x)
+    assert not ran.counts["mkldnn::_linear_pointwise"]
+
+
+def test_other_processors_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x, _ = a_layer()
+    monkeypatch.setattr(linear, "_is_faster", lambda: False)
+    with Ran() as ran:
+        layer(x)
+    assert not ran.counts["mkldnn::_linear_pointwise"]
