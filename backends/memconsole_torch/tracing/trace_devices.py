@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memconsole_torch import jumps
-from memconsole_torch.models import capped_attention, decoder
+from memconsole_torch.models import capped_attention, decoder, linear
 from memconsole_torch.techniques.activations import activation_offload, dropout, fused_loss
 from memconsole_torch.techniques.optimizer import (
     blocks,
@@ -107,6 +107,7 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
         change(fused_loss, "_passes", partial(_first_pass, kind, fused_loss._passes))
         change(quantized_base, "_pairs", partial(_table, pairs()))
         change(quantized_base, "_slices", _first_slice)
+        change(linear, "by_onednn", lambda x, matrix: False)
         change(activation_offload, "store", partial(_Nowhere, kind in ("gpu", "rocm")))
         if kind in ("gpu", "rocm"):
             change(offload, "same_memory", lambda device: False)

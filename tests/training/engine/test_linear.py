@@ -36,6 +36,7 @@ def _preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a processor where oneDNN is faster, for products of every size."""
     monkeypatch.setattr(linear, "_is_faster", lambda: True)
     monkeypatch.setattr(linear, "LEAST", 0)
+    monkeypatch.setattr(linear, "LEAST_ROWS", 0)
 
 
 def a_layer(**options: Any) -> tuple[linear.Linear, torch.Tensor, torch.Tensor]:
@@ -75,7 +76,7 @@ def test_onednn_computes_all_but_the_gradient_of_the_weight() -> None:
     assert ran.counts["aten::addmm"] == 0
 
 
-def test_a_strided_gradient_is_read_as_it_is() -> None:
+def test_the_gradient_may_be_strided() -> None:
     layer, x, _ = a_layer(bias=False)
     gradient = torch.randn(3, 80, 20).transpose(1, 2)
     rows = x.requires_grad_()
@@ -99,4 +100,18 @@ def test_other_processors_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(linear, "_is_faster", lambda: False)
     with Ran() as ran:
         layer(x)
+    assert not ran.counts["mkldnn::_linear_pointwise"]
+
+
+def test_the_compiler_sees_one_graph() -> None:
+    layer, x, _ = a_layer()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), layer(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_vector_and_a_few_rows_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x, _ = a_layer()
+    monkeypatch.setattr(linear, "LEAST_ROWS", 32)
+    with Ran() as ran:
+        layer(x[0, 0]), layer(x[0])
     assert not ran.counts["mkldnn::_linear_pointwise"]

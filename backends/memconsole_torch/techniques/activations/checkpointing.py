@@ -51,13 +51,13 @@ def apply(module: nn.Module, mode: Checkpointing, rank: int = 0) -> None:
     if mode == "none":
         return
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    shape = getattr(module.model, "decoder", module.model)
     if mode != "full":
-        shape = getattr(module.model, "decoder", module.model)
         policy = partial(_policy, shape, rank, mode == "selective")
         options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
     for block in module.layers:
         if isinstance(block.mlp.down, Linear):
-            block.mlp.down.ends_checkpoint = True
+            block.mlp.down.ends_checkpoint = _ends_with_product(shape)
         block.forward = _checkpointed(block.forward, options)
 
 
@@ -99,6 +99,10 @@ def _is_made_again(
     inner, outer = reversed(shape) if name in _TRANSPOSED else shape
     if rank and inner == rank:
         return True
-    # A norm after the MLP reads its product; the regression transformer has one in every block.
-    post_norms = not isinstance(a, Architecture) or a.post_norms
-    return not post_norms and (inner, outer) == (a.intermediate_size, a.hidden_size)
+    return _ends_with_product(a) and (inner, outer) == (a.intermediate_size, a.hidden_size)
+
+
+def _ends_with_product(a: Any) -> bool:
+    """Whether a block's last operation but an addition is a product. A norm may read that of the MLP; the regression
+    transformer has such a norm in every block."""
+    return isinstance(a, Architecture) and not a.post_norms
