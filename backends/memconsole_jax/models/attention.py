@@ -8,6 +8,8 @@ running maximum, because a chunk of queries sees all its keys at once.
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,13 +28,21 @@ CPU_SCORE_BYTES = 8 * 2**20
 """The same for a CPU. Its reductions (YNNPACK) need up to five times the scores in addition, and
 run faster in cache."""
 FEWEST_ROWS = 64
+CPU_CHUNKS = 8
+"""Chunks into which a CPU takes the queries, if each has `FEWEST_ROWS` and there are at least four."""
+CPU_GROUPS = 4
+"""Groups of a CPU's chunks. A group reads no keys after its last query: with four groups, 5/8 of all scores are computed.
+A group has at least two chunks, because XLA would compute groups of one at the same time and hold the scores of each."""
 
 
 def chunk_rows(batch: int, heads: int, length: int) -> int:
     """Queries per chunk: equal chunks whose scores (batch, heads, rows, length) fit `SCORE_BYTES`
     or `CPU_SCORE_BYTES`."""
-    aim = CPU_SCORE_BYTES if target.kind() == "cpu" else SCORE_BYTES
-    most = max(FEWEST_ROWS, aim // (4 * batch * heads * length))
+    on_cpu = target.kind() == "cpu"
+    most = (CPU_SCORE_BYTES if on_cpu else SCORE_BYTES) // (4 * batch * heads * length)
+    if on_cpu and length >= 4 * FEWEST_ROWS:
+        most = min(most, -(-length // CPU_CHUNKS))
+    most = max(FEWEST_ROWS, most)
     chunks = -(-length // min(most, length))
     return -(-length // chunks)
 
@@ -64,28 +74,118 @@ def causal_attention(
         return checkpoint_name(fused(query, key, value, scale), "attention")
     q = query.reshape(b, t, kv_heads, h // kv_heads, d)  # (B, T, K, G, D)
     rows = chunk_rows(rows_of_each(b), h, t)
-    chunks = -(-t // rows)
     bits, rate = drop or (None, 0.0)
     one = functools.partial(_chunk, scale, cap, rate)
-    if chunks == 1:
+    if rows >= t:
         y = recomputed(one, (q, key, value), (jnp.int32(0), window, documents, documents, bits))
     else:
-        q = jnp.pad(q, ((0, 0), (0, chunks * rows - t), (0, 0), (0, 0), (0, 0)))
-        parts = jnp.moveaxis(q.reshape(b, chunks, rows, *q.shape[2:]), 1, 0)  # (N, B, R, K, G, D)
-        starts = jnp.arange(chunks, dtype=jnp.int32) * rows
-        own = None
-        if documents is not None:
-            padded = jnp.pad(documents, ((0, 0), (0, chunks * rows - t)), mode="edge")
-            own = jnp.moveaxis(padded.reshape(b, chunks, rows), 1, 0)  # (N, B, R)
-        # XLA does not merge the two loops, so `prevent_cse` is not needed. A custom rule instead of
-        # `jax.checkpoint` would keep keys and values for every chunk.
-        again = jax.checkpoint(one, prevent_cse=False)
-        y = lax.map(
-            lambda xs: again(xs[0], key, value, xs[1], window, xs[2], documents, bits),
-            (parts, starts, own),
-        )
-        y = jnp.moveaxis(y, 0, 1).reshape(b, chunks * rows, *q.shape[2:])[:, :t]
+        y = _in_chunks(one, rows, (q, key, value), (window, documents, bits))
     return checkpoint_name(y.reshape(b, t, h * d), "attention")
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _in_chunks(
+    one: Callable[..., Array], rows: int, inputs: tuple[Array, ...], rest: tuple[Any, ...]
+) -> Array:
+    """The outputs (B, T, K, G, D) of `one` for chunk after chunk of `rows` queries.
+
+    `inputs` are queries (B, T, K, G, D), keys and values (B, T, K, D); `rest` are the window, the documents and the
+    random bits of dropout. The backward pass computes each chunk again.
+    """
+    return _outputs(one, rows, inputs, rest)
+
+
+def _outputs(
+    one: Callable[..., Array], rows: int, inputs: tuple[Array, ...], rest: tuple[Any, ...]
+) -> Array:
+    query, key, value = inputs
+    window, documents, bits = rest
+    parts, starts, own = _parts(rows, query, documents)
+    found = []
+    for group, end in _groups(rows, query.shape[1]):
+        keys, values = key[:, :end], value[:, :end]
+        seen = None if documents is None else documents[:, :end]
+
+        def output(xs: Any, keys: Array = keys, values: Array = values, seen: Any = seen) -> Array:
+            q, start, documents_of = xs
+            return one(q, keys, values, start, window, documents_of, seen, bits)
+
+        # A group waits for the one before it. XLA would otherwise compute several at the same time.
+        queries = parts[group] + 0 * found[-1].reshape(-1)[0] if found else parts[group]
+        found.append(lax.map(output, (queries, starts[group], _of(own, group))))
+    return _whole(found, query.shape)
+
+
+def _in_chunks_forward(
+    one: Callable[..., Array], rows: int, inputs: tuple[Array, ...], rest: tuple[Any, ...]
+) -> tuple[Array, Any]:
+    return _outputs(one, rows, inputs, rest), (inputs, rest)
+
+
+def _in_chunks_backward(
+    one: Callable[..., Array], rows: int, kept: Any, gradient: Array
+) -> tuple[Any, None]:
+    (query, key, value), (window, documents, bits) = kept
+    parts, starts, own = _parts(rows, query, documents)
+    slopes, _, _ = _parts(rows, gradient, None)
+    summed, by_query = (0 * key[:, :0], 0 * value[:, :0]), []
+    for group, end in _groups(rows, query.shape[1]):
+        seen = None if documents is None else documents[:, :end]
+        keys, values = key[:, :end], value[:, :end]
+
+        def gradients(
+            sums: Any, xs: Any, keys: Array = keys, values: Array = values, seen: Any = seen
+        ) -> tuple[Any, Array]:
+            q, slope, start, documents_of = xs
+
+            def output(q: Array, keys: Array, values: Array) -> Array:
+                return one(q, keys, values, start, window, documents_of, seen, bits)
+
+            by_q, *by_others = jax.vjp(output, q, keys, values)[1](slope)
+            return tuple(map(jnp.add, sums, by_others)), by_q
+
+        more = ((0, 0), (0, end - summed[0].shape[1]), (0, 0), (0, 0))
+        xs = parts[group], slopes[group], starts[group], _of(own, group)
+        summed, part = lax.scan(gradients, tuple(jnp.pad(x, more) for x in summed), xs)
+        by_query.append(part)
+    return (_whole(by_query, query.shape), *summed), None
+
+
+_in_chunks.defvjp(_in_chunks_forward, _in_chunks_backward)
+
+
+def _parts(rows: int, x: Array, documents: Array | None) -> tuple[Array, Array, Array | None]:
+    """Chunks of x (B, T, ...) as (N, B, R, ...), filled up with zeros; their first positions (N,); and their documents
+    (N, B, R)."""
+    chunks = -(-x.shape[1] // rows)
+    filled = (0, chunks * rows - x.shape[1])
+    x = jnp.pad(x, ((0, 0), filled, *((0, 0) for _ in x.shape[2:])))
+    starts = jnp.arange(chunks, dtype=jnp.int32) * rows
+    if documents is not None:
+        documents = _stacked(jnp.pad(documents, ((0, 0), filled), mode="edge"), rows)
+    return _stacked(x, rows), starts, documents
+
+
+def _stacked(x: Array, rows: int) -> Array:
+    return jnp.moveaxis(x.reshape(x.shape[0], -1, rows, *x.shape[2:]), 1, 0)
+
+
+def _groups(rows: int, length: int) -> list[tuple[slice, int]]:
+    """The chunks of each group, and how many keys its queries can see."""
+    chunks = -(-length // rows)
+    groups = min(CPU_GROUPS, max(1, chunks // 2)) if target.kind() == "cpu" else 1
+    bounds = [chunks * n // groups for n in range(groups + 1)]
+    return [(slice(a, b), min(length, b * rows)) for a, b in itertools.pairwise(bounds)]
+
+
+def _of(own: Array | None, group: slice) -> Array | None:
+    return None if own is None else own[group]
+
+
+def _whole(parts: list[Array], shape: tuple[int, ...]) -> Array:
+    """Chunks (N, B, R, ...) of all groups as one array of `shape` (B, T, ...)."""
+    x = jnp.moveaxis(jnp.concatenate(parts), 0, 1)
+    return x.reshape(shape[0], -1, *shape[2:])[:, : shape[1]]
 
 
 def _chunk(

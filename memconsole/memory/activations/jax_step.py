@@ -25,6 +25,8 @@ CPU_SCORE_BYTES = 8 * 2**20
 """`memconsole_jax.models.attention.CPU_SCORE_BYTES`."""
 FEWEST_ROWS = 64
 """`memconsole_jax.models.attention.FEWEST_ROWS`."""
+CPU_CHUNKS = 8
+"""`memconsole_jax.models.attention.CPU_CHUNKS`."""
 LIBRARY_SCORES = 3
 """How many chunks of attention scores XLA's libraries allocate on a CPU, in addition to what XLA plans (measured by
 `tests/accuracy/cpu.py`)."""
@@ -216,8 +218,10 @@ def score_bytes(step: StepSizes, rows: int) -> int:
     if step.kind == "gpu" and step.compute == 2 and fits_cudnn:
         return 0
     row = 4 * rows * a.heads * length
-    aim = CPU_SCORE_BYTES if step.kind == "cpu" else SCORE_BYTES
-    most = min(length, max(FEWEST_ROWS, aim // row))
+    most = (CPU_SCORE_BYTES if step.kind == "cpu" else SCORE_BYTES) // row
+    if step.kind == "cpu" and length >= 4 * FEWEST_ROWS:
+        most = min(most, -(-length // CPU_CHUNKS))
+    most = min(length, max(FEWEST_ROWS, most))
     chunks = -(-length // most)
     return row * -(-length // chunks)
 

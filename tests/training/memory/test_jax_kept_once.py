@@ -93,7 +93,7 @@ def test_the_sum_of_the_heads_gradients_is_their_only_copy(tied: bool) -> None:
     """Until the end of the backward pass, when nothing else is left, looked-up rows are added to it."""
     head = 4 * 4096 * tiny_models.ARCHITECTURES["llama"].hidden_size
     shape: dict[str, Any] = {"vocab_size": 4096, "intermediate_size": 512, "tied_embeddings": tied}
-    long = {"data.sequence_length": 256}
+    long = {"data.sequence_length": 192}
     one, several = (gradient_bytes(long, (steps, 1), **shape) for steps in (1, 4))
     assert several - one < 0.5 * head + 2**16
 

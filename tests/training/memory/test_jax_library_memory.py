@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
-from memconsole.memory.activations.jax_step import library_bytes
+from memconsole.memory.activations.jax_step import CPU_CHUNKS, CPU_SCORE_BYTES, library_bytes
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
+from memconsole.runs.act.environment import trainer_environment
 from memconsole.units import MIB
 
 pytest.importorskip("jax")
@@ -40,7 +42,7 @@ from memconsole_trainer.data.text.rows.batches import language_batch
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.memory.test_jax_library_memory import MODEL, PLAN
 
-attention.CPU_SCORE_BYTES = int(sys.argv[1])
+attention.CPU_SCORE_BYTES, attention.CPU_CHUNKS = map(int, sys.argv[1:])
 made = engine.create(PLAN, None)
 made.build(PLAN, MODEL, 10, InitialWeights(MODEL, 0))
 tokens = np.zeros((1, 2, 1024), np.int32)
@@ -55,13 +57,14 @@ print(made.memory().peak_bytes, planned.needed)
 """
 
 
-def peaks(score_bytes: int) -> tuple[int, int]:
-    """Measured, and planned by XLA, with chunks of attention's scores of so many bytes."""
+def peaks(score_bytes: int, chunks: int) -> tuple[int, int]:
+    """Measured, and planned by XLA, with chunks of attention's scores of so many bytes, and at least so many."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(score_bytes)],
+        [sys.executable, "-c", PROGRAM, str(score_bytes), str(chunks)],
         capture_output=True,
         text=True,
         check=True,
+        env=trainer_environment(PLAN, os.environ),
     )
     measured, planned = done.stdout.split()
     return int(measured), int(planned)
@@ -69,8 +72,8 @@ def peaks(score_bytes: int) -> tuple[int, int]:
 
 def test_small_chunks_of_scores_save_what_reductions_take_beside_the_plan() -> None:
     """How much that is depends on the width of the processor's vectors: the band allows for it."""
-    small, planned_small = peaks(8 * MIB)
-    large, planned_large = peaks(32 * MIB)
+    small, planned_small = peaks(CPU_SCORE_BYTES, CPU_CHUNKS)
+    large, planned_large = peaks(32 * MIB, 1)
     assert small < 0.5 * large
     taken = library_bytes(step_of(PLAN, MODEL, "cpu"))
     assert 0.6 * taken < small - planned_small < taken + 40 * MIB
