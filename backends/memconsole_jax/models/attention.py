@@ -101,7 +101,7 @@ def _outputs(
     query, key, value = inputs
     window, documents, bits = rest
     parts, starts, own = _parts(rows, query, documents)
-    found = []
+    found: list[Array] = []
     for group, end in _groups(rows, query.shape[1]):
         keys, values = key[:, :end], value[:, :end]
         seen = None if documents is None else documents[:, :end]
