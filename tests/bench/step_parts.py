@@ -29,6 +29,7 @@ from tests.bench.peers import CASES, PAGE, Case
 from tests.bench.trained import into_page, machine, markdown
 
 RESULTS = Path(__file__).with_name("results") / "step_parts.json"
+MEASURED = tuple(case for case in CASES if not case.bf16 and case.parts == 1)
 SETTLING = 2
 """First steps that are not counted."""
 COUNTED = {"GPT 0.8 M, 12 x 64 (nanoGPT's README run for a CPU)": 60}
@@ -81,7 +82,7 @@ def main() -> None:
         print(json.dumps(measured(replace(Plan(), json.loads(changes)), int(steps))))
         return
     if not options.print:
-        found = {case.name: _measure(case) for case in CASES if not case.bf16 and case.parts == 1}
+        found = {case.name: _measure(case) for case in MEASURED}
         command = "python tests/bench/step_parts.py"
         document = {"command": command, **machine(), "results": found}
         RESULTS.write_text(json.dumps(document, indent=1) + "\n")

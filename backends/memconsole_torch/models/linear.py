@@ -49,7 +49,11 @@ def product(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """The same where no gradient is needed: a large product has none."""
     if not by_onednn(x, matrix):
         return F.linear(x, matrix, bias)
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, matrix, bias, "none", [], "")
+    try:
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, matrix, bias, "none", [], "")
+    except RuntimeError:
+        # oneDNN found no memory for its workspace. MKL needs less; if the result has no room either, torch says so.
+        found = F.linear(x, matrix, bias)
     return found
 
 

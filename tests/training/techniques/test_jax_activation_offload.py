@@ -187,7 +187,7 @@ def test_the_exact_tier_compiles_it_without_a_file(counted: Counted) -> None:
         formula.append(max(m.total for m in moments(step) if m.phase in TRAINING))
     assert counted.sizes == []
     saved = (DEEP.layers - 1) * DEEP_INPUT
-    assert exact[0] - exact[1] == pytest.approx(saved, rel=0.1)
+    assert exact[0] - exact[1] == pytest.approx(saved, rel=0.2)
     assert formula[0] - formula[1] == saved
 
 
