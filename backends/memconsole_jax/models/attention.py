@@ -29,10 +29,12 @@ CPU_SCORE_BYTES = 8 * 2**20
 run faster in cache."""
 FEWEST_ROWS = 64
 CPU_CHUNKS = 8
-"""Chunks into which a CPU takes the queries, if each has `FEWEST_ROWS` and there are at least four."""
+"""Fewest chunks of the queries of a row on a CPU, if the row is long enough for four chunks of `FEWEST_ROWS`. Each chunk
+has at least `FEWEST_ROWS` queries."""
 CPU_GROUPS = 4
-"""Groups of a CPU's chunks. A group reads no keys after its last query: with four groups, 5/8 of all scores are computed.
-A group has at least two chunks, because XLA would compute groups of one at the same time and hold the scores of each."""
+"""Most groups of a CPU's chunks. A group reads no keys after its last query, so that four groups compute 5/8 of all
+scores. A group has at least two chunks: XLA turns a loop over one chunk into plain operations, and would hold the scores
+of several such groups at the same time."""
 
 
 def chunk_rows(batch: int, heads: int, length: int) -> int:
@@ -87,7 +89,7 @@ def causal_attention(
 def _in_chunks(
     one: Callable[..., Array], rows: int, inputs: tuple[Array, ...], rest: tuple[Any, ...]
 ) -> Array:
-    """The outputs (B, T, K, G, D) of `one` for chunk after chunk of `rows` queries.
+    """Attention (B, T, K, G, D), computed by `one` (`_chunk`) for `rows` queries after another.
 
     `inputs` are queries (B, T, K, G, D), keys and values (B, T, K, D); `rest` are the window, the documents and the
     random bits of dropout. The backward pass computes each chunk again.
