@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memconsole_torch.models import linear
+from tests.training.harness import adapted
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"
@@ -115,3 +117,32 @@ def test_a_vector_and_a_few_rows_stay_with_torch(monkeypatch: pytest.MonkeyPatch
     with Ran() as ran:
         layer(x[0, 0]), layer(x[0])
     assert not ran.counts["mkldnn::_linear_pointwise"]
+
+
+WHOLE = {"optimize.lora_rank": 0, "optimize.freeze_base": False}
+TRAINED: tuple[dict[str, Any], ...] = (
+    {},
+    WHOLE,
+    WHOLE | {"optimize.gradient_checkpointing": "full"},
+    WHOLE | {"optimize.gradient_checkpointing": "selective"},
+    WHOLE | {"optimize.activation_offload": True},
+    {"optimize.gradient_checkpointing": "attention", "optimize.base_storage": "nf4"},
+)
+"""Changes of a plan that trains adapters on a frozen base."""
+
+
+@pytest.mark.parametrize("changes", TRAINED)
+def test_a_run_trains_as_with_torchs_own_products(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = []
+    for preferred in (True, False):
+        monkeypatch.setattr(linear, "_is_faster", lambda preferred=preferred: preferred)
+        plan = adapted.plan_with("torch", changes)
+        engine = adapted.built(plan)
+        with Ran() as ran:
+            for step in range(4):
+                engine.train_step(adapted.batch(plan, step))
+        assert bool(ran.counts["mkldnn::_linear_pointwise"]) == preferred
+        losses.append([metrics.loss for metrics in engine.take_metrics()])
+    np.testing.assert_allclose(*losses, rtol=1e-5)
