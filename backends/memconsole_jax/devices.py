@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jaxlib
 import psutil
 
 from memconsole.cache import cache_folder, private_folder
@@ -26,6 +27,10 @@ LEAST_COMPILE_SECONDS = 0.1
 CACHE_BYTES = 2**29
 """Most bytes of compiled programs kept on disk."""
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+_PRODUCTS = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_REDUCE"
+"""On a CPU, XLA's library YNNPACK computes reductions only; products of matrices go to Eigen. By default YNNPACK also
+computes products. If it cannot allocate memory for one, it reports no error and the result holds arbitrary numbers: runs
+that reached their memory limit ended with weights that are not finite. Eigen ends the process instead."""
 _LABELS = {"cpu": "host RAM", "gpu": "VRAM", "rocm": "VRAM", "tpu": "HBM"}
 
 
@@ -56,15 +61,30 @@ def prepare(plan: Plan) -> None:
     elif name.startswith("cuda"):
         jax.config.update("jax_platforms", "cuda,cpu")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    products_by_eigen()
     if plan.train.deterministic:
         # XLA for GPUs (xla.proto): no atomics, and no autotuning, which may choose differently in
         # each run.
-        flags = os.environ.get("XLA_FLAGS", "")
-        if _DETERMINISTIC not in flags:
-            os.environ["XLA_FLAGS"] = f"{flags} {_DETERMINISTIC}".strip()
+        _set_flag(_DETERMINISTIC)
     if plan.device.memory_fraction is not None:
         os.environ.pop("XLA_PYTHON_CLIENT_MEM_FRACTION", None)  # JAX rejects both names together
         os.environ["XLA_CLIENT_MEM_FRACTION"] = str(plan.device.memory_fraction)
+
+
+def products_by_eigen() -> None:
+    """Keep XLA's products of matrices on a CPU away from YNNPACK (see `_PRODUCTS`). Call before JAX opens a device.
+
+    XLA aborts on a flag that it does not know, so versions of jaxlib are named here after they were tried.
+    """
+    if jaxlib.version.__version_info__[:2] == (0, 10):
+        _set_flag(_PRODUCTS)
+
+
+def _set_flag(flag: str) -> None:
+    """Add a flag to `XLA_FLAGS`, unless the user's flags have one of this name."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if flag.split("=")[0] not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()
 
 
 def found(plan: Plan, size: int = 1) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ from jaxlib import xla_client
 from memconsole.plan import catalog
 from memconsole.plan.catalog import CatalogDevice
 from memconsole.plan.plan import PlanError
+from memconsole_jax.devices import products_by_eigen
 
 TOPOLOGIES = {
     "tpu-v2": "v2:2x2",
@@ -63,6 +64,7 @@ def environment() -> None:
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     jax.config.update("jax_platforms", "cpu")
+    products_by_eigen()
 
 
 def target(name: str, kind: str, count: int = 1, nodes: int = 1) -> Target:

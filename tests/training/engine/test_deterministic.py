@@ -17,6 +17,8 @@ from memconsole.runs.record.log import events
 from memconsole_torch import devices
 from tests.training.harness.runs import attempt, plan, state_hashes, told
 
+YNNPACK = "--xla_cpu_experimental_ynn_fusion_type"
+
 
 @pytest.fixture(autouse=True)
 def _as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -64,5 +66,16 @@ print(os.environ["XLA_FLAGS"])
     own = {**os.environ, "XLA_FLAGS": "--xla_cpu_enable_fast_math=false"}
     done = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr  # XLA aborts on a flag it does not know
-    flags = done.stdout.strip()
-    assert flags == "--xla_cpu_enable_fast_math=false --xla_gpu_deterministic_ops=true"
+    own_flag, products, deterministic = done.stdout.split()
+    assert own_flag == "--xla_cpu_enable_fast_math=false"
+    assert products.startswith(f"{YNNPACK}=")
+    assert deterministic == "--xla_gpu_deterministic_ops=true"
+
+
+def test_a_persons_own_choice_of_xlas_library_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jax")
+    from memconsole_jax.devices import products_by_eigen
+
+    monkeypatch.setenv("XLA_FLAGS", f"{YNNPACK}=LIBRARY_FUSION_TYPE_DOT")
+    products_by_eigen()
+    assert os.environ["XLA_FLAGS"] == f"{YNNPACK}=LIBRARY_FUSION_TYPE_DOT"

@@ -137,7 +137,8 @@ def test_a_run_maps_no_more_on_top_of_what_it_fills_than_is_allowed(
     launch: Launch, backend: str
 ) -> None:
     pytest.importorskip(backend)
-    run = launch(backend)
+    # A fast heap also maps room ahead. Where that does not fit, the C library maps what was asked for.
+    run = launch(backend, optimize__heap="tight")
     readings: dict[int, list[tuple[int, int]]] = {}
 
     def read() -> None:
