@@ -30,7 +30,8 @@ _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 _PRODUCTS = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_REDUCE"
 """On a CPU, XLA's library YNNPACK computes reductions only; products of matrices go to Eigen. By default YNNPACK also
 computes products. If it cannot allocate memory for one, it reports no error and the result holds arbitrary numbers: runs
-that reached their memory limit ended with weights that are not finite. Eigen ends the process instead."""
+that reached their memory limit ended with weights that are not finite. Eigen's failed allocation ends the step with an
+error, or the process."""
 _LABELS = {"cpu": "host RAM", "gpu": "VRAM", "rocm": "VRAM", "tpu": "HBM"}
 
 

@@ -107,9 +107,10 @@ def test_a_step_that_needs_more_than_the_plan_allows_ends_with_what_it_lacked(
     lacked = receipt.shortfall
     assert lacked is not None
     # The thread that reads data may meet the limit first: its library then ends the process, and there is no error to
-    # read. XLA's library of matrix products (YNNPACK) fails without saying how much it asked for.
+    # read. XLA's libraries do not say how much they asked for: YNNPACK for reductions and Eigen for products, which may
+    # also end the process.
     error = seen.facts.error
-    if error is not None and "YNNPACK" not in error.message:
+    if error is not None and not any(word in error.message for word in ("YNNPACK", "bad_alloc")):
         assert lacked.requested_bytes is not None
         assert lacked.requested_bytes > MIB
         assert lacked.needed_bytes > 60 * MIB

@@ -92,7 +92,7 @@ def test_a_jax_step_too_large_is_taken_in_two_halves(
     """One rung, in a limit that half of the rows are far from."""
     pytest.importorskip("jax")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    run, seen = trained(plan_for("jax", text, 130, train__max_steps=2, train__evaluation_batches=1))
+    run, seen = trained(plan_for("jax", text, 170, train__max_steps=2, train__evaluation_batches=1))
     assert seen.state == "finished", (seen.verdict, seen.log_tail)
     assert [(rung.batch_size, rung.accumulation_steps) for rung in rungs(run)] == [(48, 2)]
     assert len(run.attempt_numbers()) == 2

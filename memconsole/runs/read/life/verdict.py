@@ -255,7 +255,7 @@ def _by_words_of_memory(
     evidence: Evidence, exit_code: int | None = None, number: signal.Signals | None = None
 ) -> Verdict:
     """The verdict if a library could not allocate and ended the process without an exception."""
-    words = f"a library aborted {evidence.where}: {clean_line(evidence.words_of_memory, 400)}"
+    words = f"a library asked for more memory than is left {evidence.where}, and aborted: {clean_line(evidence.words_of_memory, 400)}"
     return _made(evidence, "out_of_memory", words, exit_code=exit_code, number=number)
 
 
