@@ -66,25 +66,27 @@ def prepare(plan: Plan) -> None:
     if plan.train.deterministic:
         # XLA for GPUs (xla.proto): no atomics, and no autotuning, which may choose differently in
         # each run.
-        _set_flag(_DETERMINISTIC)
+        _add_flag(_DETERMINISTIC)
     if plan.device.memory_fraction is not None:
         os.environ.pop("XLA_PYTHON_CLIENT_MEM_FRACTION", None)  # JAX rejects both names together
         os.environ["XLA_CLIENT_MEM_FRACTION"] = str(plan.device.memory_fraction)
 
 
 def products_by_eigen() -> None:
-    """Keep XLA's products of matrices on a CPU away from YNNPACK (see `_PRODUCTS`). Call before JAX opens a device.
+    """Let Eigen compute XLA's products of matrices on a CPU (see `_PRODUCTS`), unless the user's `XLA_FLAGS` choose a
+    library. Call before JAX opens a device.
 
-    XLA aborts on a flag that it does not know, so versions of jaxlib are named here after they were tried.
+    XLA aborts on a flag that it does not know. So the flag is set only for versions of jaxlib that were tried.
     """
-    if jaxlib.version.__version_info__[:2] == (0, 10):
-        _set_flag(_PRODUCTS)
+    known = jaxlib.version.__version_info__[:2] == (0, 10)
+    if known and _PRODUCTS.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
+        _add_flag(_PRODUCTS)
 
 
-def _set_flag(flag: str) -> None:
-    """Add a flag to `XLA_FLAGS`, unless the user's flags have one of this name."""
+def _add_flag(flag: str) -> None:
+    """Add a flag to `XLA_FLAGS`, once. XLA takes the last of several values of one flag."""
     flags = os.environ.get("XLA_FLAGS", "")
-    if flag.split("=")[0] not in flags:
+    if flag not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()
 
 

@@ -79,3 +79,30 @@ def test_a_persons_own_choice_of_xlas_library_stays(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("XLA_FLAGS", f"{YNNPACK}=LIBRARY_FUSION_TYPE_DOT")
     products_by_eigen()
     assert os.environ["XLA_FLAGS"] == f"{YNNPACK}=LIBRARY_FUSION_TYPE_DOT"
+
+
+def test_the_tracer_plans_with_the_same_library() -> None:
+    """Its memory plan would otherwise be of other programs than those of a run."""
+    pytest.importorskip("jax")
+    code = """
+import os
+from memconsole_jax.tracing import trace_targets
+trace_targets.environment()
+print(os.environ["XLA_FLAGS"])
+"""
+    own = {**os.environ, "XLA_FLAGS": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True)
+    assert done.stdout.strip() == f"{YNNPACK}=LIBRARY_FUSION_TYPE_REDUCE", done.stderr
+
+
+def test_a_deterministic_run_overrides_a_persons_other_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """XLA takes the last value of a flag."""
+    pytest.importorskip("jax")
+    from memconsole_jax import devices as jax_devices
+
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=false")
+    wanted = {"backend": "jax", "device.name": "cpu", "train.deterministic": True}
+    jax_devices.prepare(replace(Plan(), wanted))
+    assert os.environ["XLA_FLAGS"].endswith(" --xla_gpu_deterministic_ops=true")
