@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,6 @@ from jax.ad_checkpoint import checkpoint_name
 from memconsole_jax import target
 from memconsole_jax.layout.mesh import rows_of_each
 from memconsole_jax.models.dropout import masked
-from memconsole_jax.models.recompute import recomputed
 
 SCORE_BYTES = 32 * 2**20
 """Target size of one chunk's float32 scores. The backward pass holds about three times as much."""
@@ -75,79 +73,99 @@ def causal_attention(
         fused = stand_in if target.is_absent() else _cudnn
         return checkpoint_name(fused(query, key, value, scale), "attention")
     q = query.reshape(b, t, kv_heads, h // kv_heads, d)  # (B, T, K, G, D)
-    rows = chunk_rows(rows_of_each(b), h, t)
     bits, rate = drop or (None, 0.0)
-    one = functools.partial(_chunk, scale, cap, rate)
-    if rows >= t:
-        y = recomputed(one, (q, key, value), (jnp.int32(0), window, documents, documents, bits))
-    else:
-        y = _in_chunks(one, rows, (q, key, value), (window, documents, bits))
-    return checkpoint_name(y.reshape(b, t, h * d), "attention")
+    form = _Form(scale, cap, rate, chunk_rows(rows_of_each(b), h, t))
+    return _in_chunks(form, (q, key, value), (window, documents, bits))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _in_chunks(
-    one: Callable[..., Array], rows: int, inputs: tuple[Array, ...], rest: tuple[Any, ...]
-) -> Array:
-    """Attention (B, T, K, G, D), computed by `one` (`_chunk`) for `rows` queries after another.
+class _Form(NamedTuple):
+    """What is the same for all chunks of queries."""
+
+    scale: float
+    cap: float | None
+    rate: float
+    """Of dropout."""
+    rows: int
+    """Queries per chunk."""
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _in_chunks(form: _Form, inputs: tuple[Array, ...], rest: tuple[Any, ...]) -> Array:
+    """Attention (B, T, H·D), computed for one chunk of queries after another.
 
     `inputs` are queries (B, T, K, G, D), keys and values (B, T, K, D); `rest` are the window, the documents and the
-    random bits of dropout. The backward pass computes each chunk again.
+    random bits of dropout. The backward pass computes the attention weights of each chunk again.
     """
-    return _outputs(one, rows, inputs, rest)
+    return _outputs(form, inputs, rest)
 
 
-def _outputs(
-    one: Callable[..., Array], rows: int, inputs: tuple[Array, ...], rest: tuple[Any, ...]
-) -> Array:
+def _outputs(form: _Form, inputs: tuple[Array, ...], rest: tuple[Any, ...]) -> Array:
     query, key, value = inputs
     window, documents, bits = rest
-    parts, starts, own = _parts(rows, query, documents)
+    parts, starts, own = _parts(form.rows, query, documents)
     found: list[Array] = []
-    for group, end in _groups(rows, query.shape[1]):
+    for group, end in _groups(form.rows, query.shape[1]):
         keys, values = key[:, :end], value[:, :end]
         seen = None if documents is None else documents[:, :end]
 
         def output(xs: Any, keys: Array = keys, values: Array = values, seen: Any = seen) -> Array:
             q, start, documents_of = xs
-            return one(q, keys, values, start, window, documents_of, seen, bits)
+            share, _ = _shares(form, q, keys, start, window, documents_of, seen)
+            return _mixed(_thinned(form, share, bits, start), values)
 
         # A group waits for the one before it. XLA would otherwise compute several at the same time.
         queries = parts[group] + 0 * found[-1].reshape(-1)[0] if found else parts[group]
         found.append(lax.map(output, (queries, starts[group], _of(own, group))))
-    return _whole(found, query.shape)
+    return _whole(found, query.shape).reshape(*query.shape[:2], -1)
 
 
 def _in_chunks_forward(
-    one: Callable[..., Array], rows: int, inputs: tuple[Array, ...], rest: tuple[Any, ...]
+    form: _Form, inputs: tuple[Array, ...], rest: tuple[Any, ...]
 ) -> tuple[Array, Any]:
-    return _outputs(one, rows, inputs, rest), (inputs, rest)
+    output = checkpoint_name(_outputs(form, inputs, rest), "attention")
+    return output, (inputs, rest, output)
 
 
-def _in_chunks_backward(
-    one: Callable[..., Array], rows: int, kept: Any, gradient: Array
-) -> tuple[Any, None]:
-    (query, key, value), (window, documents, bits) = kept
-    parts, starts, own = _parts(rows, query, documents)
-    slopes, _, _ = _parts(rows, gradient, None)
+def _in_chunks_backward(form: _Form, kept: Any, gradient: Array) -> tuple[Any, None]:
+    """Gradients of `inputs`.
+
+    The softmax's backward pass needs the sum over all keys of the weights times their gradients. That sum is the inner
+    product of a query's output and its gradient, which needs no array of the scores' size (Dao et al. 2022,
+    "FlashAttention", appendix B.2).
+    """
+    (query, key, value), (window, documents, bits), output = kept
+    # Waits for the gradient. XLA would otherwise keep the weights of the forward pass where there is one chunk.
+    query += (0 * gradient.reshape(-1)[0]).astype(query.dtype)
+    parts, starts, own = _parts(form.rows, query, documents)
+    slopes, _, _ = _parts(form.rows, gradient.reshape(query.shape), None)
+    inner = gradient.astype(jnp.float32) * output.astype(jnp.float32)
+    inners, _, _ = _parts(form.rows, inner.reshape(query.shape).sum(-1), None)  # (N, B, R, K, G)
     summed, by_query = (0 * key[:, :0], 0 * value[:, :0]), []
-    for group, end in _groups(rows, query.shape[1]):
+    for group, end in _groups(form.rows, query.shape[1]):
         seen = None if documents is None else documents[:, :end]
         keys, values = key[:, :end], value[:, :end]
 
         def gradients(
             sums: Any, xs: Any, keys: Array = keys, values: Array = values, seen: Any = seen
         ) -> tuple[Any, Array]:
-            q, slope, start, documents_of = xs
-
-            def output(q: Array, keys: Array, values: Array) -> Array:
-                return one(q, keys, values, start, window, documents_of, seen, bits)
-
-            by_q, *by_others = jax.vjp(output, q, keys, values)[1](slope)
-            return tuple(map(jnp.add, sums, by_others)), by_q
+            q, slope, inner, start, documents_of = xs
+            share, capped = _shares(form, q, keys, start, window, documents_of, seen)
+            thinned = _thinned(form, share, bits, start)
+            by_value = jnp.einsum("bkgrs,brkgd->bskd", thinned.astype(slope.dtype), slope)
+            by_share = jnp.einsum(
+                "brkgd,bskd->bkgrs", slope, values, preferred_element_type=jnp.float32
+            )
+            by_share = _thinned(form, by_share, bits, start)
+            by_score = share * (by_share - jnp.moveaxis(inner, 1, -1)[..., None])
+            if form.cap is not None:
+                by_score *= 1 - (capped / form.cap) ** 2
+            by_score = (form.scale * by_score).astype(q.dtype)
+            by_query = jnp.einsum("bkgrs,bskd->brkgd", by_score, keys)
+            by_key = jnp.einsum("bkgrs,brkgd->bskd", by_score, q)
+            return (sums[0] + by_key, sums[1] + by_value), by_query
 
         more = ((0, 0), (0, end - summed[0].shape[1]), (0, 0), (0, 0))
-        xs = parts[group], slopes[group], starts[group], _of(own, group)
+        xs = parts[group], slopes[group], inners[group], starts[group], _of(own, group)
         summed, part = lax.scan(gradients, tuple(jnp.pad(x, more) for x in summed), xs)
         by_query.append(part)
     return (_whole(by_query, query.shape), *summed), None
@@ -162,7 +180,9 @@ def _parts(rows: int, x: Array, documents: Array | None) -> tuple[Array, Array, 
     chunks = -(-x.shape[1] // rows)
     filled = (0, chunks * rows - x.shape[1])
     x = jnp.pad(x, ((0, 0), filled, *((0, 0) for _ in x.shape[2:])))
-    starts = jnp.arange(chunks, dtype=jnp.int32) * rows
+    # Depends on x, although only formally. Masks that depended on positions alone would be computed for all chunks
+    # before a loop over layers, and kept.
+    starts, x = lax.optimization_barrier((jnp.arange(chunks, dtype=jnp.int32) * rows, x))
     if documents is not None:
         documents = _stacked(jnp.pad(documents, ((0, 0), filled), mode="edge"), rows)
     return _stacked(x, rows), starts, documents
@@ -190,36 +210,39 @@ def _whole(parts: list[Array], shape: tuple[int, ...]) -> Array:
     return x.reshape(shape[0], -1, *shape[2:])[:, : shape[1]]
 
 
-def _chunk(
-    scale: float,
-    cap: float | None,
-    rate: float,
+def _shares(
+    form: _Form,
     q: Array,
     key: Array,
-    value: Array,
     start: Array,
     window: Array | None,
     own: Array | None,
     documents: Array | None,
-    bits: Array | None,
-) -> Array:
-    """Attention of q (B, R, K, G, D), the queries from position `start` on, which belong to
-    documents `own` (B, R)."""
-    scores = jnp.einsum("brkgd,bskd->bkgrs", q, key, preferred_element_type=jnp.float32) * scale
-    if cap is not None:
-        scores = cap * jnp.tanh(scores / cap)
+) -> tuple[Array, Array]:
+    """Attention weights of q (B, R, K, G, D), the queries from position `start` on, which belong to documents `own`
+    (B, R); and the scores that they come from. Both are (B, K, G, R, S), fp32."""
+    scores = jnp.einsum("brkgd,bskd->bkgrs", q, key, preferred_element_type=jnp.float32)
+    scores *= form.scale
+    if form.cap is not None:
+        scores = form.cap * jnp.tanh(scores / form.cap)
     row = start + jnp.arange(q.shape[1])[:, None]  # (R, 1)
-    column = jnp.arange(key.shape[1])[None, :]  # (1, T)
+    column = jnp.arange(key.shape[1])[None, :]  # (1, S)
     seen = column <= row
     if window is not None:
         seen &= row - column < window
     if own is not None and documents is not None:
-        seen = (seen & (own[:, :, None] == documents[:, None, :]))[:, None, None]  # (B, 1, 1, R, T)
-    scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
-    share = jax.nn.softmax(scores, axis=-1).astype(value.dtype)  # (B, K, G, R, T)
-    if bits is not None:
-        share = masked(share, bits + start.astype(bits.dtype), rate)
-    return jnp.einsum("bkgrs,bskd->brkgd", share, value)
+        seen = (seen & (own[:, :, None] == documents[:, None, :]))[:, None, None]  # (B, 1, 1, R, S)
+    return jax.nn.softmax(jnp.where(seen, scores, jnp.finfo(jnp.float32).min), axis=-1), scores
+
+
+def _thinned(form: _Form, share: Array, bits: Array | None, start: Array) -> Array:
+    """Attention weights after dropout, if there are random bits."""
+    return share if bits is None else masked(share, bits + start.astype(bits.dtype), form.rate)
+
+
+def _mixed(share: Array, value: Array) -> Array:
+    """Values (B, S, K, D) added up by the weights (B, K, G, R, S): (B, R, K, G, D)."""
+    return jnp.einsum("bkgrs,bskd->brkgd", share.astype(value.dtype), value)
 
 
 def cudnn_applies(query: Any) -> bool:
