@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,29 +23,32 @@ from memconsole_jax.models.dropout import masked
 
 SCORE_BYTES = 32 * 2**20
 """Target size of one chunk's float32 scores. The backward pass holds about three times as much."""
-CPU_SCORE_BYTES = 8 * 2**20
-"""The same for a CPU. Its reductions (YNNPACK) need up to five times the scores in addition, and
-run faster in cache."""
-FEWEST_ROWS = 64
-CPU_CHUNKS = 8
-"""Fewest chunks of the queries of a row on a CPU, if the row is long enough for four chunks of `FEWEST_ROWS`. Each chunk
-has at least `FEWEST_ROWS` queries."""
+CPU_SCORE_BYTES = 4 * 2**20
+"""The same for a CPU, whose cache such a chunk fits."""
+CPU_ROWS_BYTES = 2 * 2**20
+"""On a CPU several rows of the batch are in one chunk if their scores fit this."""
+FEWEST_QUERIES = 64
+CPU_QUERIES = 128
+"""Most queries per chunk on a CPU, or a quarter of a longer row."""
 CPU_GROUPS = 4
 """Most groups of a CPU's chunks. A group reads no keys after its last query, so that four groups compute 5/8 of all
-scores. A group has at least two chunks: XLA turns a loop over one chunk into plain operations, and would hold the scores
-of several such groups at the same time."""
+scores."""
 
 
-def chunk_rows(batch: int, heads: int, length: int) -> int:
-    """Queries per chunk: equal chunks whose scores (batch, heads, rows, length) fit `SCORE_BYTES`
-    or `CPU_SCORE_BYTES`."""
-    on_cpu = target.kind() == "cpu"
-    most = (CPU_SCORE_BYTES if on_cpu else SCORE_BYTES) // (4 * batch * heads * length)
-    if on_cpu and length >= 4 * FEWEST_ROWS:
-        most = min(most, -(-length // CPU_CHUNKS))
-    most = max(FEWEST_ROWS, most)
-    chunks = -(-length // min(most, length))
-    return -(-length // chunks)
+def chunk_sizes(batch: int, heads: int, length: int) -> tuple[int, int]:
+    """Rows of the batch and queries per chunk. Chunks are equal. Their fp32 scores (rows, heads, queries, length) fit
+    `SCORE_BYTES` unless `FEWEST_QUERIES` need more. Only a CPU divides the batch."""
+    on_cpu, rows = target.kind() == "cpu", batch
+    most = SCORE_BYTES // (4 * batch * heads * length)
+    if on_cpu:
+        longest = max(CPU_QUERIES, -(-length // CPU_GROUPS))
+        most = min(CPU_SCORE_BYTES // (4 * heads * length), longest)
+    chunks = -(-length // min(length, max(FEWEST_QUERIES, most)))
+    queries = -(-length // chunks)
+    if on_cpu:
+        most = max(1, CPU_ROWS_BYTES // (4 * heads * queries * length))
+        rows = max(n for n in range(1, min(batch, most) + 1) if batch % n == 0)
+    return rows, queries
 
 
 def causal_attention(
@@ -74,7 +78,8 @@ def causal_attention(
         return checkpoint_name(fused(query, key, value, scale), "attention")
     q = query.reshape(b, t, kv_heads, h // kv_heads, d)  # (B, T, K, G, D)
     bits, rate = drop or (None, 0.0)
-    form = _Form(scale, cap, rate, chunk_rows(rows_of_each(b), h, t))
+    own = rows_of_each(b)
+    form = _Form(scale, cap, rate, b // own, *chunk_sizes(own, h, t))
     return _in_chunks(form, (q, key, value), (window, documents, bits))
 
 
@@ -85,8 +90,12 @@ class _Form(NamedTuple):
     cap: float | None
     rate: float
     """Of dropout."""
+    devices: int
+    """How many devices compute rows of the batch."""
     rows: int
-    """Queries per chunk."""
+    """Of the batch, per chunk and device."""
+    queries: int
+    """Per chunk."""
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -96,34 +105,46 @@ def _in_chunks(form: _Form, inputs: tuple[Array, ...], rest: tuple[Any, ...]) ->
     `inputs` are queries (B, T, K, G, D), keys and values (B, T, K, D); `rest` are the window, the documents and the
     random bits of dropout. The backward pass computes the attention weights of each chunk again.
     """
-    return _outputs(form, inputs, rest)
+    return _outputs(form, inputs, rest)[0]
 
 
-def _outputs(form: _Form, inputs: tuple[Array, ...], rest: tuple[Any, ...]) -> Array:
-    query, key, value = inputs
+def _outputs(form: _Form, inputs: tuple[Array, ...], rest: tuple[Any, ...]) -> tuple[Array, Array]:
+    """The output (B, T, H·D), and the logarithms of the sums over exponentiated scores (B, K, G, T), fp32."""
     window, documents, bits = rest
-    parts, starts, own = _parts(form.rows, query, documents)
-    found: list[Array] = []
-    for group, end in _groups(form.rows, query.shape[1]):
-        keys, values = key[:, :end], value[:, :end]
-        seen = None if documents is None else documents[:, :end]
 
-        def output(xs: Any, keys: Array = keys, values: Array = values, seen: Any = seen) -> Array:
-            q, start, documents_of = xs
-            share, _ = _shares(form, q, keys, start, window, documents_of, seen)
-            return _mixed(_thinned(form, share, bits, start), values)
+    def of_rows(bits: Array | None, documents: Array | None, *arrays: Array) -> tuple[Array, Array]:
+        query, key, value = map(_heads_first, arrays)
+        queries, starts, own = _parts(form, query, documents)
+        found: list[tuple[Array, Array]] = []
+        for group, end in _groups(form, query.shape[3]):
+            keys, values = key[:, :, :end], value[:, :, :end]
+            seen = None if documents is None else documents[:, :end]
 
-        # A group waits for the one before it. XLA would otherwise compute several at the same time.
-        queries = parts[group] + 0 * found[-1].reshape(-1)[0] if found else parts[group]
-        found.append(lax.map(output, (queries, starts[group], _of(own, group))))
-    return _whole(found, query.shape).reshape(*query.shape[:2], -1)
+            def output(
+                xs: Any, keys: Array = keys, values: Array = values, seen: Any = seen
+            ) -> tuple[Array, Array]:
+                q, start, own = xs
+                scores, _ = _scores(form, q, keys, start, window, own, seen)
+                most = jnp.max(scores, axis=-1, keepdims=True)
+                share = jnp.exp(scores - most)
+                total = jnp.sum(share, axis=-1, keepdims=True)
+                thinned = _thinned(form, share, bits, start).astype(values.dtype)
+                mixed = jnp.einsum("bkgrs,bksd->bkgrd", thinned, values) / total
+                return mixed.astype(values.dtype), (most + jnp.log(total))[..., 0]
+
+            xs = _after(found, queries[group]), starts[group], _of(own, group)
+            found.append(lax.map(output, xs))
+        mixed, logarithms = (_whole(parts, query.shape[3]) for parts in zip(*found, strict=True))
+        return _heads_last(mixed).reshape(*arrays[0].shape[:2], -1), logarithms
+
+    return _by_rows(form, of_rows, bits, documents, *inputs)
 
 
 def _in_chunks_forward(
     form: _Form, inputs: tuple[Array, ...], rest: tuple[Any, ...]
 ) -> tuple[Array, Any]:
-    output = checkpoint_name(_outputs(form, inputs, rest), "attention")
-    return output, (inputs, rest, output)
+    output, logarithms = checkpoint_name(_outputs(form, inputs, rest), "attention")
+    return output, (inputs, rest, output, logarithms)
 
 
 def _in_chunks_backward(form: _Form, kept: Any, gradient: Array) -> tuple[Any, None]:
@@ -133,84 +154,135 @@ def _in_chunks_backward(form: _Form, kept: Any, gradient: Array) -> tuple[Any, N
     product of a query's output and its gradient, which needs no array of the scores' size (Dao et al. 2022,
     "FlashAttention", appendix B.2).
     """
-    (query, key, value), (window, documents, bits), output = kept
+    inputs, (window, documents, bits), output, logarithms = kept
     # Waits for the gradient. XLA would otherwise keep the weights of the forward pass where there is one chunk.
-    query += (0 * gradient.reshape(-1)[0]).astype(query.dtype)
-    parts, starts, own = _parts(form.rows, query, documents)
-    slopes, _, _ = _parts(form.rows, gradient.reshape(query.shape), None)
-    inner = gradient.astype(jnp.float32) * output.astype(jnp.float32)
-    inners, _, _ = _parts(form.rows, inner.reshape(query.shape).sum(-1), None)  # (N, B, R, K, G)
-    summed, by_query = (0 * key[:, :0], 0 * value[:, :0]), []
-    for group, end in _groups(form.rows, query.shape[1]):
-        seen = None if documents is None else documents[:, :end]
-        keys, values = key[:, :end], value[:, :end]
+    query = inputs[0] + (0 * gradient.reshape(-1)[0]).astype(inputs[0].dtype)
 
-        def gradients(
-            sums: Any, xs: Any, keys: Array = keys, values: Array = values, seen: Any = seen
-        ) -> tuple[Any, Array]:
-            q, slope, inner, start, documents_of = xs
-            share, capped = _shares(form, q, keys, start, window, documents_of, seen)
-            thinned = _thinned(form, share, bits, start)
-            by_value = jnp.einsum("bkgrs,brkgd->bskd", thinned.astype(slope.dtype), slope)
-            by_share = jnp.einsum(
-                "brkgd,bskd->bkgrs", slope, values, preferred_element_type=jnp.float32
-            )
-            by_share = _thinned(form, by_share, bits, start)
-            by_score = share * (by_share - jnp.moveaxis(inner, 1, -1)[..., None])
-            if form.cap is not None:
-                by_score *= 1 - (capped / form.cap) ** 2
-            by_score = (form.scale * by_score).astype(q.dtype)
-            by_query = jnp.einsum("bkgrs,bskd->brkgd", by_score, keys)
-            by_key = jnp.einsum("bkgrs,brkgd->bskd", by_score, q)
-            return (sums[0] + by_key, sums[1] + by_value), by_query
+    def of_rows(bits: Array | None, documents: Array | None, *arrays: Array) -> tuple[Array, ...]:
+        query, key, value, slope, output = map(_heads_first, arrays[:-1])
+        inner = jnp.sum(slope.astype(jnp.float32) * output.astype(jnp.float32), axis=-1)
+        queries, starts, own = _parts(form, query, documents)
+        slopes, inners, logs = (_parts(form, x, None)[0] for x in (slope, inner, arrays[-1]))
+        summed = 0 * key[:, :, :0], 0 * value[:, :, :0]
+        by_query: list[Array] = []
+        for group, end in _groups(form, query.shape[3]):
+            seen = None if documents is None else documents[:, :end]
+            keys, values = key[:, :, :end], value[:, :, :end]
 
-        more = ((0, 0), (0, end - summed[0].shape[1]), (0, 0), (0, 0))
-        xs = parts[group], slopes[group], inners[group], starts[group], _of(own, group)
-        summed, part = lax.scan(gradients, tuple(jnp.pad(x, more) for x in summed), xs)
-        by_query.append(part)
-    return (_whole(by_query, query.shape), *summed), None
+            def gradients(
+                sums: Any, xs: Any, keys: Array = keys, values: Array = values, seen: Any = seen
+            ) -> tuple[Any, Array]:
+                q, slope, inner, logarithm, start, own = xs
+                scores, capped = _scores(form, q, keys, start, window, own, seen)
+                share = jnp.exp(scores - logarithm[..., None])
+                thinned = _thinned(form, share, bits, start).astype(slope.dtype)
+                by_value = jnp.einsum("bkgrs,bkgrd->bksd", thinned, slope)
+                by_share = jnp.einsum(
+                    "bkgrd,bksd->bkgrs", slope, values, preferred_element_type=jnp.float32
+                )
+                by_score = share * (_thinned(form, by_share, bits, start) - inner[..., None])
+                if form.cap is not None:
+                    by_score *= 1 - (capped / form.cap) ** 2
+                by_score = (form.scale * by_score).astype(q.dtype)
+                by_key = jnp.einsum("bkgrs,bkgrd->bksd", by_score, q)
+                by_query = jnp.einsum("bkgrs,bksd->bkgrd", by_score, keys)
+                return (sums[0] + by_key, sums[1] + by_value), by_query
+
+            more = ((0, 0), (0, 0), (0, end - summed[0].shape[2]), (0, 0))
+            sums = jnp.pad(summed[0], more), jnp.pad(summed[1], more)
+            first = _after(by_query, queries[group])
+            xs = first, slopes[group], inners[group], logs[group], starts[group], _of(own, group)
+            summed, part = lax.scan(gradients, sums, xs)
+            by_query.append(part)
+        whole = _whole(by_query, query.shape[3])
+        return _heads_last(whole), _heads_last(summed[0]), _heads_last(summed[1])
+
+    shape = inputs[0].shape
+    arrays = query, *inputs[1:], gradient.reshape(shape), output.reshape(shape), logarithms
+    return _by_rows(form, of_rows, bits, documents, *arrays), None
 
 
 _in_chunks.defvjp(_in_chunks_forward, _in_chunks_backward)
 
 
-def _parts(rows: int, x: Array, documents: Array | None) -> tuple[Array, Array, Array | None]:
-    """Chunks of x (B, T, ...) as (N, B, R, ...), filled up with zeros; their first positions (N,); and their documents
-    (N, B, R)."""
-    chunks = -(-x.shape[1] // rows)
-    filled = (0, chunks * rows - x.shape[1])
-    x = jnp.pad(x, ((0, 0), filled, *((0, 0) for _ in x.shape[2:])))
+def _by_rows(
+    form: _Form, function: Callable[..., Any], bits: Array | None, *arrays: Array | None
+) -> Any:
+    """`function` of the random bits and of the arrays (B, ...), computed for `form.rows` rows of each device after others.
+    It returns arrays (B, ...). Each part of the rows has random bits of its own."""
+    batch = next(x.shape[0] for x in arrays if x is not None)
+    parts = batch // form.devices // form.rows
+    if bits is not None:
+        key = jax.random.wrap_key_data(bits)
+        bits = jax.vmap(lambda n: jax.random.key_data(jax.random.fold_in(key, n)))(
+            jnp.arange(parts)
+        )
+
+    def divided(x: Array) -> Array:
+        x = x.reshape(form.devices, parts, form.rows, *x.shape[1:])
+        return jnp.moveaxis(x, 1, 0).reshape(parts, -1, *x.shape[3:])
+
+    def joined(x: Array) -> Array:
+        x = x.reshape(parts, form.devices, form.rows, *x.shape[2:])
+        return jnp.moveaxis(x, 0, 1).reshape(batch, *x.shape[3:])
+
+    found = lax.map(lambda xs: function(xs[0], *xs[1]), (bits, jax.tree.map(divided, arrays)))
+    return jax.tree.map(joined, found)
+
+
+def _heads_first(x: Array) -> Array:
+    """x (B, T, ..., D) as (B, ..., T, D)."""
+    return jnp.moveaxis(x, 1, -2)
+
+
+def _heads_last(x: Array) -> Array:
+    """x (B, ..., T, D) as (B, T, ..., D)."""
+    return jnp.moveaxis(x, -2, 1)
+
+
+def _parts(form: _Form, x: Array, documents: Array | None) -> tuple[Array, Array, Array | None]:
+    """Chunks of x (B, K, G, T, ...) as (N, B, K, G, R, ...), filled up with zeros; their first positions (N,); and their
+    documents (N, B, R)."""
+    length = x.shape[3]
+    chunks = -(-length // form.queries)
+    filled = (0, chunks * form.queries - length)
+    x = jnp.pad(x, (*((0, 0) for _ in range(3)), filled, *((0, 0) for _ in x.shape[4:])))
+    x = jnp.moveaxis(x.reshape(*x.shape[:3], chunks, form.queries, *x.shape[4:]), 3, 0)
     # Depends on x, although only formally. Masks that depended on positions alone would be computed for all chunks
     # before a loop over layers, and kept.
-    starts, x = lax.optimization_barrier((jnp.arange(chunks, dtype=jnp.int32) * rows, x))
+    starts, x = lax.optimization_barrier((jnp.arange(chunks, dtype=jnp.int32) * form.queries, x))
     if documents is not None:
-        documents = _stacked(jnp.pad(documents, ((0, 0), filled), mode="edge"), rows)
-    return _stacked(x, rows), starts, documents
+        documents = jnp.pad(documents, ((0, 0), filled), mode="edge")
+        documents = jnp.moveaxis(documents.reshape(-1, chunks, form.queries), 1, 0)
+    return x, starts, documents
 
 
-def _stacked(x: Array, rows: int) -> Array:
-    return jnp.moveaxis(x.reshape(x.shape[0], -1, rows, *x.shape[2:]), 1, 0)
-
-
-def _groups(rows: int, length: int) -> list[tuple[slice, int]]:
+def _groups(form: _Form, length: int) -> list[tuple[slice, int]]:
     """The chunks of each group, and how many keys its queries can see."""
-    chunks = -(-length // rows)
-    groups = min(CPU_GROUPS, max(1, chunks // 2)) if target.kind() == "cpu" else 1
+    chunks = -(-length // form.queries)
+    groups = min(CPU_GROUPS, chunks) if target.kind() == "cpu" else 1
     bounds = [chunks * n // groups for n in range(groups + 1)]
-    return [(slice(a, b), min(length, b * rows)) for a, b in itertools.pairwise(bounds)]
+    return [(slice(a, b), min(length, b * form.queries)) for a, b in itertools.pairwise(bounds)]
+
+
+def _after(found: list[Any], x: Array) -> Array:
+    """x, which waits for the last one found. XLA would otherwise compute several groups at the same time."""
+    if not found:
+        return x
+    return x + (0 * jax.tree.leaves(found[-1])[0].reshape(-1)[0]).astype(x.dtype)
 
 
 def _of(own: Array | None, group: slice) -> Array | None:
     return None if own is None else own[group]
 
 
-def _whole(parts: list[Array], shape: tuple[int, ...]) -> Array:
-    """Chunks (N, B, R, ...) of all groups as one array of `shape` (B, T, ...)."""
-    x = jnp.moveaxis(jnp.concatenate(parts), 0, 1)
-    return x.reshape(shape[0], -1, *shape[2:])[:, : shape[1]]
+def _whole(groups: Sequence[Array], length: int) -> Array:
+    """Chunks (N, B, K, G, R, ...) of all groups as one array (B, K, G, T, ...)."""
+    x = jnp.moveaxis(jnp.concatenate(groups), 0, 3)
+    return x.reshape(*x.shape[:3], -1, *x.shape[5:])[:, :, :, :length]
 
 
-def _shares(
+def _scores(
     form: _Form,
     q: Array,
     key: Array,
@@ -219,30 +291,25 @@ def _shares(
     own: Array | None,
     documents: Array | None,
 ) -> tuple[Array, Array]:
-    """Attention weights of q (B, R, K, G, D), the queries from position `start` on, which belong to documents `own`
-    (B, R); and the scores that they come from. Both are (B, K, G, R, S), fp32."""
-    scores = jnp.einsum("brkgd,bskd->bkgrs", q, key, preferred_element_type=jnp.float32)
+    """Scores of q (B, K, G, R, D), the queries from position `start` on, which belong to documents `own` (B, R), and
+    the same without a mask. Both are (B, K, G, R, S), fp32."""
+    scores = jnp.einsum("bkgrd,bksd->bkgrs", q, key, preferred_element_type=jnp.float32)
     scores *= form.scale
     if form.cap is not None:
         scores = form.cap * jnp.tanh(scores / form.cap)
-    row = start + jnp.arange(q.shape[1])[:, None]  # (R, 1)
-    column = jnp.arange(key.shape[1])[None, :]  # (1, S)
+    row = start + jnp.arange(q.shape[3])[:, None]  # (R, 1)
+    column = jnp.arange(key.shape[2])[None, :]  # (1, S)
     seen = column <= row
     if window is not None:
         seen &= row - column < window
     if own is not None and documents is not None:
         seen = (seen & (own[:, :, None] == documents[:, None, :]))[:, None, None]  # (B, 1, 1, R, S)
-    return jax.nn.softmax(jnp.where(seen, scores, jnp.finfo(jnp.float32).min), axis=-1), scores
+    return jnp.where(seen, scores, jnp.finfo(jnp.float32).min), scores
 
 
 def _thinned(form: _Form, share: Array, bits: Array | None, start: Array) -> Array:
     """Attention weights after dropout, if there are random bits."""
     return share if bits is None else masked(share, bits + start.astype(bits.dtype), form.rate)
-
-
-def _mixed(share: Array, value: Array) -> Array:
-    """Values (B, S, K, D) added up by the weights (B, K, G, R, S): (B, R, K, G, D)."""
-    return jnp.einsum("bkgrs,bskd->brkgd", share.astype(value.dtype), value)
 
 
 def cudnn_applies(query: Any) -> bool:

@@ -52,22 +52,23 @@ def jax_block(
     c = 4 if precision == "fp32" or kind == "cpu" else 2
     norm = 4 * h + c * h  # its input, to recompute from; its output, which the next matmuls read
     matmuls = c * (2 * q + 2 * k)  # rotated queries and keys, values, output
-    attention = norm + matmuls + ((4 + c) * (q + k) if a.query_key_norm else 0)
+    output = c * q + 4 * a.heads  # of attention, and the logarithms of its sums over scores
+    attention = norm + matmuls + 4 * a.heads + ((4 + c) * (q + k) if a.query_key_norm else 0)
     gates = c * f * (2 if a.gated_mlp else 1)
     mlp = norm + gates + c * f  # gate, up, product; or up, activated up
     everything = attention + mlp + (2 * c * h if a.post_norms else 0) + c * rank * _matrices(a)
-    outputs = c * (2 * q + 2 * k + h + (2 if a.gated_mlp else 1) * f)
+    outputs = output + c * (q + 2 * k + h + (2 if a.gated_mlp else 1) * f)
     outputs += (c * h if a.post_norms else 0) + c * _adapter_outputs(a, rank)
     kept = {
         "none": everything,
         "selective": 4 * h + outputs,
-        "attention": 4 * h + c * q,
+        "attention": 4 * h + output,
         "full": 4 * h,
     }[checkpointing]
     again = {
         "none": (0, 0),
-        "selective": (attention - matmuls + c * (q + k), mlp - gates),
-        "attention": (attention - c * q, mlp),
+        "selective": (attention - matmuls - 4 * a.heads + c * (q + k), mlp - gates),
+        "attention": (attention - output, mlp),
         "full": (attention, mlp),
     }[checkpointing]
     return BlockBytes(

@@ -21,18 +21,23 @@ CPU_CHUNK_TOKENS = 128
 """`memconsole_jax.techniques.activations.fused_loss.CPU_CHUNK_TOKENS`."""
 SCORE_BYTES = 32 * 2**20
 """`memconsole_jax.models.attention.SCORE_BYTES`."""
-CPU_SCORE_BYTES = 8 * 2**20
+CPU_SCORE_BYTES = 4 * 2**20
 """`memconsole_jax.models.attention.CPU_SCORE_BYTES`."""
-FEWEST_ROWS = 64
-"""`memconsole_jax.models.attention.FEWEST_ROWS`."""
-CPU_CHUNKS = 8
-"""`memconsole_jax.models.attention.CPU_CHUNKS`."""
-LIBRARY_SCORES = 3
-"""How many chunks of attention scores XLA's libraries allocate on a CPU, in addition to what XLA plans (measured by
-`tests/accuracy/cpu.py`)."""
+CPU_ROWS_BYTES = 2 * 2**20
+"""`memconsole_jax.models.attention.CPU_ROWS_BYTES`."""
+FEWEST_QUERIES = 64
+"""`memconsole_jax.models.attention.FEWEST_QUERIES`."""
+CPU_QUERIES = 128
+"""`memconsole_jax.models.attention.CPU_QUERIES`."""
+CPU_GROUPS = 4
+"""`memconsole_jax.models.attention.CPU_GROUPS`."""
 EVALUATED_SCORES = 1.1
 """How many chunks of attention scores are live beside the tensors of an MLP in an evaluation on a CPU. (From XLA's plans
 of the evaluations of seven models of 1 to 30 M parameters, on rows of 64 to 1,024 tokens.) A backward pass needs more."""
+PACKED_DEPTH = 600
+"""Of how many of the numbers that a product sums over Eigen packs the operands at a time: two blocks of about 300 (Eigen's
+`TensorContractionThreadPool.h`; measured as what products in XLA's programs allocate)."""
+PACKED_PRODUCTS = 2
 ALIGNED_ROWS = 16
 """`memconsole_jax.techniques.activations.fused_loss.ALIGNED_ROWS`."""
 
@@ -201,11 +206,23 @@ def _is_padded(step: StepSizes) -> bool:
 
 
 def library_bytes(step: StepSizes, rows: int | None = None) -> int:
-    """Bytes that XLA's libraries allocate on a CPU in addition to what XLA plans, for `rows` rows (None: those of a
-    micro-batch)."""
+    """Bytes of the operands that Eigen packs on a CPU, in addition to what XLA plans, for `rows` rows (None: those of a
+    micro-batch). XLA computes `PACKED_PRODUCTS` products at the same time."""
     if step.kind != "cpu":
         return 0
-    return LIBRARY_SCORES * score_bytes(step, step.plan.train.batch_size if rows is None else rows)
+    a, t = step.architecture, step.tokens
+    if rows is not None:
+        t = t * rows // step.plan.train.batch_size
+    scored = _chunk(step, t) if step.plan.optimize.fused_loss else t
+    h, f = a.hidden_size, a.intermediate_size
+    return PACKED_PRODUCTS * max(_packed(t, h, f), _packed(scored, h, a.vocab_size))
+
+
+def _packed(*sizes: int) -> int:
+    """The most bytes that Eigen packs in one of the three products of a matrix: of the inputs, their gradients and the
+    matrix's own. Each of the sizes is summed over in one of them."""
+    total = sum(sizes)
+    return 4 * max((total - size) * min(size, PACKED_DEPTH) for size in sizes)
 
 
 def score_bytes(step: StepSizes, rows: int) -> int:
@@ -217,13 +234,16 @@ def score_bytes(step: StepSizes, rows: int) -> int:
     fits_cudnn = a.head_size % 8 == 0 and a.head_size <= 128 and not written_out
     if step.kind == "gpu" and step.compute == 2 and fits_cudnn:
         return 0
-    row = 4 * rows * a.heads * length
-    most = (CPU_SCORE_BYTES if step.kind == "cpu" else SCORE_BYTES) // row
-    if step.kind == "cpu" and length >= 4 * FEWEST_ROWS:
-        most = min(most, -(-length // CPU_CHUNKS))
-    most = min(length, max(FEWEST_ROWS, most))
-    chunks = -(-length // most)
-    return row * -(-length // chunks)
+    query = 4 * a.heads * length  # bytes of one query's scores
+    most = SCORE_BYTES // (rows * query)
+    if step.kind == "cpu":
+        most = min(CPU_SCORE_BYTES // query, max(CPU_QUERIES, -(-length // CPU_GROUPS)))
+    chunks = -(-length // min(length, max(FEWEST_QUERIES, most)))
+    queries = -(-length // chunks)
+    if step.kind == "cpu":
+        most = max(1, CPU_ROWS_BYTES // (query * queries))
+        rows = max(n for n in range(1, min(rows, most) + 1) if rows % n == 0)
+    return rows * queries * query
 
 
 def _chunk(step: StepSizes, tokens: int) -> int:

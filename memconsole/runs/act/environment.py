@@ -125,7 +125,7 @@ def _heap(plan: Plan) -> dict[str, str]:
     backend = plan.backend if plan.backend in ARENAS else "torch"
     from_system, returned = HEAPS[backend, plan.optimize.heap]
     fast = plan.optimize.heap == "fast"
-    room = {"MALLOC_TOP_PAD_": ROOM} if fast else {}
+    room = {"MALLOC_TOP_PAD_": ROOM} if fast and backend == "torch" else {}
     pages = {"GLIBC_TUNABLES": HUGE_PAGES} if fast and backend == "jax" else {}
     return (
         room

@@ -15,7 +15,7 @@ from memconsole.plan.models.architecture import Architecture, parameter_count, p
 from memconsole_jax import comparison
 from memconsole_jax.layout.stacking import stacks
 from memconsole_jax.models import attention
-from memconsole_jax.models.attention import causal_attention, chunk_rows
+from memconsole_jax.models.attention import causal_attention, chunk_sizes
 from memconsole_jax.models.decoder import assemble
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights
 from memconsole_trainer.weights.initialize import InitialWeights
@@ -106,11 +106,12 @@ def test_attention_in_chunks_is_attention_by_definition(
     window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "CPU_SCORE_BYTES", 0)
-    monkeypatch.setattr(attention, "FEWEST_ROWS", 7)
+    monkeypatch.setattr(attention, "CPU_ROWS_BYTES", 0)
+    monkeypatch.setattr(attention, "FEWEST_QUERIES", 7)
     random = np.random.default_rng(0)
     q = random.normal(size=(2, 23, 4, 8)).astype(np.float32)
     k, v = random.normal(size=(2, 2, 23, 2, 8)).astype(np.float32)
-    assert chunk_rows(2, 4, 23) == 6  # 4 chunks, the last one filled up
+    assert chunk_sizes(2, 4, 23) == (1, 6)  # 4 chunks, the last one filled up
     found = causal_attention(q, k, v, 0.3, None if window is None else jnp.int32(window))
     expected = dense(q, k, v, 0.3, window or 23).reshape(2, 23, 32)
     np.testing.assert_allclose(found, expected, atol=2e-6)
@@ -131,7 +132,8 @@ def test_gradients_of_chunked_attention_are_those_of_one_chunk(
 
     whole = gradients()
     monkeypatch.setattr(attention, "CPU_SCORE_BYTES", 0)
-    monkeypatch.setattr(attention, "FEWEST_ROWS", 7)
+    monkeypatch.setattr(attention, "CPU_ROWS_BYTES", 0)
+    monkeypatch.setattr(attention, "FEWEST_QUERIES", 7)
     for chunked, expected in zip(gradients(), whole, strict=True):
         np.testing.assert_allclose(chunked, expected, atol=1e-5)
 
@@ -139,7 +141,7 @@ def test_gradients_of_chunked_attention_are_those_of_one_chunk(
 def test_no_square_of_scores_outlives_its_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither pass holds scores of all queries: the widest has one chunk's rows."""
     monkeypatch.setattr(attention, "CPU_SCORE_BYTES", 0)
-    monkeypatch.setattr(attention, "FEWEST_ROWS", 8)
+    monkeypatch.setattr(attention, "FEWEST_QUERIES", 8)
     t = 32
     q = jax.ShapeDtypeStruct((1, t, 4, 8), jnp.float32)
     k = jax.ShapeDtypeStruct((1, t, 2, 8), jnp.float32)

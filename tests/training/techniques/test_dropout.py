@@ -14,6 +14,7 @@ import torch
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.toggles.optimizations import check_conflicts
+from memconsole_jax.models import attention
 from memconsole_jax.models import dropout as jax_dropout
 from memconsole_torch.models.capped_attention import _kept, capped_attention
 from memconsole_torch.techniques.activations.dropout import dropped, kept
@@ -107,6 +108,21 @@ def test_places_and_micro_batches_have_masks_of_their_own() -> None:
     assert len(keys) == 8
     x = torch.empty(8, 8)
     assert not torch.equal(kept(x, key_of(0, 0, 0, 0), 0.5), kept(x, key_of(0, 0, 0, 1), 0.5))
+
+
+def test_jax_draws_other_masks_for_each_part_of_the_batch_and_chunk_of_queries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attention, "CPU_ROWS_BYTES", 0)
+    monkeypatch.setattr(attention, "CPU_QUERIES", 64)
+    assert attention.chunk_sizes(2, 1, 128) == (1, 64)
+    ones = jnp.ones((2, 128, 1, 4))
+    bits = jnp.array([1, 2], jnp.uint32)
+    found = attention.causal_attention(ones, ones, ones, 1.0, None, drop=(bits, 0.5))
+    kept = np.asarray(found)[..., 0]
+    np.testing.assert_allclose(kept[:, 64:].mean(1), 1, atol=0.1)
+    assert not np.array_equal(kept[0], kept[1])
+    assert not np.array_equal(kept[0, :64] > 1, kept[0, 64:] > 1)
 
 
 @pytest.mark.parametrize(
