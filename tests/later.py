@@ -210,7 +210,7 @@ MACHINE = (
     "training/loop/test_trainer_start.py::test_growth_and_peak_follow_allocations_and_the_peak_can_begin_anew",
     "training/loop/test_trainer_start.py::test_shared_pages_are_told_apart_and_counted_once",
     "training/memory/test_heap.py::",
-    "training/memory/test_jax_library_memory.py::test_small_chunks_of_scores_save_what_reductions_take_beside_the_plan",
+    "training/memory/test_jax_library_memory.py::test_products_pack_their_operands_beside_the_plan",
     "training/runs/test_memory_limit.py::test_a_run_maps_no_more_on_top_of_what_it_fills_than_is_allowed",
     "training/runs/test_resume_memory.py::",
     "training/techniques/test_jax_activation_offload.py::test_the_process_has_one_blocks_input_of_all_layers",
