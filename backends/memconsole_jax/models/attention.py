@@ -29,7 +29,7 @@ CPU_ROWS_BYTES = 2 * 2**20
 """On a CPU several rows of the batch are in one chunk if their scores fit this."""
 FEWEST_QUERIES = 64
 CPU_QUERIES = 128
-"""Most queries per chunk on a CPU, or a quarter of a longer row."""
+"""Most queries per chunk on a CPU, unless a quarter of the row is more."""
 CPU_GROUPS = 4
 """Most groups of a CPU's chunks. A group reads no keys after its last query, so that four groups compute 5/8 of all
 scores."""
@@ -129,8 +129,10 @@ def _outputs(form: _Form, inputs: tuple[Array, ...], rest: tuple[Any, ...]) -> t
                 share = jnp.exp(scores - most)
                 total = jnp.sum(share, axis=-1, keepdims=True)
                 thinned = _thinned(form, share, bits, start).astype(values.dtype)
-                mixed = jnp.einsum("bkgrs,bksd->bkgrd", thinned, values) / total
-                return mixed.astype(values.dtype), (most + jnp.log(total))[..., 0]
+                mixed = jnp.einsum(
+                    "bkgrs,bksd->bkgrd", thinned, values, preferred_element_type=jnp.float32
+                )
+                return (mixed / total).astype(values.dtype), (most + jnp.log(total))[..., 0]
 
             xs = _after(found, queries[group]), starts[group], _of(own, group)
             found.append(lax.map(output, xs))

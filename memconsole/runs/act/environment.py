@@ -40,8 +40,9 @@ memory many times a step; there a threshold of 1 MiB returns as much. The system
 step of a small model then takes half as long again (`tests/bench/optimizations.py`).
 """
 ROOM = str(64 << 20)
-"""Bytes by which a fast heap grows beyond each request. They take no memory until they are used. Without this room after
-the largest blocks, a small array placed in a freed block makes the heap grow by another block of that size."""
+"""Bytes by which torch's fast heap grows beyond each request. They take no memory until they are used. Without this room
+after the largest blocks, a small array placed in a freed block makes the heap grow by another block of that size. JAX's
+largest blocks are not in the heap; in such room they would be."""
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 """The C library asks for huge pages (glibc 2.35 and later). It does nothing where the system has none to give."""
 JEMALLOC_CONF = "dirty_decay_ms:-1,muzzy_decay_ms:-1,narenas:1,retain:false"
