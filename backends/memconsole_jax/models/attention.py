@@ -128,9 +128,9 @@ def _outputs(form: _Form, inputs: tuple[Array, ...], rest: tuple[Any, ...]) -> t
                 most = jnp.max(scores, axis=-1, keepdims=True)
                 share = jnp.exp(scores - most)
                 total = jnp.sum(share, axis=-1, keepdims=True)
-                thinned = _thinned(form, share, bits, start).astype(values.dtype)
+                dropped = _dropped(form, share, bits, start).astype(values.dtype)
                 mixed = jnp.einsum(
-                    "bkgrs,bksd->bkgrd", thinned, values, preferred_element_type=jnp.float32
+                    "bkgrs,bksd->bkgrd", dropped, values, preferred_element_type=jnp.float32
                 )
                 return (mixed / total).astype(values.dtype), (most + jnp.log(total))[..., 0]
 
@@ -177,12 +177,12 @@ def _in_chunks_backward(form: _Form, kept: Any, gradient: Array) -> tuple[Any, N
                 q, slope, inner, logarithm, start, own = xs
                 scores, capped = _scores(form, q, keys, start, window, own, seen)
                 share = jnp.exp(scores - logarithm[..., None])
-                thinned = _thinned(form, share, bits, start).astype(slope.dtype)
-                by_value = jnp.einsum("bkgrs,bkgrd->bksd", thinned, slope)
+                dropped = _dropped(form, share, bits, start).astype(slope.dtype)
+                by_value = jnp.einsum("bkgrs,bkgrd->bksd", dropped, slope)
                 by_share = jnp.einsum(
                     "bkgrd,bksd->bkgrs", slope, values, preferred_element_type=jnp.float32
                 )
-                by_score = share * (_thinned(form, by_share, bits, start) - inner[..., None])
+                by_score = share * (_dropped(form, by_share, bits, start) - inner[..., None])
                 if form.cap is not None:
                     by_score *= 1 - (capped / form.cap) ** 2
                 by_score = (form.scale * by_score).astype(q.dtype)
@@ -309,7 +309,7 @@ def _scores(
     return jnp.where(seen, scores, jnp.finfo(jnp.float32).min), scores
 
 
-def _thinned(form: _Form, share: Array, bits: Array | None, start: Array) -> Array:
+def _dropped(form: _Form, share: Array, bits: Array | None, start: Array) -> Array:
     """Attention weights after dropout, if there are random bits."""
     return share if bits is None else masked(share, bits + start.astype(bits.dtype), form.rate)
 

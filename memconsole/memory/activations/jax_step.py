@@ -38,6 +38,7 @@ PACKED_DEPTH = 600
 """Of how many of the numbers that a product sums over Eigen packs the operands at a time: two blocks of about 300 (Eigen's
 `TensorContractionThreadPool.h`; measured as what products in XLA's programs allocate)."""
 PACKED_PRODUCTS = 2
+"""How many products XLA computes at the same time on a CPU."""
 ALIGNED_ROWS = 16
 """`memconsole_jax.techniques.activations.fused_loss.ALIGNED_ROWS`."""
 
@@ -207,7 +208,7 @@ def _is_padded(step: StepSizes) -> bool:
 
 def library_bytes(step: StepSizes, rows: int | None = None) -> int:
     """Bytes of the operands that Eigen packs on a CPU, in addition to what XLA plans, for `rows` rows (None: those of a
-    micro-batch). XLA computes `PACKED_PRODUCTS` products at the same time."""
+    micro-batch)."""
     if step.kind != "cpu":
         return 0
     a, t = step.architecture, step.tokens
