@@ -11,8 +11,9 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -153,8 +154,8 @@ def settings(work: Work, backend: str) -> dict[str, object]:
     return changes
 
 
-def nanogpt(work: Work) -> Speed:
-    """A run of nanoGPT's own train.py, with its flags for a CPU. Raises `MissingError`."""
+def nanogpt(work: Work, others: Mapping[str, object] = MappingProxyType({})) -> Speed:
+    """A run of nanoGPT's own train.py, with its flags for a CPU and `others`. Raises `MissingError`."""
     source = os.environ.get("NANOGPT_DIR", "")
     if not source or not (Path(source) / "train.py").is_file():
         raise MissingError("NANOGPT_DIR names no checkout of nanoGPT")
@@ -166,7 +167,7 @@ def nanogpt(work: Work) -> Speed:
         "eval_interval": 10**9, "eval_iters": 1, "log_interval": 1, "dropout": 0.0,
         "gradient_accumulation_steps": 1, "bias": True, "block_size": work.length, "batch_size": work.rows,
         "n_layer": shape["n_layer"], "n_head": shape["n_head"], "n_embd": shape["n_embd"],
-        "max_iters": work.steps,
+        "max_iters": work.steps, **others,
     }  # fmt: skip
     command = [sys.executable, "train.py", *(f"--{key}={value}" for key, value in flags.items())]
     output, peak = _watched(command, place)

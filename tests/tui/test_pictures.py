@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,6 +25,8 @@ SEGMENT = re.compile(r"\S+(?: \S+)*")
 LABEL = re.compile(r"[A-Za-z][\w/,]*(?: [A-Za-z][\w/,]*)*")
 MARKS = "0123456789○●·▲ "
 """Key and state before an optimization's name, and what marks a slow rank."""
+DONE = "✓"
+"""Marks a finished step of the start. A step that took no time has no row."""
 FREE = ("output", "sample text")
 """Panes whose rows are the run's own words."""
 PICTURE = re.compile(r"screenshots/([\w.-]+\.(?:png|svg))")
@@ -37,10 +40,11 @@ def committed(name: str) -> list[str]:
 def outline(rows: Sequence[str]) -> set[tuple[object, ...]]:
     """What does not depend on the machine: the screen and its keys, headings and labels and where they are.
 
-    Numbers, bars, curves and free text are left out.
+    Numbers, bars, curves, finished steps and free text are left out.
     """
     found: set[tuple[object, ...]] = {("screen", SEGMENT.findall(rows[0])[1]), ("keys", rows[-1])}
     panes: dict[int, str] = {}
+    steps: Counter[int] = Counter()  # rows of finished steps, by column
     for y, row in enumerate(rows[1:-1], 1):
         texts = [(match.start(), match[0]) for match in SEGMENT.finditer(row)]
         if len(texts) >= 4 and all(LABEL.fullmatch(text) for _, text in texts):
@@ -51,9 +55,12 @@ def outline(rows: Sequence[str]) -> set[tuple[object, ...]]:
             title, ruled, _ = text.partition(" ─")
             if ruled and title[0].isalpha():
                 panes[x] = " ".join(LABEL.findall(title))
+                steps[x] = 0
                 found.add(("heading", y, x, panes[x]))
+            elif text.startswith(DONE):
+                steps[x] += 1
             elif panes.get(x, FREE[0]) not in FREE and (label := LABEL.match(text.lstrip(MARKS))):
-                found.add(("label", y, x, label[0]))
+                found.add(("label", y - steps[x], x, label[0]))
     return found
 
 
@@ -86,6 +93,17 @@ def test_what_a_pane_of_free_text_says_is_no_label_of_the_pane_above() -> None:
     start = rows[step].index("step 310/900")
     rows[step] = f"{rows[step][:start]}step 300  validation loss 5.367422"
     assert outline(rows) == lines
+
+
+def test_an_outline_is_the_same_without_a_step_that_took_no_time() -> None:
+    rows = committed("run-out-of-memory-80x24")
+    left = [row[:44] for row in rows]
+    step = next(y for y, part in enumerate(left) if part.startswith(f" {DONE}"))
+    last = next(y for y, part in enumerate(left) if "no loss was logged" in part)
+    left[step : last + 1] = [*left[step + 1 : last + 1], ""]
+    fewer = [f"{part:44}{row[44:]}" for part, row in zip(left, rows, strict=True)]
+    assert fewer != rows
+    assert outline(fewer) == outline(rows)
 
 
 @pytest.mark.slow

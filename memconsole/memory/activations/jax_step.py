@@ -208,7 +208,8 @@ def _is_padded(step: StepSizes) -> bool:
 
 def library_bytes(step: StepSizes, rows: int | None = None) -> int:
     """Bytes of the operands that Eigen packs on a CPU, in addition to what XLA plans, for `rows` rows (None: those of a
-    micro-batch)."""
+    micro-batch). A tight heap returns them after each product. Those of the head come before most of the step's arrays
+    are written, so that one product of a block is what the peak has."""
     if step.kind != "cpu":
         return 0
     a, t = step.architecture, step.tokens
@@ -216,6 +217,8 @@ def library_bytes(step: StepSizes, rows: int | None = None) -> int:
         t = t * rows // step.plan.train.batch_size
     scored = _chunk(step, t) if step.plan.optimize.fused_loss else t
     h, f = a.hidden_size, a.intermediate_size
+    if step.plan.optimize.heap == "tight":
+        return _packed(t, h, f)
     return PACKED_PRODUCTS * max(_packed(t, h, f), _packed(scored, h, a.vocab_size))
 
 

@@ -134,8 +134,8 @@ def test_jax_libraries_are_priced_for_the_rows_of_a_jump() -> None:
     cpu = device("cpu")
     for rows, precision in ((4, "same"), (8, "bf16")):
         changes = {"train__batch_size": rows, "hybrid__predict_precision": precision}
-        table = table_of(hybrid(backend="jax", optimize__heap="tight", **changes), cpu)
-        step = step_of(plain(hybrid(backend="jax", **changes)), model_of(hybrid()), "cpu")
+        plan = hybrid(backend="jax", optimize__heap="tight", **changes)
+        table, step = table_of(plan, cpu), step_of(plain(plan), model_of(plan), "cpu")
         less = at(table, "runtime", "full") - at(table, "runtime", "predict")
         assert less == library_bytes(step) - library_bytes(step, rows // 2)
         assert less > 0
