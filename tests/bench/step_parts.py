@@ -2,7 +2,7 @@
 
     python tests/bench/step_parts.py [--print]
 
-The shapes are those of peers.py in fp32. Each is a process of its own in the environment of a trainer, and takes the
+The shapes are those of peers.py. Each is a process of its own in the environment of a trainer, and takes the
 trainer's own step. What the products take bounds the speed of any trainer on this processor. Results go to
 results/step_parts.json and into docs/speed.md.
 """
@@ -29,7 +29,7 @@ from tests.bench.peers import CASES, PAGE, Case
 from tests.bench.trained import into_page, machine, markdown
 
 RESULTS = Path(__file__).with_name("results") / "step_parts.json"
-MEASURED = tuple(case for case in CASES if not case.bf16 and case.parts == 1)
+MEASURED = tuple(case for case in CASES if case.parts == 1)
 SETTLING = 2
 """First steps that are not counted."""
 COUNTED = {"GPT 0.8 M, 12 x 64 (nanoGPT's README run for a CPU)": 60}
