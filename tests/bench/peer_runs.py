@@ -71,8 +71,11 @@ def prepare(
     counts = sorted(set(text), key=lambda c: (-text.count(c), c))[:CHARACTERS]
     text = "".join(c for c in text if c in frozenset(counts))
     (place / "text").mkdir()
-    for index in range(0, len(text), 10_000):
-        (place / "text" / f"{index:08}.txt").write_text(text[index : index + 10_000])
+    cut = len(text) * 9 // 10
+    for first, part in ((0, text[:cut]), (cut, text[cut:])):  # what is held out begins a file
+        for index in range(0, len(part), 10_000):
+            name = f"{first + index:08}.txt"
+            (place / "text" / name).write_text(part[index : index + 10_000])
     model = place / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(shape))
@@ -83,7 +86,6 @@ def prepare(
     data = place / "nano" / "data" / "text"
     data.mkdir(parents=True)
     codes = np.array([numbers[c] for c in text], np.uint16)
-    cut = len(codes) * 9 // 10
     codes[:cut].tofile(data / "train.bin")
     codes[cut:].tofile(data / "val.bin")
     (data / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": len(counts)}))

@@ -2,9 +2,11 @@
 
     NANOGPT_DIR=… python tests/bench/whole_run.py [--rounds 2] [--steps 2000] [--print]
 
-All three train the same model on the same text for 2,000 steps with the same schedule, and evaluate 20 batches of
-training and of held-out text every 250 steps. Their command lines leave everything else as it is. They take turns. At the
-end the last weights of each are evaluated on the whole held-out text, by nanoGPT's own model.
+All three train the same model on the same text for 2,000 steps with the same schedule, evaluate 20 batches of
+training and of held-out text every 250 steps, and save checkpoints as they do by default. They take turns. memconsole
+begins without anything cached: its seconds include tokenizing the text and, in JAX, compiling. nanoGPT's files of tokens
+are made before its command, and it logs every step, as in its README. At the end the last weights of each are evaluated on
+the whole held-out text, by nanoGPT's own model.
 Results go to results/whole_run.json and into docs/speed.md.
 """
 
@@ -43,7 +45,7 @@ OURS: dict[str, object] = {
     "train.evaluation_train_batches": BATCHES,
     "train.log_every": 10,
 }
-"""What nanoGPT's README and its config/train_shakespeare_char.py set. Its last tenth of the text is held out."""
+"""As nanoGPT's README and its config/train_shakespeare_char.py have it. The last tenth of the text is held out."""
 PEER = {
     "eval_interval": EVALUATED_EVERY,
     "eval_iters": BATCHES,
@@ -74,7 +76,7 @@ def _ours(work: Work, backend: str) -> dict[str, float]:
     state = work.place / f"state-{backend}"
     changes = peer_runs.settings(work, backend) | OURS
     began = time.perf_counter()
-    report = trained(changes, state)
+    report = trained(changes, state, {"XDG_CACHE_HOME": str(work.place / f"cache-{backend}")})
     seconds = time.perf_counter() - began
     made = work.place / f"exported-{backend}"
     command = [sys.executable, "-m", "memconsole", "export", report["run"], str(made)]
@@ -147,6 +149,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000, help="steps of each run (2000)")
     parser.add_argument("--print", action="store_true", help="write no file")
     options = parser.parse_args()
+    if options.steps < 1 or options.steps % EVALUATED_EVERY:
+        parser.error(f"--steps: expected a multiple of {EVALUATED_EVERY}")  # where nanoGPT saves
     try:
         results = measured(options.rounds, options.steps)
     except peer_runs.MissingError as error:

@@ -22,7 +22,7 @@ from memconsole_jax.layout.mesh import rows_of_each
 from memconsole_jax.models.dropout import masked
 
 SCORE_BYTES = 32 * 2**20
-"""Target size of one chunk's float32 scores. The backward pass holds about three times as much."""
+"""Target size of one chunk's float32 scores. The backward pass holds about four times as much."""
 CPU_SCORE_BYTES = 4 * 2**20
 """The same for a CPU, whose cache such a chunk fits."""
 CPU_ROWS_BYTES = 2 * 2**20
@@ -31,23 +31,24 @@ FEWEST_QUERIES = 64
 CPU_QUERIES = 128
 """Most queries per chunk on a CPU, unless a quarter of the row is more."""
 CPU_GROUPS = 4
-"""Most groups of a CPU's chunks. A group reads no keys after its last query, so that four groups compute 5/8 of all
-scores."""
+"""On a CPU consecutive chunks form up to this many groups. All chunks of a group read the same keys: those up to the
+group's last query. Four groups compute 5/8 of all scores."""
 
 
 def chunk_sizes(batch: int, heads: int, length: int) -> tuple[int, int]:
     """Rows of the batch and queries per chunk. Chunks are equal. Their fp32 scores (rows, heads, queries, length) fit
-    `SCORE_BYTES` unless `FEWEST_QUERIES` need more. Only a CPU divides the batch."""
+    `SCORE_BYTES` unless `FEWEST_QUERIES` need more. Only a CPU divides the batch: the scores of one row fit
+    `CPU_SCORE_BYTES`, and several rows share a chunk if together they fit `CPU_ROWS_BYTES`."""
     on_cpu, rows = target.kind() == "cpu", batch
-    most = SCORE_BYTES // (4 * batch * heads * length)
+    fitting = SCORE_BYTES // (4 * batch * heads * length)
     if on_cpu:
         longest = max(CPU_QUERIES, -(-length // CPU_GROUPS))
-        most = min(CPU_SCORE_BYTES // (4 * heads * length), longest)
-    chunks = -(-length // min(length, max(FEWEST_QUERIES, most)))
+        fitting = min(CPU_SCORE_BYTES // (4 * heads * length), longest)
+    chunks = -(-length // min(length, max(FEWEST_QUERIES, fitting)))
     queries = -(-length // chunks)
     if on_cpu:
-        most = max(1, CPU_ROWS_BYTES // (4 * heads * queries * length))
-        rows = max(n for n in range(1, min(batch, most) + 1) if batch % n == 0)
+        fitting = max(1, CPU_ROWS_BYTES // (4 * heads * queries * length))
+        rows = max(n for n in range(1, min(batch, fitting) + 1) if batch % n == 0)
     return rows, queries
 
 
@@ -78,8 +79,9 @@ def causal_attention(
         return checkpoint_name(fused(query, key, value, scale), "attention")
     q = query.reshape(b, t, kv_heads, h // kv_heads, d)  # (B, T, K, G, D)
     bits, rate = drop or (None, 0.0)
-    own = rows_of_each(b)
-    form = _Form(scale, cap, rate, b // own, *chunk_sizes(own, h, t))
+    rows_per_device = rows_of_each(b)
+    chunk = chunk_sizes(rows_per_device, h, t)
+    form = _Form(scale, cap, rate, b // rows_per_device, *chunk)
     return _in_chunks(form, (q, key, value), (window, documents, bits))
 
 
@@ -99,54 +101,60 @@ class _Form(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _in_chunks(form: _Form, inputs: tuple[Array, ...], rest: tuple[Any, ...]) -> Array:
+def _in_chunks(form: _Form, inputs: tuple[Array, ...], masking: tuple[Any, ...]) -> Array:
     """Attention (B, T, H·D), computed for one chunk of queries after another.
 
-    `inputs` are queries (B, T, K, G, D), keys and values (B, T, K, D); `rest` are the window, the documents and the
-    random bits of dropout. The backward pass computes the attention weights of each chunk again.
+    `inputs` are queries (B, T, K, G, D), keys and values (B, T, K, D); `masking` are the window, the documents and
+    the random bits of dropout. The backward pass computes the attention weights of each chunk again.
     """
-    return _outputs(form, inputs, rest)[0]
+    return _outputs(form, inputs, masking)[0]
 
 
-def _outputs(form: _Form, inputs: tuple[Array, ...], rest: tuple[Any, ...]) -> tuple[Array, Array]:
+def _outputs(
+    form: _Form, inputs: tuple[Array, ...], masking: tuple[Any, ...]
+) -> tuple[Array, Array]:
     """The output (B, T, H·D), and the logarithms of the sums over exponentiated scores (B, K, G, T), fp32."""
-    window, documents, bits = rest
+    window, documents, bits = masking
 
     def of_rows(bits: Array | None, documents: Array | None, *arrays: Array) -> tuple[Array, Array]:
         query, key, value = map(_heads_first, arrays)
-        queries, starts, own = _parts(form, query, documents)
+        queries, starts, of_queries = _parts(form, query, documents)
         found: list[tuple[Array, Array]] = []
         for group, end in _groups(form, query.shape[3]):
             keys, values = key[:, :, :end], value[:, :, :end]
-            seen = None if documents is None else documents[:, :end]
+            of_keys = None if documents is None else documents[:, :end]
 
             def output(
-                xs: Any, keys: Array = keys, values: Array = values, seen: Any = seen
+                xs: Any, keys: Array = keys, values: Array = values, of_keys: Any = of_keys
             ) -> tuple[Array, Array]:
-                q, start, own = xs
-                scores, _ = _scores(form, q, keys, start, window, own, seen)
-                most = jnp.max(scores, axis=-1, keepdims=True)
-                share = jnp.exp(scores - most)
+                q, start, documents = xs
+                scores, _ = _scores(form, q, keys, start, window, documents, of_keys)
+                highest = jnp.max(scores, axis=-1, keepdims=True)
+                share = jnp.exp(scores - highest)
                 total = jnp.sum(share, axis=-1, keepdims=True)
                 dropped = _dropped(form, share, bits, start).astype(values.dtype)
                 mixed = jnp.einsum(
                     "bkgrs,bksd->bkgrd", dropped, values, preferred_element_type=jnp.float32
                 )
-                return (mixed / total).astype(values.dtype), (most + jnp.log(total))[..., 0]
+                return (mixed / total).astype(values.dtype), (highest + jnp.log(total))[..., 0]
 
-            xs = _after(found, queries[group]), starts[group], _of(own, group)
+            xs = (
+                _after(found, queries[group]),
+                starts[group],
+                None if of_queries is None else of_queries[group],
+            )
             found.append(lax.map(output, xs))
         mixed, logarithms = (_whole(parts, query.shape[3]) for parts in zip(*found, strict=True))
         return _heads_last(mixed).reshape(*arrays[0].shape[:2], -1), logarithms
 
-    return _by_rows(form, of_rows, bits, documents, *inputs)
+    return _in_parts_of_batch(form, of_rows, bits, documents, *inputs)
 
 
 def _in_chunks_forward(
-    form: _Form, inputs: tuple[Array, ...], rest: tuple[Any, ...]
+    form: _Form, inputs: tuple[Array, ...], masking: tuple[Any, ...]
 ) -> tuple[Array, Any]:
-    output, logarithms = checkpoint_name(_outputs(form, inputs, rest), "attention")
-    return output, (inputs, rest, output, logarithms)
+    output, logarithms = checkpoint_name(_outputs(form, inputs, masking), "attention")
+    return output, (inputs, masking, output, logarithms)
 
 
 def _in_chunks_backward(form: _Form, kept: Any, gradient: Array) -> tuple[Any, None]:
@@ -158,27 +166,34 @@ def _in_chunks_backward(form: _Form, kept: Any, gradient: Array) -> tuple[Any, N
     """
     inputs, (window, documents, bits), output, logarithms = kept
     # Waits for the gradient. XLA would otherwise keep the weights of the forward pass where there is one chunk.
-    query = inputs[0] + (0 * gradient.reshape(-1)[0]).astype(inputs[0].dtype)
+    query = inputs[0] + 0 * gradient.reshape(inputs[0].shape)
 
     def of_rows(bits: Array | None, documents: Array | None, *arrays: Array) -> tuple[Array, ...]:
         query, key, value, slope, output = map(_heads_first, arrays[:-1])
         inner = jnp.sum(slope.astype(jnp.float32) * output.astype(jnp.float32), axis=-1)
-        queries, starts, own = _parts(form, query, documents)
+        queries, starts, of_queries = _parts(form, query, documents)
         slopes, inners, logs = (_parts(form, x, None)[0] for x in (slope, inner, arrays[-1]))
-        summed = 0 * key[:, :, :0], 0 * value[:, :, :0]
+        # Sums over chunks are fp32: in 16 bits a small term would vanish beside a large sum.
+        summed = tuple(0 * x[:, :, :0].astype(jnp.float32) for x in (key, value))
         by_query: list[Array] = []
         for group, end in _groups(form, query.shape[3]):
-            seen = None if documents is None else documents[:, :end]
+            of_keys = None if documents is None else documents[:, :end]
             keys, values = key[:, :, :end], value[:, :, :end]
 
             def gradients(
-                sums: Any, xs: Any, keys: Array = keys, values: Array = values, seen: Any = seen
+                sums: Any,
+                xs: Any,
+                keys: Array = keys,
+                values: Array = values,
+                of_keys: Any = of_keys,
             ) -> tuple[Any, Array]:
-                q, slope, inner, logarithm, start, own = xs
-                scores, capped = _scores(form, q, keys, start, window, own, seen)
+                q, slope, inner, logarithm, start, documents = xs
+                scores, capped = _scores(form, q, keys, start, window, documents, of_keys)
                 share = jnp.exp(scores - logarithm[..., None])
                 dropped = _dropped(form, share, bits, start).astype(slope.dtype)
-                by_value = jnp.einsum("bkgrs,bkgrd->bksd", dropped, slope)
+                by_value = jnp.einsum(
+                    "bkgrs,bkgrd->bksd", dropped, slope, preferred_element_type=jnp.float32
+                )
                 by_share = jnp.einsum(
                     "bkgrd,bksd->bkgrs", slope, values, preferred_element_type=jnp.float32
                 )
@@ -186,28 +201,34 @@ def _in_chunks_backward(form: _Form, kept: Any, gradient: Array) -> tuple[Any, N
                 if form.cap is not None:
                     by_score *= 1 - (capped / form.cap) ** 2
                 by_score = (form.scale * by_score).astype(q.dtype)
-                by_key = jnp.einsum("bkgrs,bkgrd->bksd", by_score, q)
+                by_key = jnp.einsum(
+                    "bkgrs,bkgrd->bksd", by_score, q, preferred_element_type=jnp.float32
+                )
                 by_query = jnp.einsum("bkgrs,bksd->bkgrd", by_score, keys)
                 return (sums[0] + by_key, sums[1] + by_value), by_query
 
             more = ((0, 0), (0, 0), (0, end - summed[0].shape[2]), (0, 0))
             sums = jnp.pad(summed[0], more), jnp.pad(summed[1], more)
             first = _after(by_query, queries[group])
-            xs = first, slopes[group], inners[group], logs[group], starts[group], _of(own, group)
+            of_group = None if of_queries is None else of_queries[group]
+            xs = first, slopes[group], inners[group], logs[group], starts[group], of_group
             summed, part = lax.scan(gradients, sums, xs)
             by_query.append(part)
         whole = _whole(by_query, query.shape[3])
-        return _heads_last(whole), _heads_last(summed[0]), _heads_last(summed[1])
+        by_key, by_value = (
+            _heads_last(x.astype(like.dtype)) for x, like in zip(summed, (key, value), strict=True)
+        )
+        return _heads_last(whole), by_key, by_value
 
     shape = inputs[0].shape
     arrays = query, *inputs[1:], gradient.reshape(shape), output.reshape(shape), logarithms
-    return _by_rows(form, of_rows, bits, documents, *arrays), None
+    return _in_parts_of_batch(form, of_rows, bits, documents, *arrays), None
 
 
 _in_chunks.defvjp(_in_chunks_forward, _in_chunks_backward)
 
 
-def _by_rows(
+def _in_parts_of_batch(
     form: _Form, function: Callable[..., Any], bits: Array | None, *arrays: Array | None
 ) -> Any:
     """`function` of the random bits and of the arrays (B, ...), computed for `form.rows` rows of each device after others.
@@ -274,10 +295,6 @@ def _after(found: list[Any], x: Array) -> Array:
     return x + (0 * jax.tree.leaves(found[-1])[0].reshape(-1)[0]).astype(x.dtype)
 
 
-def _of(own: Array | None, group: slice) -> Array | None:
-    return None if own is None else own[group]
-
-
 def _whole(groups: Sequence[Array], length: int) -> Array:
     """Chunks (N, B, K, G, R, ...) of all groups as one array (B, K, G, T, ...)."""
     x = jnp.moveaxis(jnp.concatenate(groups), 0, 3)
@@ -290,23 +307,24 @@ def _scores(
     key: Array,
     start: Array,
     window: Array | None,
-    own: Array | None,
-    documents: Array | None,
+    of_queries: Array | None,
+    of_keys: Array | None,
 ) -> tuple[Array, Array]:
-    """Scores of q (B, K, G, R, D), the queries from position `start` on, which belong to documents `own` (B, R), and
-    the same without a mask. Both are (B, K, G, R, S), fp32."""
+    """Scores of q (B, K, G, R, D), the queries from position `start` on, and the same without a mask. Both are
+    (B, K, G, R, S), fp32. `of_queries` (B, R) and `of_keys` (B, S) are the documents they belong to."""
     scores = jnp.einsum("bkgrd,bksd->bkgrs", q, key, preferred_element_type=jnp.float32)
     scores *= form.scale
     if form.cap is not None:
         scores = form.cap * jnp.tanh(scores / form.cap)
     row = start + jnp.arange(q.shape[3])[:, None]  # (R, 1)
     column = jnp.arange(key.shape[2])[None, :]  # (1, S)
-    seen = column <= row
+    mask = column <= row
     if window is not None:
-        seen &= row - column < window
-    if own is not None and documents is not None:
-        seen = (seen & (own[:, :, None] == documents[:, None, :]))[:, None, None]  # (B, 1, 1, R, S)
-    return jnp.where(seen, scores, jnp.finfo(jnp.float32).min), scores
+        mask &= row - column < window
+    if of_queries is not None and of_keys is not None:
+        same = of_queries[:, :, None] == of_keys[:, None, :]
+        mask = (mask & same)[:, None, None]  # (B, 1, 1, R, S)
+    return jnp.where(mask, scores, jnp.finfo(jnp.float32).min), scores
 
 
 def _dropped(form: _Form, share: Array, bits: Array | None, start: Array) -> Array:

@@ -189,7 +189,7 @@ def decoded(
     """The output of the last of the stacked blocks `layers`; see `Decoder.body`."""
     length = x.shape[1]
 
-    local, bits = local_layers(a), dropout.for_layers(a.layers)
+    local, bits, rates = local_layers(a), dropout.for_layers(a.layers), dropout.rates_now()
 
     def one(
         block: Block,
@@ -200,7 +200,7 @@ def decoded(
     ) -> Array:
         is_local, own = (of_layer, None) if bits is None else of_layer
         rotation, window = layer_view(a, rotations, is_local, length)
-        with dropout.layer(own):
+        with dropout.drawing(rates, own):
             return block(x, rotation, window, dtype, documents)
 
     shared = all_rotations(a, positions_of(length, documents)), documents

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import jax
@@ -86,9 +86,10 @@ def for_layers(layers: int) -> Array | None:
     return jax.random.key_data(jax.random.split(key, layers))
 
 
-def layer(bits: Array | None) -> AbstractContextManager[None]:
-    """A context of tracing one layer with its random bits."""
-    return drawing(_now[-1].rates, bits) if _now else nullcontext()
+def rates_now() -> Rates | None:
+    """The rates of `drawing`; None outside of it. A layer that JAX may trace again in the backward pass must ask before:
+    by then the context has ended."""
+    return _now[-1].rates if _now else None
 
 
 def residual(x: Array) -> Array:

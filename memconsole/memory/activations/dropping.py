@@ -17,18 +17,16 @@ BITS = 2
 def dropping_bytes(step: StepSizes) -> tuple[int, int]:
     """The most bytes per token in the forward and in the backward pass. They are either those of a copy and a mask at
     the residual stream or at an adapter, or those of attention with dropout, which torch computes for some queries at a
-    time. The two never exist at the same time."""
+    time. The two never exist at the same time. What attention needs in JAX depends on its chunks: see `jax_step`."""
     t, a, o = step.plan.train, step.architecture, step.plan.optimize
     jax = step.plan.backend == "jax"
     c = 4 if jax and step.kind == "cpu" else step.compute
     widths = [a.hidden_size] if t.dropout else []
     widths += [max(a.hidden_size, a.intermediate_size, a.query_width)] if o.lora_dropout else []
     found = (c + MASK + (BITS if jax else 0)) * max(widths, default=0)
-    if not t.attention_dropout:
+    if jax or not t.attention_dropout:
         return found, found
     shares = a.heads * min(step.sequence, CAPPED_QUERIES)
-    if jax:  # the formula of a JAX step counts its scores already
-        return found + shares * (MASK + BITS), found + shares * (MASK + BITS)
     narrow = c if c < 4 else 0
     sums = 2 * 4 * a.key_width if narrow else 0
     there, back = shares * (THERE + MASK + narrow), shares * (BACK + COPY + MASK + narrow) + sums

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memconsole.memory.activations.dropping import dropping_bytes
+from memconsole.memory.activations.dropping import BITS, MASK, dropping_bytes
 from memconsole.memory.activations.jax_block import jax_block
 from memconsole.memory.coefficients import Overlap, xla
 from memconsole.memory.state.step_sizes import Moment, StepSizes
@@ -35,8 +35,9 @@ EVALUATED_SCORES = 1.1
 """How many chunks of attention scores are live beside the tensors of an MLP in an evaluation on a CPU. (From XLA's plans
 of the evaluations of seven models of 1 to 30 M parameters, on rows of 64 to 1,024 tokens.) A backward pass needs more."""
 PACKED_DEPTH = 600
-"""Of how many of the numbers that a product sums over Eigen packs the operands at a time: two blocks of about 300 (Eigen's
-`TensorContractionThreadPool.h`; measured as what products in XLA's programs allocate)."""
+"""Eigen copies the operands of a product into packed slices. This is the most numbers of the axis summed over that two
+slices, which are in memory at the same time, have together (Eigen's `TensorContractionThreadPool.h`; measured as what
+products in XLA's programs allocate)."""
 PACKED_PRODUCTS = 2
 """How many products XLA computes at the same time on a CPU."""
 ALIGNED_ROWS = 16
@@ -80,8 +81,13 @@ def moments(step: StepSizes) -> Iterator[Moment]:
         model = step.weights + whole
         return Moment(phase, model, gradients, resident, live, loss, int(work + copies), step.data)
 
-    scores = overlap.scores * score_bytes(step, step.plan.train.batch_size)
+    rows, drops = step.plan.train.batch_size, step.plan.train.attention_dropout > 0
+    one_chunk = score_bytes(step, rows, dropping=drops)
+    scores = overlap.scores * one_chunk
     there, dropping = (size * t for size in dropping_bytes(step))
+    if drops:
+        mask = one_chunk // 4 * (MASK + BITS)
+        there, dropping = there + mask, dropping + mask
     passing = block.passing * t + scores + there
     yield at("forward", standing, kept + stream, 0, passing, gathered.forward)
     early = int(overlap.early_blocks * blocks) + (head if o.fused_loss else 0)
@@ -93,6 +99,8 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     of_mlp = again * (block.attention_again + block.mlp_again) + share * block.mlp + inner
     of_attention = again * block.attention_again + share * block.attention
     of_attention += overlap.heads * c * a.query_width
+    if one_chunk:  # gradients of keys and values are summed in fp32
+        of_attention += 2 * (4 - c) * a.key_width
     layer = overlap.layer * c * s.block_matrices
     through_mlp = dropping + of_mlp * t + overlap.mlp_stream * stream + layer
     through_attention = dropping + of_attention * t + scores + overlap.heads_stream * stream + layer
@@ -114,12 +122,8 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     passing = block.passing * evaluated + copies_of_scores * score_bytes(
         step, step.plan.evaluation_batch
     )
-    chunk = (
-        int(overlap.chunk_16 if c == 2 else overlap.chunk)
-        * 4
-        * a.vocab_size
-        * _chunk(step, evaluated)
-    )
+    copies_of_logits = overlap.chunk_16 if c == 2 else overlap.chunk
+    chunk = int(copies_of_logits * 4 * a.vocab_size * _chunk(step, evaluated))
     stream += _rotations(step, evaluated)
     work = max(passing, chunk + 2 * stream)
     yield at("evaluation", 0, stream, 0, work, max(gathered.forward, gathered.head))
@@ -229,12 +233,12 @@ def _packed(*sizes: int) -> int:
     return 4 * max((total - size) * min(size, PACKED_DEPTH) for size in sizes)
 
 
-def score_bytes(step: StepSizes, rows: int) -> int:
-    """Bytes of the fp32 attention scores of one chunk of queries over `rows` rows; 0 if cuDNN's fused attention runs."""
+def score_bytes(step: StepSizes, rows: int, *, dropping: bool = False) -> int:
+    """Bytes of the fp32 attention scores of one chunk of queries over `rows` rows; 0 if cuDNN's fused attention runs.
+    `dropping`: whether attention weights are dropped."""
     a, length = step.architecture, step.sequence
-    written_out = (
-        a.windowed(length) or step.plan.data.isolate_documents or a.attention_cap is not None
-    )
+    isolated, capped = step.plan.data.isolate_documents, a.attention_cap is not None
+    written_out = a.windowed(length) or isolated or capped or dropping
     fits_cudnn = a.head_size % 8 == 0 and a.head_size <= 128 and not written_out
     if step.kind == "gpu" and step.compute == 2 and fits_cudnn:
         return 0

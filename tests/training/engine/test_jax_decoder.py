@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,19 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
+from jax.test_util import check_grads
 
+from memconsole.memory.activations import jax_step
+from memconsole.memory.estimate import architecture_of
+from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.models.architecture import Architecture, parameter_count, parameters
-from memconsole_jax import comparison
+from memconsole.plan.plan import Plan, replace
+from memconsole_jax import comparison, target
 from memconsole_jax.layout.stacking import stacks
 from memconsole_jax.models import attention
 from memconsole_jax.models.attention import causal_attention, chunk_sizes
 from memconsole_jax.models.decoder import assemble
+from memconsole_jax.techniques.activations import fused_loss
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness import tiny_models
@@ -136,6 +143,65 @@ def test_gradients_of_chunked_attention_are_those_of_one_chunk(
     monkeypatch.setattr(attention, "FEWEST_QUERIES", 7)
     for chunked, expected in zip(gradients(), whole, strict=True):
         np.testing.assert_allclose(chunked, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"cap": 2.0},
+        {"drop": (jnp.array([1, 2], jnp.uint32), 0.4)},
+        {"documents": jnp.array([[0] * 5 + [1] * 4, [2] * 9], jnp.int32), "cap": 2.0},
+    ],
+    ids=str,
+)
+def test_gradients_of_attention_are_those_of_finite_differences(
+    more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "CPU_SCORE_BYTES", 0)
+    monkeypatch.setattr(attention, "CPU_ROWS_BYTES", 0)
+    monkeypatch.setattr(attention, "FEWEST_QUERIES", 4)
+    random = np.random.default_rng(0)
+    q = random.normal(size=(2, 9, 4, 4)).astype(np.float32)
+    k, v = random.normal(size=(2, 2, 9, 2, 4)).astype(np.float32)
+    assert chunk_sizes(2, 4, 9) == (1, 3)
+
+    def loss(*x: Any) -> Any:
+        return jnp.sum(jnp.sin(causal_attention(*x, 0.5, None, **more)))
+
+    check_grads(loss, (q, k, v), order=1, modes=["rev"], atol=0.02, rtol=0.02, eps=1e-2)
+
+
+def test_sums_over_chunks_of_16_bits_keep_small_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values get the same small gradient from each of 256 chunks."""
+    monkeypatch.setattr(attention, "CPU_SCORE_BYTES", 0)
+    monkeypatch.setattr(attention, "FEWEST_QUERIES", 1)
+    monkeypatch.setattr(attention, "CPU_QUERIES", 1)
+    ones = jnp.ones((1, 512, 1, 8), jnp.bfloat16)
+
+    def loss(v: Any) -> Any:
+        return jnp.sum(causal_attention(ones, ones, v, 0.0, None).astype(jnp.float32))
+
+    first = float(jax.grad(loss)(ones)[0, 0, 0, 0])
+    assert first == pytest.approx(sum(1 / n for n in range(1, 513)), rel=0.01)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "tpu"])
+def test_what_memory_counts_is_what_attention_computes(kind: str) -> None:
+    for name in ("SCORE_BYTES", "CPU_SCORE_BYTES", "CPU_ROWS_BYTES", "FEWEST_QUERIES"):
+        assert getattr(jax_step, name) == getattr(attention, name)
+    assert jax_step.CPU_QUERIES == attention.CPU_QUERIES
+    assert jax_step.CPU_GROUPS == attention.CPU_GROUPS
+    assert jax_step.CHUNK_TOKENS == fused_loss.CHUNK_TOKENS
+    assert jax_step.CPU_CHUNK_TOKENS == fused_loss.CPU_CHUNK_TOKENS
+    assert jax_step.ALIGNED_ROWS == fused_loss.ALIGNED_ROWS
+    for rows, length in ((1, 8), (3, 64), (16, 256), (12, 1000), (7, 4096)):
+        changes = {"data.sequence_length": length, "train.batch_size": rows, "backend": "jax"}
+        plan = replace(Plan(), changes | {"model.name": "gpt2", "optimize.precision": "fp32"})
+        a = msgspec.structs.replace(architecture_of(plan), max_positions=4096)
+        with target.absent(kind) if kind != "cpu" else nullcontext():
+            of_batch, queries = chunk_sizes(rows, a.heads, length)
+        counted = jax_step.score_bytes(step_of(plan, a, kind), rows)
+        assert counted == 4 * of_batch * a.heads * queries * length
 
 
 def test_no_square_of_scores_outlives_its_chunk(monkeypatch: pytest.MonkeyPatch) -> None:

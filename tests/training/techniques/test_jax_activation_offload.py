@@ -38,6 +38,7 @@ CASES: list[dict[str, Any]] = [
     {"optimize.precision": "fp16"},
     {"optimize.fused_loss": True} | ISOLATED,
     LORA | ACCUMULATED,
+    {"train.dropout": 0.2, "train.attention_dropout": 0.2} | ACCUMULATED,
     EVERYTHING | ISOLATED,
 ]
 DEEP = Architecture(
