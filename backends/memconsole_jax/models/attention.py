@@ -166,7 +166,8 @@ def _in_chunks_backward(form: _Form, kept: Any, gradient: Array) -> tuple[Any, N
     """
     inputs, (window, documents, bits), output, logarithms = kept
     # Waits for the gradient. XLA would otherwise keep the weights of the forward pass where there is one chunk.
-    query = inputs[0] + 0 * gradient.reshape(inputs[0].shape)
+    # A number of each row, because rows may be on several devices.
+    query = inputs[0] + 0 * gradient[:, 0, 0].reshape(-1, 1, 1, 1, 1)
 
     def of_rows(bits: Array | None, documents: Array | None, *arrays: Array) -> tuple[Array, ...]:
         query, key, value, slope, output = map(_heads_first, arrays[:-1])
