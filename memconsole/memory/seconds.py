@@ -45,7 +45,8 @@ SOFT_FACTORS = {True: {"bf16": 3.0, "fp16": 50.0}, False: {"bf16": 21.0, "fp16":
 (`tests/bench/optimizations.py`)."""
 VECTOR_SHARES = {"bf16": 0.29, "fp16": 0.40}
 """On a CPU with 16-bit vector instructions but no matrix unit: the share of the doubled peak that torch reaches,
-relative to its share in fp32. It trains at 0.58 and 0.80 of fp32's speed there (`tests/bench/optimizations.py`)."""
+relative to its share in fp32. `tests/bench/optimizations.py` measured 0.58 and 0.80 of fp32's speed on an Intel processor of
+this kind."""
 
 
 def forward_flops_per_token(a: Architecture, sequence: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,6 @@ from memconsole_torch.tracing.trace_liveness import Liveness
 from memconsole_trainer.techniques import loss_scale, rounding
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.accuracy.torch_formula import TRAINING
-from tests.bench.optimizations import RESULTS
 from tests.training.harness import adapted, offloaded, tiny_models
 from tests.training.harness.adapted import LENGTH, MODELS, batch, built
 
@@ -395,7 +393,8 @@ def test_16_bits_without_instructions_cost_more_where_vectors_are_narrow(
 def test_the_time_of_16_bits_on_such_a_processor_is_what_was_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a step that is mostly matrices, beside what `make bench` measured, whose speeds scatter by a fifth."""
+    """Of a step that is mostly matrices, beside what `make bench` measured on an Intel processor of this kind: speeds that
+    scatter by a fifth."""
     monkeypatch.setattr(seconds, "slow_vectors", lambda precision: precision != "fp32")
     monkeypatch.setattr(seconds, "missing_instructions", lambda precision: "")
     cpu = Budget(
@@ -416,8 +415,6 @@ def test_the_time_of_16_bits_on_such_a_processor_is_what_was_measured(
             for p in ("fp32", "bf16", "fp16")
         )
     )
-    rows = json.loads(RESULTS.read_text())["results"]["GPT 13.9 M"]["torch"]
-    speeds = [rows[precision]["speed"] for precision in ("bf16", "fp16")]
-    assert [plain / other for other in others] == pytest.approx(speeds, rel=0.25)
+    assert [plain / other for other in others] == pytest.approx([0.58, 0.80], rel=0.25)
     seconds._speedup.cache_clear()
     seconds._vector_share.cache_clear()

@@ -206,8 +206,7 @@ def test_a_heap_costs_memory_or_time_on_a_cpu_and_nothing_elsewhere(backend: str
         replace(Plan(), {"backend": backend, "optimize.heap": heap}) for heap in ("fast", "tight")
     )
     assert table_of(fast, GPU) == table_of(tight, GPU)
-    more = table_of(fast, cpu).device_bytes - table_of(tight, cpu).device_bytes
-    assert more > 0 if backend == "torch" else more == 0  # XLA's block is never part of a heap
+    assert table_of(fast, cpu).device_bytes > table_of(tight, cpu).device_bytes
     model = architecture_of(fast)
     assert step_seconds(fast, model, GPU) == step_seconds(tight, model, GPU)
     assert step_seconds(fast, model, cpu) < step_seconds(tight, model, cpu)
