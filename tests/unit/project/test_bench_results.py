@@ -22,6 +22,7 @@ from tests.bench import (
     step_parts,
     tokenizing,
     waiting,
+    whole_run,
     window_reading,
 )
 from tests.bench.trained import BACKENDS
@@ -215,3 +216,5 @@ def test_the_page_quotes_the_tables_of_peers() -> None:
     page = peers.PAGE.read_text(encoding="utf-8")
     for mark, table in peers.TABLES.items():
         assert f"<!-- {mark} -->\n{table(found)}\n<!-- /{mark} -->" in page
+    whole = whole_run.table(json.loads(whole_run.RESULTS.read_text()))
+    assert f"<!-- whole-run -->\n{whole}\n<!-- /whole-run -->" in page
