@@ -138,11 +138,8 @@ def _outputs(
                 )
                 return (mixed / total).astype(values.dtype), (highest + jnp.log(total))[..., 0]
 
-            xs = (
-                _after(found, queries[group]),
-                starts[group],
-                None if of_queries is None else of_queries[group],
-            )
+            of_group = None if of_queries is None else of_queries[group]
+            xs = _after(found, queries[group]), starts[group], of_group
             found.append(lax.map(output, xs))
         mixed, logarithms = (_whole(parts, query.shape[3]) for parts in zip(*found, strict=True))
         return _heads_last(mixed).reshape(*arrays[0].shape[:2], -1), logarithms

@@ -35,9 +35,8 @@ EVALUATED_SCORES = 1.1
 """How many chunks of attention scores are live beside the tensors of an MLP in an evaluation on a CPU. (From XLA's plans
 of the evaluations of seven models of 1 to 30 M parameters, on rows of 64 to 1,024 tokens.) A backward pass needs more."""
 PACKED_DEPTH = 600
-"""Eigen copies the operands of a product into packed slices. This is the most numbers of the axis summed over that two
-slices, which are in memory at the same time, have together (Eigen's `TensorContractionThreadPool.h`; measured as what
-products in XLA's programs allocate)."""
+"""Eigen copies the operands of a product slice by slice, along the axis that the product sums over. Two slices of about 300
+are in memory at a time (Eigen's `TensorContractionThreadPool.h`; measured as what products in XLA's programs allocate)."""
 PACKED_PRODUCTS = 2
 """How many products XLA computes at the same time on a CPU."""
 ALIGNED_ROWS = 16

@@ -44,7 +44,8 @@ ROOM = str(64 << 20)
 after the largest blocks, a small array placed in a freed block makes the heap grow by another block of that size. JAX's
 largest blocks are not in the heap; in such room they would be."""
 NO_MAPPINGS = {"MALLOC_MMAP_MAX_": "0"}
-"""No block gets a mapping of its own. Old versions of glibc (2.33) ignore a threshold above 32 MiB."""
+"""For torch's fast heap: no block gets a mapping of its own. The threshold alone is not enough, because old versions of
+glibc (2.33) ignore one above 32 MiB."""
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 """The C library asks for huge pages (glibc 2.35 and later). It does nothing where the system has none to give."""
 JEMALLOC_CONF = "dirty_decay_ms:-1,muzzy_decay_ms:-1,narenas:1,retain:false"
@@ -68,8 +69,8 @@ def device_kind(plan: Plan, devices: Path = Path("/dev"), platform: str = sys.pl
 
 SPINS = "10000"
 """How many times an idle thread of torch looks for work before it sleeps. This takes a few tenths of a millisecond, longer
-than most gaps between two operations. By default it spins for milliseconds. If other processes are busy, it then takes the cores
-from the threads that it waits for. A step of a GPT of 0.8 M parameters on two cores took 0.4 to 0.5 s beside eight busy
+than most gaps between two operations. By default it spins for milliseconds. If other processes are busy, it then takes
+the cores from the threads that it waits for. A step of a GPT of 0.8 M parameters on two cores took 0.4 to 0.5 s beside eight busy
 processes, and 1.4 s by default; beside none it took 40 ms with either, and 45 ms with 1,000 spins."""
 
 
@@ -81,8 +82,7 @@ def trainer_environment(
     kind: str | None = None,
 ) -> dict[str, str]:
     """`inherited` plus what the plan's backend and device need. Variables the user set are kept, unless the plan sets
-    the same.
-    Raises `PlanError` if the devices do not fill their nodes.
+    the same. Raises `PlanError` if the devices do not fill their nodes.
 
     Sources: PyTorch "CUDA semantics: optimizing memory usage with PYTORCH_ALLOC_CONF"; JAX "GPU
     memory allocation"; mallopt(3).

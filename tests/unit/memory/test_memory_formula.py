@@ -286,3 +286,37 @@ def test_offloaded_state_leaves_all_of_the_step(backend: str, device: str, kind:
     if backend == "jax":
         peaks = [max(m.total for m in jax_step.moments(step)) for step in (before, after)]
         assert peaks[0] - peaks[1] >= after.state.host - after.state.at_step
+
+
+def test_dropout_of_attention_in_jax_counts_one_chunk_of_scores() -> None:
+    """cuDNN's attention, which has no scores, does not drop; a CPU's chunk has few of the rows."""
+    drops = {"backend": "jax", "model.name": "gpt2", "optimize.precision": "bf16"}
+    plan = plans.replace(Plan(), drops | {"train.attention_dropout": 0.1})
+    a = architecture_of(plan)
+    on_gpu = step_of(plan, a, "gpu")
+    assert jax_step.score_bytes(on_gpu, 8) == 0
+    assert jax_step.score_bytes(on_gpu, 8, dropping=True) > 0
+    found = []
+    for rate in (0.0, 0.1):
+        changed = plans.replace(plan, {"train.attention_dropout": rate, "train.batch_size": 64})
+        found.append(max(m.total for m in jax_step.moments(step_of(changed, a, "cpu"))))
+    assert 0 <= found[1] - found[0] < 4 * 2**20
+
+
+def test_a_tight_heap_of_jax_holds_one_packed_product_of_a_block() -> None:
+    plan = plans.replace(Plan(), {"backend": "jax", "model.name": "gpt2"})
+    a = architecture_of(plan)
+    fast, tight = (
+        jax_step.library_bytes(step_of(plans.replace(plan, {"optimize.heap": h}), a, "cpu"))
+        for h in ("fast", "tight")
+    )
+    assert 0 < jax_step.PACKED_PRODUCTS * tight < fast  # the head's product is the largest
+
+
+def test_logits_of_an_evaluation_count_where_less_than_one_copy_is_live() -> None:
+    settings = {"backend": "jax", "model.name": "gpt2", "optimize.precision": "bf16"}
+    plan = plans.replace(Plan(), settings | {"device.name": "tpu-v6e"})
+    a = architecture_of(plan)
+    (moment,) = (m for m in jax_step.moments(step_of(plan, a, "tpu")) if m.phase == "evaluation")
+    tokens = plan.evaluation_batch * plan.data.sequence_length
+    assert moment.workspace > 0.9 * 4 * a.vocab_size * min(tokens, jax_step.CHUNK_TOKENS)

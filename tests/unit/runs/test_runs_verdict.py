@@ -291,7 +291,8 @@ def test_the_environment_fits_the_device_and_keeps_what_a_person_set(
     by_jax = trainer_environment(plans.replace(plan, {"backend": "jax"}), {})
     assert by_jax["MALLOC_ARENA_MAX"] == "1"
     assert made["MALLOC_TOP_PAD_"] == str(64 << 20)
-    assert "MALLOC_TOP_PAD_" not in tight | by_jax
+    assert made["MALLOC_MMAP_MAX_"] == "0"
+    assert not {"MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_"} & set(tight | by_jax)
     assert (made["GOMP_SPINCOUNT"], by_jax.get("GOMP_SPINCOUNT")) == ("10000", None)
     assert "GOMP_SPINCOUNT" not in trainer_environment(plan, {"OMP_WAIT_POLICY": "active"})
     assert made["PATH"] == "/bin"
