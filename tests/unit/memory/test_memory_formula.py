@@ -315,7 +315,7 @@ def test_a_tight_heap_of_jax_holds_one_packed_product_of_a_block() -> None:
 
 def test_logits_of_an_evaluation_count_where_less_than_one_copy_is_live() -> None:
     settings = {"backend": "jax", "model.name": "gpt2", "optimize.precision": "bf16"}
-    plan = plans.replace(Plan(), settings | {"device.name": "tpu-v6e"})
+    plan = plans.replace(Plan(), settings | {"device.name": "tpu-v6e", "train.batch_size": 4})
     a = architecture_of(plan)
     (moment,) = (m for m in jax_step.moments(step_of(plan, a, "tpu")) if m.phase == "evaluation")
     tokens = plan.evaluation_batch * plan.data.sequence_length
