@@ -317,6 +317,14 @@ def test_logits_of_an_evaluation_count_where_less_than_one_copy_is_live() -> Non
     settings = {"backend": "jax", "model.name": "gpt2", "optimize.precision": "bf16"}
     plan = plans.replace(Plan(), settings | {"device.name": "tpu-v6e", "train.batch_size": 4})
     a = architecture_of(plan)
-    (moment,) = (m for m in jax_step.moments(step_of(plan, a, "tpu")) if m.phase == "evaluation")
+    larger = msgspec.structs.replace(a, vocab_size=4 * a.vocab_size)
+    work = [
+        next(
+            m.workspace
+            for m in jax_step.moments(step_of(plan, one, "tpu"))
+            if m.phase == "evaluation"
+        )
+        for one in (a, larger)
+    ]
     tokens = plan.evaluation_batch * plan.data.sequence_length
-    assert moment.workspace > 0.9 * 4 * a.vocab_size * min(tokens, jax_step.CHUNK_TOKENS)
+    assert work[1] - work[0] > 0.9 * 4 * 3 * a.vocab_size * tokens
