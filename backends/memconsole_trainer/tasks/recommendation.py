@@ -25,6 +25,7 @@ from memconsole_trainer.data.ratings.numbering import Numbering, check_room, num
 from memconsole_trainer.data.ratings.reading import Ratings, read_ratings
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.sources.hashes import DataHashes
+from memconsole_trainer.data.spread import evaluated_rows
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.engine import Batch, Engine, LossSum
 from memconsole_trainer.tasks.task import Judged, Teller
@@ -119,16 +120,15 @@ class RatingData:
     def validation(self, shape: BatchShape, limit: int) -> Iterator[Batch]:
         rows, items = shape.micro_batch, self._histories.items
         one = BatchShape(1, rows, shape.sequence_length)
-        for made, start in enumerate(range(0, self.validation_rows, rows)):
-            if limit and made >= limit:
-                return
-            part = self._held[start : start + rows]
+        for numbers in evaluated_rows(self.validation_rows, rows, limit):
+            part = self._held[numbers]
             yield batch_of([(items[b:e], f - b) for b, f, e in part], one)
 
     def judged(self, total: LossSum, shape: BatchShape, limit: int, engine: Engine) -> Judged:
         """The task's measures, and those of popularity and item-kNN on the same held-out items."""
         if self._baselines is None:
-            held = self._held[: limit * shape.micro_batch] if limit else self._held
+            parts = evaluated_rows(self.validation_rows, shape.micro_batch, limit)
+            held = self._held[np.concatenate([*parts])]
             made = Baselines(self._histories, self._model.rows, places(self._model))
             self._baselines = made.measured(held)
         own = zip(task_of(self._plan).measures, total.measures, strict=True)

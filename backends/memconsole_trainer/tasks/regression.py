@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memconsole.plan import catalog
 from memconsole.plan.data.rows import keep_counted_rows
@@ -16,6 +17,7 @@ from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
 from memconsole.runs.record.log import events
 from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.spread import evaluated_rows
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.windows.file import WindowFile, Windows, blocks
 from memconsole_trainer.data.windows.order import Row, WindowOrder, gathered
@@ -143,11 +145,12 @@ class WindowData:
     def _linear_losses(self, shape: BatchShape, limit: int) -> dict[str, float]:
         """Losses on the held-out rows of no control, of one linear map, and of one per family; and
         of the first two on unseen families."""
-        rows = limit * shape.micro_batch if limit else len(self._held.targets)
-        held, unseen = (Windows(*(a[:rows] for a in w)) for w in (self._held, self._unseen))
+        rows = _evaluated(self._held, shape, limit)
+        held = self._held.take(rows)
+        unseen = self._unseen.take(_evaluated(self._unseen, shape, limit))
         found = _losses(held, {"zero": 0.0, "linear": predicted(self._maps.of_all, held.windows)})
         if self._families is not None:
-            maps = self._maps.of_families[self._families[:rows]]
+            maps = self._maps.of_families[self._families[rows]]
             found |= _losses(held, {"ridge": predicted(maps, held.windows)})
         if len(unseen.targets):
             guess = predicted(self._maps.of_all, unseen.windows)
@@ -197,13 +200,16 @@ class WindowRows:
 
 
 def _batches(rows: Windows, shape: BatchShape, limit: int) -> Iterator[Batch]:
-    """Evaluation batches of `rows`, at most `limit` unless it is 0."""
-    size = shape.micro_batch
-    for number, start in enumerate(range(0, len(rows.targets), size)):
-        if limit and number >= limit:
-            return
-        part = Windows(*(a[start : start + size] for a in rows))
-        yield _batch(part, BatchShape(1, size, shape.sequence_length))
+    """Evaluation batches of `rows`. A `limit` of them, 0 for none, is spread over all rows."""
+    one = BatchShape(1, shape.micro_batch, shape.sequence_length)
+    for numbers in evaluated_rows(len(rows.targets), shape.micro_batch, limit):
+        yield _batch(rows.take(numbers), one)
+
+
+def _evaluated(rows: Windows, shape: BatchShape, limit: int) -> NDArray[np.intp]:
+    """The numbers of the rows in these batches."""
+    parts = evaluated_rows(len(rows.targets), shape.micro_batch, limit)
+    return np.concatenate([np.empty(0, np.intp), *parts])
 
 
 def _batch(rows: Windows, shape: BatchShape) -> Batch:
@@ -235,8 +241,8 @@ def _median(ratios: Any) -> float:
 def _side(
     file: WindowFile, split: WindowSplit, side: int, rows: int, say: Teller
 ) -> tuple[Windows, Any]:
-    """The first rows of one side of the split, as many as fit into `HELD_BYTES`, and the places of
-    their families; None if the file does not say them."""
+    """Rows of one side of the split, as many as fit into `HELD_BYTES`, from blocks spread over the
+    file, and the places of their families; None if the file does not say them."""
     most, found = max(1, HELD_BYTES // file.row_bytes), 0
     parts, families = [file.empty(0)], [np.zeros(0, np.int64)]
     for start, stop in blocks(file):

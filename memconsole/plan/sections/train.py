@@ -102,7 +102,12 @@ class TrainChoice(Section, frozen=True, kw_only=True):
         int, about("steps between evaluations; 0 means at each epoch's end", ge=0, le=MOST)
     ] = 0
     evaluation_batches: Annotated[
-        int, about("most validation batches per evaluation; 0 means all", ge=0, le=MOST)
+        int,
+        about(
+            "validation batches per evaluation, spread over all held-out rows; 0: all",
+            ge=0,
+            le=MOST,
+        ),
     ] = 0
     evaluation_train_batches: Annotated[
         int,

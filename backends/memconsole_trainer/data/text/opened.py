@@ -72,7 +72,7 @@ class TextSources:
         if not self.own_validation or isinstance(self.held[0].source, TokenRows):
             return frozenset()
         found, size = set(), 0
-        for text in held_out_texts(self.held[0].source, self.held[0].split):
+        for _, text in held_out_texts(self.held[0].source, self.held[0].split):
             found.add(text_hash(text))
             size += len(text)
             if size >= COMPARED_BYTES:

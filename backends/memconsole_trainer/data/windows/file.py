@@ -20,6 +20,7 @@ from memconsole.plan.tasks.regression import DATASETS
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.sources.hashes import DataHashes
 from memconsole_trainer.data.sources.hdf5 import Hdf5Dataset, describe
+from memconsole_trainer.data.spread import spread_order
 from memconsole_trainer.data.windows.systems import (
     StoredFamily,
     family_names,
@@ -238,6 +239,8 @@ class WindowFile:
 
 
 def blocks(file: WindowFile) -> Iterator[tuple[int, int]]:
-    """Yield start and stop of every block of the file, in order."""
-    for start in range(0, file.count, file.block_rows):
+    """Yield start and stop of every block of the file. The first ones, however many, are spread over
+    the file."""
+    for block in spread_order(-(-file.count // file.block_rows)).tolist():
+        start = block * file.block_rows
         yield start, min(start + file.block_rows, file.count)

@@ -71,18 +71,18 @@ def held_out_records(
     most: int = MOST_TOKENS,
 ) -> Validation:
     """The held-out records in rows, packed as those that are trained on."""
-    documents: list[Tokens] = []
-    sizes: list[NDArray[np.int32]] = []
+    found: dict[int, tuple[Tokens, NDArray[np.int32]]] = {}
     total = 0
-    for text in held_out_texts(source, split):
+    for number, text in held_out_texts(source, split):
         one = encode(tokenizer, [text], answers_only)[0]
         covered = np.zeros(len(one.tokens), np.int32)
         covered[: len(one.offsets)] = bytes_by_offsets(text, one.offsets)
-        documents.append(one.tokens)
-        sizes.append(covered)
+        found[number] = one.tokens, covered
         total += len(one.tokens)
         if total >= most:
             break
+    documents = [found[number][0] for number in sorted(found)]
+    sizes = [found[number][1] for number in sorted(found)]
     rows = packing.placed([len(d) for d in documents], length + 1)
     tokens = packing.laid(documents, rows, length + 1)
     covered_rows = packing.laid(sizes, rows, length + 1)

@@ -15,6 +15,7 @@ from memconsole.plan.tasks.language import MASKED
 from memconsole_trainer.data.sources.documents import Documents, StreamDocuments
 from memconsole_trainer.data.sources.hdf5 import TokenRows
 from memconsole_trainer.data.sources.split import Everything, Split
+from memconsole_trainer.data.spread import evaluated_rows, spread_order
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.text.rows.batches import make_batch
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, Tokens, token_dtype
@@ -54,14 +55,11 @@ class Validation:
         return len(self.rows)
 
     def batches(self, shape: BatchShape, limit: int) -> Iterator[Batch]:
-        """Yield batches (1, micro_batch, sequence_length), the last one padded; at most `limit`
-        unless it is 0."""
+        """Yield batches (1, micro_batch, sequence_length), the last one padded. A `limit` of them, 0
+        for none, is spread over all rows."""
         one = dataclasses.replace(shape, micro_batches=1)
-        for number, start in enumerate(range(0, len(self), one.rows)):
-            if limit and number >= limit:
-                return
-            stop = min(start + one.rows, len(self))
-            yield make_batch([self.rows[i] for i in range(start, stop)], one, self.boundary)
+        for numbers in evaluated_rows(len(self), one.rows, limit):
+            yield make_batch([self.rows[i] for i in numbers.tolist()], one, self.boundary)
 
     def unigram_loss(self, counts: NDArray[np.int64], shape: BatchShape, limit: int) -> float:
         """Nats per target of the unigram model of `counts` (vocab_size,), with add-one smoothing,
@@ -122,20 +120,19 @@ def from_texts(
     length: int,
     most: int = MOST_TOKENS,
 ) -> Validation:
-    """Tokenize the held-out documents, about `most` tokens of them. The result is empty if there are
-    none."""
-    parts: list[Tokens] = []
-    sizes: list[NDArray[np.int32]] = []
+    """Tokenize the held-out documents, about `most` tokens of them, spread over all. The result is
+    empty if there are none."""
+    found: dict[int, tuple[Tokens, NDArray[np.int32]]] = {}
     tokens = 0
-    for text in held_out_texts(source, split):
+    for number, text in held_out_texts(source, split):
         ids, covered = tokenizer.encode_measured(text)
-        parts.append(ids)
-        sizes.append(covered)
+        found[number] = ids, covered
         tokens += len(ids)
         if tokens >= most:
             break
-    joined = np.concatenate(parts) if parts else np.empty(0, dtype=tokenizer.dtype)
-    covered = np.concatenate(sizes) if sizes else np.empty(0, dtype=np.int32)
+    parts = [found[number] for number in sorted(found)]
+    joined = np.concatenate([np.empty(0, tokenizer.dtype), *(ids for ids, _ in parts)])
+    covered = np.concatenate([np.empty(0, np.int32), *(covered for _, covered in parts)])
     return Validation(
         rows=ArrayRows(joined, length + 1, length),
         tokens=tokens,
@@ -152,19 +149,22 @@ def from_rows(
     tokenizer: Tokenizer | None = None,
     most: int = MOST_TOKENS,
 ) -> Validation:
-    """The held-out rows of a file of token rows, in windows of `row_tokens`. `tokenizer` is the one
-    that made the tokens, if known."""
-    parts, total, count = [], 0, source.count or 0
-    for start in range(0, count, source.block_size):
-        stop = min(start + source.block_size, count)
+    """The held-out rows of a file of token rows, about `most` tokens of them, from blocks spread over the
+    file, in windows of `row_tokens`. `tokenizer` is the one that made the tokens, if known."""
+    parts: dict[int, Tokens] = {}
+    total, count, size = 0, source.count or 0, source.block_size
+    for start in (block * size for block in spread_order(-(-count // size)).tolist()):
+        stop = min(start + size, count)
         held = split.held_out(start, stop)
         if held.any():
             rows = source.rows(start, stop)[held].astype(token_dtype(vocab_size))
-            parts.append(windows(rows, row_tokens, row_tokens - 1).reshape(-1))
+            parts[start] = windows(rows, row_tokens, row_tokens - 1).reshape(-1)
             total += rows.size
         if total >= most:
             break
-    joined = np.concatenate(parts) if parts else np.empty(0, dtype=token_dtype(vocab_size))
+    joined = np.concatenate(
+        [np.empty(0, token_dtype(vocab_size)), *(parts[start] for start in sorted(parts))]
+    )
     table = tokenizer.id_bytes if tokenizer is not None else None
     covered = None
     if table is not None and tokenizer is not None and joined.max(initial=0) < len(table):
@@ -179,23 +179,28 @@ def from_rows(
     )
 
 
-def held_out_texts(source: Documents, split: Split) -> Iterator[str]:
-    """The held-out documents; of a stream, the first ones."""
+def held_out_texts(source: Documents, split: Split) -> Iterator[tuple[int, str]]:
+    """The numbers and texts of the held-out documents, of which the first ones, however many, are
+    spread over all; of a stream, in order."""
     if split.fraction == 0.0:
         return
     if isinstance(source, StreamDocuments):
         if isinstance(split, Everything):
-            yield from source.iterate()
+            yield from enumerate(source.iterate())
             return
         found = 0
         for index, text in enumerate(source.iterate()):
             if split.held_out(index, index + 1)[0]:
-                yield text
+                yield index, text
                 found += 1
             if found == STREAM_DOCUMENTS or index + 1 == STREAM_PROBE:
                 return
         return
-    count = source.count or 0
-    for start in range(0, count, 1 << 16):
-        for offset in np.flatnonzero(split.held_out(start, min(start + (1 << 16), count))):
-            yield source.read(start + int(offset), start + int(offset) + 1)[0]
+    count, size = source.count or 0, 1 << 16
+    starts = range(0, count, size)
+    parts = [
+        start + np.flatnonzero(split.held_out(start, min(start + size, count))) for start in starts
+    ]
+    numbers = np.concatenate([np.empty(0, np.int64), *parts])
+    for number in numbers[spread_order(len(numbers))].tolist():
+        yield number, source.read(number, number + 1)[0]
