@@ -19,6 +19,14 @@ def kind() -> str:
     return _absent.get() or kind_of(jax.config.jax_default_device or jax.devices()[0])
 
 
+def is_ampere_or_later() -> bool:
+    """Whether the device is an NVIDIA GPU of compute capability 8.0 or higher. An absent GPU counts as one."""
+    if kind() != "gpu":
+        return False
+    found = getattr(jax.devices()[0], "compute_capability", "")
+    return is_absent() or not found or float(found) >= 8.0
+
+
 def is_absent() -> bool:
     """Whether the device is absent, so that libraries that query it cannot be used."""
     return _absent.get() is not None

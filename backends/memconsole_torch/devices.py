@@ -52,6 +52,8 @@ def prepare(device: torch.device, plan: Plan) -> None:
     torch.set_deterministic_debug_mode("error" if plan.train.deterministic else "default")
     # Uninitialized memory is always written before it is read, so it need not be filled.
     torch.utils.deterministic.fill_uninitialized_memory = False
+    if device.type == "mps" and choice.memory_fraction is not None:
+        torch.mps.set_per_process_memory_fraction(choice.memory_fraction)
     if device.type != "cuda":
         return
     if not any(key in os.environ for key in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
@@ -60,8 +62,14 @@ def prepare(device: torch.device, plan: Plan) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False
     torch.backends.cuda.matmul.allow_tf32 = True
+    torch.cuda.set_device(device)  # streams and events are those of the current device
     if choice.memory_fraction is not None:
         torch.cuda.set_per_process_memory_fraction(choice.memory_fraction, device)
+
+
+def has_flash(device: torch.device) -> bool:
+    """Whether torch's flash kernel for attention runs on a GPU."""
+    return bool(torch.version.hip) or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def facts(device: torch.device) -> DeviceFacts:
@@ -123,7 +131,7 @@ class DeviceMemory:
         return MemoryReading(held, self._peak, driver, driver, torch.mps.recommended_max_memory())
 
     def observe(self) -> None:
-        """Update the peak. Call once a step, because torch tracks no peak on MPS."""
+        """Update the peak. Call where much is held, because torch tracks no peak on MPS."""
         if self._device.type == "mps":
             self._peak = max(self._peak, torch.mps.current_allocated_memory())
 

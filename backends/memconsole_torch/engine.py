@@ -22,7 +22,7 @@ from memconsole_torch import devices, tasks
 from memconsole_torch.gang import Processes, join, local_rank
 from memconsole_torch.held import Held
 from memconsole_torch.jumps import TorchJumps
-from memconsole_torch.models import pretrained
+from memconsole_torch.models import decoder, pretrained
 from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.models.generate import generate
 from memconsole_torch.profiling import Recording
@@ -64,6 +64,8 @@ def create(plan: Plan, run_directory: Path | None) -> TorchEngine:
     if plan.optimize.compile:
         compilation.check(device)
     devices.prepare(device, plan)
+    if device.type == "cuda":
+        decoder.flash_on_cuda = devices.has_flash(device)
     return TorchEngine(plan, device, run_directory, join(plan.device.count, device))
 
 
@@ -200,6 +202,7 @@ class TorchEngine:
             with drawing, self._exchanging(index == last):
                 with precision.forward_context(self._device, self._compute):
                     part = self.task.loss(self._replicated or self.module, rows, share)
+                self._memory.observe()
                 sharding.backward(part, self._replicated)
             loss += part.detach()
             self._memory.observe()

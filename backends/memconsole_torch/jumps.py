@@ -87,7 +87,7 @@ class TorchJumps:
         for name, group in self._groups.items():
             for _, rows in self._slices(name):
                 moved = rows[after] - rows[before]
-                found[group] += (moved @ moved.T).double().cpu().numpy()
+                found[group] += (moved @ moved.T).cpu().double().numpy()
         return dict(found)
 
     @torch.no_grad()
@@ -132,7 +132,7 @@ class TorchJumps:
                         found.append(
                             self._task.sums(self._module, MicroBatch(part, self._place))[0]
                         )
-        summed: NDArray[np.float64] = torch.stack(found).double().cpu().numpy()
+        summed: NDArray[np.float64] = torch.stack(found).cpu().double().numpy()
         return summed
 
     @torch.no_grad()

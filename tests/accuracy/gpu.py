@@ -29,6 +29,8 @@ import msgspec
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from memconsole.devices.budget import budget as budget_of
+from memconsole.devices.probe import read_once
 from memconsole.memory.coefficients import runtime
 from memconsole.memory.estimate import table_of
 from memconsole.memory.exact.timeline import Exact, TracerAnswer, TracerQuestion
@@ -113,9 +115,16 @@ def card_bytes(device: str) -> int:
     return int(pynvml.nvmlDeviceGetMemoryInfo(handle).free)
 
 
-def ask(plan: Plan, kind: str) -> Exact | None:
-    """The backend's own tracer, for one question; None where it has no answer."""
-    question = TracerQuestion(id=1, plan=dumps(plan), kind=kind)
+def card() -> Budget:
+    """The first card, as the console sees it."""
+    return budget_of(apply_settings(Plan(), ("device.name=cuda:0",)), read_once(30.0))
+
+
+def ask(plan: Plan, kind: str, product: str) -> Exact | None:
+    """The backend's own tracer, for one question; None where it has no answer. XLA compiles for a `product` of the
+    catalog."""
+    target = product if plan.backend == "jax" else ""
+    question = TracerQuestion(id=1, plan=dumps(plan), kind=kind, target=target)
     command = [sys.executable, "-m", f"memconsole_{plan.backend}.tracing.trace"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     if plan.backend == "jax":
@@ -166,6 +175,7 @@ def measure(device: str) -> list[Measured]:
     """Every plan that fits the card, one after the other, while the tracers work beside them."""
     start, free = time.monotonic(), card_bytes(device)
     kind = "gpu" if device == "cuda" else "cpu"
+    product = card().catalog_name if device == "cuda" else ""
     budget = Budget(
         name=device, kind=kind, memory_label="VRAM", total_bytes=free, usable_bytes=free, why="free now"
     )  # fmt: skip
@@ -182,7 +192,7 @@ def measure(device: str) -> list[Measured]:
             if table.device_bytes > SPARE * free:
                 print(f"{backend} {name}: left out, needs {table.device_bytes / MIB:,.0f} MiB")
                 continue
-            asked.append((name, plan, table, tracers.submit(ask, plan, kind)))
+            asked.append((name, plan, table, tracers.submit(ask, plan, kind, product)))
         for name, plan, table, exact in asked:
             if time.monotonic() - start > TOTAL_SECONDS:
                 print(f"{plan.backend} {name}: left out, out of time")
@@ -269,13 +279,12 @@ def main() -> None:
         print("\n".join(" | ".join(row.cells()) for row in part.rows))
         return
     last = found[-1].counted
-    card = (
-        f"{last['device']}, {last['device_total_bytes'] / 2**30:.1f} GiB, driver {last['driver']}"
-    )
+    total = card().total_bytes / 2**30
+    machine = f"{last['device']}, {total:.1f} GiB, driver {last['driver']}"
     versions: dict[str, str] = {}
     for measured in found:
         versions |= measured.counted["versions"]
-    write(msgspec.structs.replace(part, versions=versions, machine=card))
+    write(msgspec.structs.replace(part, versions=versions, machine=machine))
 
 
 if __name__ == "__main__":

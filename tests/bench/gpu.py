@@ -5,7 +5,8 @@
 
 Each contender takes a few steps of the same rows in a process of its own with a time limit, all within eight minutes.
 nanoGPT, compiled, is the checkout that NANOGPT_DIR names; a peer that is not there is reported missing. `--ladder`
-measures a 3B model instead, with one more optimization on each rung.
+measures a 3B model instead, with one more optimization on each rung. Results are written after each contender, and
+another run measures only what is missing or failed; to measure anew, remove results/gpu.json.
 """
 
 from __future__ import annotations
@@ -20,19 +21,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = PLACES = [str(ROOT), str(ROOT / "backends")]
+# For the processes that are started here, where memconsole is not installed.
+os.environ["PYTHONPATH"] = os.pathsep.join([*PLACES, os.environ.get("PYTHONPATH", "")])
 
 from memconsole.devices.budget import budget
 from memconsole.devices.probe import read_once
 from memconsole.memory.seconds import peak_units_per_second
 from memconsole.plan import catalog
 from memconsole.plan.check import check
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, apply_settings, dumps
 from memconsole.runs.act.environment import trainer_environment
 from tests.bench.trained import BACKENDS, into_page, machine, markdown
@@ -129,11 +134,17 @@ def missing(who: str) -> str:
     return f"missing: {found[0]} is not installed" if who == "Trainer" and found else ""
 
 
-def count(who: str, plan: Plan, device: str, steps: int) -> dict[str, Any]:
+def card_of(device: str) -> Budget:
+    """The card, or the CPU. A driver can take seconds to answer first."""
+    return budget(plan_of(CASES[0], "torch", device), read_once(30.0))
+
+
+def count(who: str, plan: Plan, device: str, steps: int, card: Budget) -> dict[str, Any]:
     """Tokens per second (median), their share of the card's peak rate, and peak bytes; or a `problem`."""
     if problem := missing(who):
         return {"problem": problem}
     environment = trainer_environment(plan, os.environ, kind=device)
+    environment.setdefault("CUDA_VISIBLE_DEVICES", "0")  # the Trainer would use all cards
     command = [sys.executable, str(Path(__file__).with_name("gpu_run.py")), who, str(steps)]
     try:
         done = subprocess.run(
@@ -150,7 +161,7 @@ def count(who: str, plan: Plan, device: str, steps: int) -> dict[str, Any]:
     kept = found["seconds"][min(SETTLING, steps // 2) :]
     rate = plan.micro_batch_tokens / statistics.median(kept)
     model = catalog.model(plan)
-    most = peak_units_per_second(plan, model, budget(plan, read_once()))
+    most = peak_units_per_second(plan, model, card)
     return {
         "tokens_per_second": rate,
         "flops_utilization": rate / most,
@@ -158,16 +169,32 @@ def count(who: str, plan: Plan, device: str, steps: int) -> dict[str, Any]:
     }
 
 
-def measure(cases: tuple[Case, ...], device: str, steps: int) -> dict[str, Any]:
-    """Each case's contenders, one after the other, while there is time."""
-    start, results = time.monotonic(), {}
+Results = dict[str, dict[str, dict[str, Any]]]
+"""By case and contender."""
+
+
+def measure(
+    cases: tuple[Case, ...],
+    device: str,
+    steps: int,
+    card: Budget,
+    results: Results,
+    keep: Callable[[Results], None],
+) -> None:
+    """Measure each case's contenders that are not in `results`, one after the other, while there is time. Calls
+    `keep` after each."""
+    start = time.monotonic()
     for case in cases:
         rows = results.setdefault(case.name, {})
         for shown, who, plan in contenders(case, device):
+            if shown in rows and not _told(rows[shown]):
+                continue
             late = time.monotonic() - start > TOTAL_SECONDS - RUN_SECONDS
-            rows[shown] = {"problem": "out of time"} if late else count(who, plan, device, steps)
+            rows[shown] = (
+                {"problem": "out of time"} if late else count(who, plan, device, steps, card)
+            )
             print(f"{case.name}: {shown}: {rows[shown]}", flush=True)
-    return results
+            keep(results)
 
 
 def table(results: dict[str, Any]) -> str:
@@ -207,16 +234,26 @@ def main() -> None:
     options = parser.parse_args()
     if options.device == "cpu":
         with tempfile.TemporaryDirectory() as folder:
-            print(table(measure(_rehearsed(Path(folder)), "cpu", 4)))
+            results: Results = {}
+            measure(_rehearsed(Path(folder)), "cpu", 4, card_of("cpu"), results, lambda found: None)
+            print(table(results))
         return
     if not (shutil.which("nvidia-smi") or Path("/dev/nvidiactl").exists()):
         sys.exit("no NVIDIA card on this machine; --device cpu rehearses with small models")
-    before = json.loads(RESULTS.read_text())["results"] if RESULTS.exists() else {}
-    results = before | measure(ladder() if options.ladder else CASES, "cuda", STEPS)
-    card = budget(plan_of(CASES[0], "torch", "cuda"), read_once()).name
-    document = {"command": "python tests/bench/gpu.py", **machine(), "card": card, "results": results}  # fmt: skip
-    RESULTS.write_text(json.dumps(document, indent=1) + "\n")
-    into_page(PAGE, "card", table(results))
+    card = card_of("cuda")
+    facts = {"command": "python tests/bench/gpu.py", **machine(), "card": card.name}
+    before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if before and before["card"] != card.name:
+        sys.exit(
+            f"{RESULTS} is of a {before['card']}, and this is a {card.name}: move it away first"
+        )
+
+    def keep(found: Results) -> None:
+        RESULTS.write_text(json.dumps(facts | {"results": found}, indent=1) + "\n")
+        into_page(PAGE, "card", table(found))
+
+    cases = ladder() if options.ladder else CASES
+    measure(cases, "cuda", STEPS, card, before.get("results", {}), keep)
 
 
 if __name__ == "__main__":

@@ -66,8 +66,15 @@ def machine() -> dict[str, Any]:
     """What a result must be read with."""
     return {
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "versions": {name: metadata.version(name) for name in ("torch", "jax", "flax", "optax")},
+        "versions": {name: _version(name) for name in ("torch", "jax", "flax", "optax")},
     }
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def markdown(rows: list[list[str]], left: int = 1) -> str:

@@ -331,11 +331,11 @@ def _dropped(form: _Form, share: Array, bits: Array | None, start: Array) -> Arr
 
 
 def cudnn_applies(query: Any) -> bool:
-    """Whether cuDNN's fused attention supports this: 16 bits, NVIDIA GPU, head size a multiple of 8
-    up to 128."""
+    """Whether cuDNN's fused attention supports this: 16 bits, NVIDIA GPU of compute capability 8.0 or
+    higher, head size a multiple of 8 up to 128."""
     d = query.shape[-1]
     sixteen_bit = query.dtype in (jnp.bfloat16, jnp.float16)
-    return bool(sixteen_bit and d % 8 == 0 and d <= 128 and target.kind() == "gpu")
+    return bool(sixteen_bit and d % 8 == 0 and d <= 128 and target.is_ampere_or_later())
 
 
 def _cudnn(query: Array, key: Array, value: Array, scale: float) -> Array:

@@ -28,6 +28,8 @@ from memconsole_torch.models.table import table
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of every position's angles, fp32 (T, head_size / 2) each; (B, 1, T, head_size /
 2) if positions restart within a row."""
+flash_on_cuda = True
+"""Whether the GPU is new enough for torch's flash kernel (compute capability 8.0). `engine.create` sets it."""
 
 
 class Decoder(nn.Module):
@@ -283,7 +285,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -
     values are repeated.
     """
     groups = q.shape[1] // k.shape[1]
-    flash = q.is_cuda and mask is None and q.dtype in (torch.bfloat16, torch.float16)
+    flash = (
+        flash_on_cuda and q.is_cuda and mask is None and q.dtype in (torch.bfloat16, torch.float16)
+    )
     shared = groups > 1 and (q.device.type == "cpu" or flash)
     if groups > 1 and not shared:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)

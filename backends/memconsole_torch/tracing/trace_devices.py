@@ -102,6 +102,7 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
     with ExitStack() as stack:
         change = partial(_change, stack)
         change(quantized_adam, "_table", _table)
+        change(quantized_adam, "_tables", quantized_adam._tables.__wrapped__)
         change(quantized_adam.Buffers, "update", _first_of_its_size(quantized_adam.Buffers.update))
         change(compressed.Compressed, "_update", _once_a_length(compressed.Compressed._update))
         change(fused_loss, "_passes", partial(_first_pass, kind, fused_loss._passes))
@@ -333,6 +334,9 @@ class _Nowhere:
         return torch.empty(shape, dtype=dtype)
 
     def wait(self) -> None:
+        pass
+
+    def written(self) -> None:
         pass
 
     def clear(self) -> None:

@@ -14,8 +14,8 @@ BLOCK = 256
 """Elements sharing one fp32 scale in 8-bit state (Dettmers et al. 2021, block-wise quantization)."""
 TABLE_BYTES = 2 * 2**16 + 2 * 4 * 2**8
 """Lookup tables between rounded values and codes in both directions, signed and unsigned."""
-SLICE = 2**17
-"""Elements that an 8-bit step widens to fp32 at a time on a CPU; other devices take eight times as many."""
+SLICE = {"torch": (2**17, 2**22), "jax": (2**17, 2**20)}
+"""Elements that an 8-bit step widens to fp32 at a time: (on a CPU, elsewhere)."""
 SLICE_BYTES = {"torch": 16, "jax": 32}
 """Temporary bytes of one such element: the moments in fp32, and what quantizing them needs."""
 ROUNDED_SLICE = {"torch": (2**19, 2**22), "jax": (2**17, 2**20)}
@@ -80,7 +80,7 @@ def step_temporaries(backend: str, kind: str, optimizer: str, trained: Group) ->
     if optimizer == "sgd":
         return 4 * trained.largest if unfused else 0
     if optimizer in EIGHT_BIT:
-        most = SLICE if kind == "cpu" else 8 * SLICE
+        most = SLICE[backend][kind != "cpu"]
         # torch's buffers always have the size of a full slice. Code tables come on top.
         widened = min(trained.largest, most) if backend == "jax" else most
         return SLICE_BYTES[backend] * widened + TABLE_BYTES

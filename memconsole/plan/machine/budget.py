@@ -22,6 +22,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """The source of usable_bytes, as one phrase: "free now", "75 % of total (JAX)" …"""
     local: bool = False
     """True for a device of this machine, False for a catalog device."""
+    catalog_name: str = ""
+    """The name of the same product in the catalog; empty if it has none."""
     bandwidth_bytes_per_second: float | None = None
     peak_flops: dict[str, float] = {}
     """Dense peak per precision (fp32, tf32, bf16, fp16), FLOP/s."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 
 from memconsole.cache import cache_folder
@@ -95,8 +96,7 @@ def trainer_environment(
         if plan.backend == "torch" and "OMP_WAIT_POLICY" not in inherited:
             wanted["GOMP_SPINCOUNT"] = SPINS
     if plan.backend == "torch" and kind == "cuda" and "PYTORCH_CUDA_ALLOC_CONF" not in inherited:
-        # Segments that can grow keep reserved memory close to allocated memory.
-        wanted["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+        wanted["PYTORCH_ALLOC_CONF"] = _allocator()
     if plan.backend == "torch" and plan.optimize.compile:
         # The default is a fixed name in the shared temporary folder; another user could create it.
         wanted["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder(inherited) / "inductor")
@@ -120,6 +120,17 @@ def trainer_environment(
     environment[RUN_ID] = run_id
     environment[ATTEMPT] = str(attempt)
     return environment
+
+
+def _allocator() -> str:
+    """Settings of torch's allocators for a GPU. Segments that can grow keep reserved memory close to allocated memory.
+    Pinned host memory is not rounded up to a power of two, which is possible since torch 2.13."""
+    settings = "expandable_segments:True"
+    try:
+        major, minor = (int(part) for part in metadata.version("torch").split(".")[:2])
+    except (metadata.PackageNotFoundError, ValueError):
+        return settings
+    return f"{settings},pinned_max_round_threshold_mb:1" if (major, minor) >= (2, 13) else settings
 
 
 def _heap(plan: Plan) -> dict[str, str]:

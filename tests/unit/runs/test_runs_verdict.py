@@ -10,6 +10,7 @@ import pytest
 from memconsole.plan import plan as plans
 from memconsole.plan.machine import jemalloc
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.runs.act import environment
 from memconsole.runs.act.environment import device_kind, trainer_environment
 from memconsole.runs.act.supervise.stop_deadline import LONGEST_SECONDS, SeenDurations, StopDeadline
 from memconsole.runs.read.life.verdict import Evidence, classify
@@ -312,7 +313,11 @@ def test_the_environment_fits_the_device_and_keeps_what_a_person_set(
     assert made["LD_PRELOAD"] == f"{tmp_path}/lib/libjemalloc.so.2:/other.so"
     assert "MALLOC_TRIM_THRESHOLD_" not in made
     gpu = trainer_environment(plan, {}, kind="cuda")
-    assert gpu["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert gpu["PYTORCH_ALLOC_CONF"].startswith("expandable_segments:True")
+    for version, rounded in (("2.11.0+cu130", True), ("2.13.0", False), ("3.0.1", False)):
+        monkeypatch.setattr(environment.metadata, "version", lambda _, version=version: version)
+        settings = trainer_environment(plan, {}, kind="cuda")["PYTORCH_ALLOC_CONF"]
+        assert ("pinned_max_round_threshold_mb:1" not in settings) == rounded
     assert "MALLOC_ARENA_MAX" not in gpu
     own = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
     assert "PYTORCH_ALLOC_CONF" not in trainer_environment(plan, own, kind="cuda")

@@ -5,7 +5,7 @@ The tensors that a block saves for its backward pass are written out when its fo
 read back when its backward pass begins. On CUDA the copies overlap with computation: while one block
 runs backward, the saved tensors of the block that follows it in the backward pass are read. With
 checkpointing only the blocks' inputs are moved. Weights and tensors that all blocks share are not
-moved.
+moved; without checkpointing, 16-bit copies of weights are.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Store(Protocol):
     """A place for offloaded activations."""
 
     ahead: bool
-    """Whether reads overlap with computation, so that starting the next block's read early
-    helps."""
+    """Whether reads and writes overlap with computation, so that starting the next block's read early
+    helps, and a block's tensors must live until they are written."""
 
     def write(self, tensor: Tensor) -> Any:
         """Store a flat tensor. Returns a handle for `read`."""
@@ -40,6 +40,11 @@ class Store(Protocol):
 
     def wait(self) -> None:
         """Make later computation wait for the reads so far."""
+        ...
+
+    def written(self) -> None:
+        """Make later computation, which may reuse the memory of what was written, wait for the writes
+        so far."""
         ...
 
     def clear(self) -> None:
@@ -57,7 +62,7 @@ def apply(module: nn.Module, directory: Path | None) -> None:
     weights = {_place(t) for t in (*module.parameters(), *module.buffers())}
     chain = _Chain(store(device, directory), weights)
     for block in module.layers:
-        block.forward = _moving(block.forward, chain)
+        block.forward = _moving(block.forward, chain, block is module.layers[-1])
 
 
 def store(device: torch.device, directory: Path | None) -> Store:
@@ -65,7 +70,7 @@ def store(device: torch.device, directory: Path | None) -> Store:
     return Pinned(device) if device.type == "cuda" else Disk(device, directory)
 
 
-def _moving(forward: Callable[..., Any], chain: _Chain) -> Callable[..., Any]:
+def _moving(forward: Callable[..., Any], chain: _Chain, last: bool) -> Callable[..., Any]:
     def run(x: Tensor, *shared: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(x, *shared)
@@ -73,6 +78,8 @@ def _moving(forward: Callable[..., Any], chain: _Chain) -> Callable[..., Any]:
         with torch.autograd.graph.saved_tensors_hooks(block.pack, block.unpack):
             y = forward(x, *shared)
         block.close()
+        if last:
+            chain.free()
         return y
 
     return run
@@ -84,6 +91,14 @@ class _Chain:
     def __init__(self, where: Store, weights: set[int]) -> None:
         self.store, self.weights = where, weights
         self.waiting: list[_Block] = []
+        self.leaving: list[Tensor] = []
+        """The tensors of the last block, whose writes may not have ended."""
+
+    def free(self) -> None:
+        """Free the tensors that are being written, once that is done."""
+        if self.leaving:
+            self.store.written()
+            self.leaving.clear()
 
     def fetch(self, block: _Block) -> None:
         """Read a block's tensors back, and start reading those of the next block in the backward
@@ -129,13 +144,18 @@ class _Block:
         return saved, tensor.shape, tensor.stride(), tensor.storage_offset()
 
     def close(self) -> None:
-        """Write all saved tensors out and free them."""
+        """Write all saved tensors out. They are freed when that is done and the next block has run, so
+        that the device has those of two blocks at most."""
+        chain = self._chain
+        chain.free()
         for saved in self._saved.values():
             assert saved.tensor is not None
-            saved.kept = self._chain.store.write(saved.tensor)
+            saved.kept = chain.store.write(saved.tensor)
+            if chain.store.ahead:
+                chain.leaving.append(saved.tensor)
             saved.tensor = None
         if self._saved:
-            self._chain.waiting.append(self)
+            chain.waiting.append(self)
 
     def read(self) -> None:
         """Start reading all saved tensors back to the device."""
@@ -196,13 +216,21 @@ class Disk:
     def wait(self) -> None:
         pass
 
+    def written(self) -> None:
+        pass
+
     def clear(self) -> None:
         self._end = 0
         self._file.truncate(0)
 
 
 class Pinned:
-    """Pinned host memory, copied to and from the device on separate streams."""
+    """Pinned host memory, copied to and from the device on separate streams.
+
+    Memory is allocated and freed in the order of the computing stream, which waits for a copy before
+    its memory is used or freed. (With `record_stream` the allocator could reuse memory only after the
+    device has caught up with the host, and would need more of it.)
+    """
 
     ahead = True
 
@@ -215,7 +243,6 @@ class Pinned:
         self._out.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._out):
             host.copy_(tensor, non_blocking=True)
-        tensor.record_stream(self._out)
         return host
 
     def read(self, kept: Any) -> Tensor:
@@ -224,11 +251,13 @@ class Pinned:
         self._in.wait_stream(self._out)
         with torch.cuda.stream(self._in):
             here.copy_(kept, non_blocking=True)
-        here.record_stream(self._in)
         return here
 
     def wait(self) -> None:
         torch.cuda.current_stream().wait_stream(self._in)
+
+    def written(self) -> None:
+        torch.cuda.current_stream().wait_stream(self._out)
 
     def clear(self) -> None:
         pass

@@ -37,6 +37,8 @@ class HostState:
         self._visitors: dict[Rule, tuple[int, State]] = {}
         self._streams = _Streams(device)
         self._arriving: dict[int, State] = {}
+        self._leaving: tuple[int, State] | None = None
+        """The state that was updated last, whose way back may not have ended."""
 
     def take(self, optimizer: Rule) -> None:
         """Move the optimizer's state to the host."""
@@ -54,6 +56,7 @@ class HostState:
             yield
             return
         place, state = self._visitors[optimizer]
+        self._free()
         self._fetch(place)
         if self._ahead and place + 1 < len(self._held):
             self._fetch(place + 1)
@@ -64,8 +67,16 @@ class HostState:
         with self._streams.outgoing(place):
             for name, host in held.items():
                 host.copy_(state[name], non_blocking=self._pinned)
-                self._streams.in_use(state[name])
+        self._leaving = place, {name: state[name] for name in held}
         state.update(held)
+        if place + 1 == len(self._held):
+            self._free()
+
+    def _free(self) -> None:
+        """Free the state that is on its way back, once it has arrived."""
+        if self._leaving is not None:
+            self._streams.wait_for_written(self._leaving[0])
+            self._leaving = None
 
     def _on_host(self, tensor: Tensor) -> Tensor:
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._pinned)
@@ -108,10 +119,10 @@ class _Streams:
         if self._cuda:
             torch.cuda.current_stream().wait_event(self._arrived[place])
 
-    def in_use(self, tensor: Tensor) -> None:
-        """Keep the tensor's memory from being reused before it is copied to the host."""
+    def wait_for_written(self, place: int) -> None:
+        """Make work that is queued later, which may reuse its memory, run after the copies to the host."""
         if self._cuda:
-            tensor.record_stream(self._out)
+            torch.cuda.current_stream().wait_event(self._written[place])
 
 
 class _On:

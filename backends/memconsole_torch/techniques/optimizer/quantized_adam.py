@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,8 +31,9 @@ THREAD_SLICE = 2**16
 """Elements per slice on a CPU if several threads update slices."""
 MOST_THREADS = 4
 """Threads that update slices; more would wait for the interpreter."""
-DEVICE_SLICE = 2**20
-"""Elements per slice on other devices, where each slice costs some 25 kernel launches."""
+DEVICE_SLICE = 2**22
+"""Elements per slice on other devices: 64 MiB of buffers. A slice takes some 34 kernel launches there, which cost more
+time than smaller kernels do."""
 Slice: TypeAlias = tuple[Tensor, Tensor, dict[str, Tensor], int, dict[str, Any]]
 """A slice of a weight, the same slice of its gradient, the weight's state, the index of the slice's first element, and
 the weight's group."""
@@ -156,10 +158,7 @@ class Buffers:
         self.size = size or (CPU_SLICE if device.type == "cpu" else DEVICE_SLICE)
         self._second, self._first, self._work = torch.empty(3, self.size, device=device)
         self._rows = torch.empty(self.size, dtype=torch.int32, device=device)
-        self._values = [_table(blockwise.values(signed=s), device) for s in (False, True)]
-        # By the upper 16 bits as an unsigned number.
-        rolled = [np.roll(blockwise.lookup(signed=s), -blockwise.OFFSET) for s in (False, True)]
-        self._lookup = [_table(table, device) for table in rolled]
+        self._values, self._lookup = _tables(device)
         self._cuts: dict[int, Cut] = {}
 
     def cut(self, n: int) -> Cut:
@@ -247,6 +246,16 @@ class Buffers:
         torch.mul(blocks, reciprocal[:, None], out=work)
         rows = cut.bits.add_(blockwise.HALF).bitwise_right_shift_(16).bitwise_and_(0xFFFF)
         torch.index_select(self._lookup[signed], 0, rows, out=codes)
+
+
+@cache
+def _tables(device: torch.device) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The maps of codes to numbers, without and with sign, and those of a number's upper 16 bits, unsigned, to
+    codes. A device gets them once, because it waits for such copies."""
+    values = (blockwise.values(signed=s) for s in (False, True))
+    lookup = (np.roll(blockwise.lookup(signed=s), -blockwise.OFFSET) for s in (False, True))
+    first, second, *codes = (_table(table, device) for table in (*values, *lookup))
+    return (first, second), (codes[0], codes[1])
 
 
 def _table(array: Any, device: torch.device) -> Tensor:

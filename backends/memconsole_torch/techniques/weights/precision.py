@@ -96,7 +96,11 @@ class LossScale:
 def line(device: torch.device, precision: Precision) -> str:
     """The log line about `precision` on this device."""
     if precision == "fp32":
-        tensor_cores = device.type == "cuda" and torch.version.hip is None
+        tensor_cores = (
+            device.type == "cuda"
+            and torch.version.hip is None
+            and torch.cuda.get_device_capability(device) >= (8, 0)
+        )
         return "Precision: float32" + (" with TF32 matmuls" if tensor_cores else "")
     return f"{_NAMES[precision]} enabled - {_speed(device, precision)}"
 
