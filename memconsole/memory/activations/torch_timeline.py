@@ -84,11 +84,12 @@ class Timeline:
         self.ahead = False
         """Whether the activations of the next block are already on the device during a block's backward pass."""
         if o.activation_offload:
-            # Forward: one block's activations wait to be copied out. Backward: a GPU already copies the next block's in.
+            # A GPU still copies the activations of the block before out in the forward pass, and those of the next block in
+            # in the backward pass.
             most = max(b.kept for b in self.blocks)
             self.ahead = step.kind in ("gpu", "rocm") and a.layers > 1
-            self.between, self.kept = 0, min(self.kept, most)
-            self.kept_below = min(self.kept_below, 2 * most if self.ahead else most)
+            self.kept = self.kept_below = min(self.kept, 2 * most if self.ahead else most)
+            self.between = 0
             self.kept_copies = 0
 
     def moments(self) -> Iterator[Moment]:

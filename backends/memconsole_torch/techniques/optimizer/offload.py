@@ -28,7 +28,8 @@ class HostState:
     """Holds the states of optimizers of one weight each, in the order in which they step.
 
     `pinned`: use page-locked memory, which the device can copy asynchronously. `ahead`: fetch the
-    next state during a step, which takes device memory for a second state.
+    next state during a step, which takes device memory for a second state. Without it the device
+    waits until a state has arrived on the host.
     """
 
     def __init__(self, device: torch.device, *, pinned: bool, ahead: bool) -> None:
@@ -56,7 +57,7 @@ class HostState:
             yield
             return
         place, state = self._visitors[optimizer]
-        self._free()
+        self.free()
         self._fetch(place)
         if self._ahead and place + 1 < len(self._held):
             self._fetch(place + 1)
@@ -69,11 +70,11 @@ class HostState:
                 host.copy_(state[name], non_blocking=self._pinned)
         self._leaving = place, {name: state[name] for name in held}
         state.update(held)
-        if place + 1 == len(self._held):
-            self._free()
+        if not self._ahead:
+            self.free()
 
-    def _free(self) -> None:
-        """Free the state that is on its way back, once it has arrived."""
+    def free(self) -> None:
+        """Free the device memory of the state that was updated last, once it has arrived on the host."""
         if self._leaving is not None:
             self._streams.wait_for_written(self._leaving[0])
             self._leaving = None

@@ -64,6 +64,8 @@ class CombinedOptimizer:
         """One update of every weight that has a gradient."""
         for part in self.parts:
             self.update(part)
+        if self.host is not None:
+            self.host.free()
 
     def update(self, part: Rule) -> None:
         """One update of one part."""
