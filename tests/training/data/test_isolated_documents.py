@@ -23,7 +23,8 @@ from memconsole_trainer.__main__ import run as run_attempt
 from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.text.portion import boundary
-from memconsole_trainer.data.text.rows.batches import language_batch, make_batch
+from memconsole_trainer.data.text.rows.batches import Boundary, language_batch, make_batch
+from memconsole_trainer.data.text.tokens.tokenizer import train
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.weights.checkpoint import weights_digest
 from memconsole_trainer.weights.initialize import InitialWeights
@@ -33,7 +34,7 @@ BACKENDS = ("torch", "jax")
 FAMILIES = ("gpt2", "llama", "llama-scaled", "gemma3")
 END, VOCABULARY, LENGTH = 0, 96, 24
 LENGTHS = ((7, 5, 12), (24,), (1, 20, 3), (11, 13))
-"""Of the documents of each packed row, their end-of-text token included."""
+"""Of the documents of each packed row, with the end-of-text token that opens each."""
 
 
 def architecture(name: str) -> Architecture:
@@ -48,17 +49,17 @@ def documents() -> list[list[np.ndarray]]:
     for lengths in LENGTHS:
         row = [random_.integers(1, VOCABULARY, n).astype(np.uint16) for n in lengths]
         for document in row:
-            document[-1] = END
+            document[0] = END
         rows.append(row)
     return rows
 
 
 def packed(rows: list[list[np.ndarray]], micro_batches: int = 2) -> Batch:
     """Rows as the trainer makes them, a token longer for the last target."""
-    extra = np.array([5], dtype=np.uint16)
+    extra = np.array([END], dtype=np.uint16)
     joined = [np.concatenate([*row, extra]) for row in rows]
     shape = BatchShape(micro_batches, len(rows) // micro_batches, LENGTH)
-    return make_batch(joined, shape, END)
+    return make_batch(joined, shape, Boundary(END, opens=True))
 
 
 def alone(rows: list[list[np.ndarray]], micro_batches: int = 3) -> Batch:
@@ -68,25 +69,48 @@ def alone(rows: list[list[np.ndarray]], micro_batches: int = 3) -> Batch:
     targets = np.full((len(every), LENGTH), MASKED, np.int32)
     for index, document in enumerate(every):
         inputs[index, : len(document)] = document
-        targets[index, : len(document) - 1] = document[1:]
+        targets[index, : len(document)] = [*document[1:], END]
     shape = (micro_batches, -1, LENGTH)
     return language_batch(inputs.reshape(shape), targets.reshape(shape))
 
 
-def test_a_batch_numbers_its_documents_and_masks_what_follows_them() -> None:
-    batch = packed(documents(), 1)
-    assert "documents" in batch.arrays
-    own, targets, inputs = batch["documents"][0], batch["targets"][0], batch["inputs"][0]
-    assert own[0].tolist() == [0] * 7 + [1] * 5 + [2] * 12
-    assert own[2].tolist() == [0] + [1] * 20 + [2] * 3
-    assert (targets[inputs == END] == MASKED).all()
-    assert (targets != MASKED).sum() == sum(n - 1 for row in LENGTHS for n in row)
-    np.testing.assert_array_equal(
-        targets[:, :-1][inputs[:, :-1] != END], inputs[:, 1:][inputs[:, :-1] != END]
-    )
-    plain = make_batch([np.concatenate(documents()[0])], BatchShape(1, 1, LENGTH))
+ROW = np.array([5, 6, END, 8, 9, 7, END, 4, 3], dtype=np.uint16)
+
+
+def test_the_end_of_text_opens_the_next_document_and_every_target_counts() -> None:
+    batch = make_batch([ROW, ROW[2:5]], BatchShape(1, 2, 8), Boundary(END, opens=True))
+    assert batch["documents"][0, 0].tolist() == [0, 0, 1, 1, 1, 1, 2, 2]
+    assert batch["documents"][0, 1, :3].tolist() == [1, 1, 1]
+    assert batch["targets"][0].tolist() == [ROW[1:].tolist(), [8, 9, *[MASKED] * 6]]
+    plain = make_batch([ROW, ROW[2:5]], BatchShape(1, 2, 8))
     assert "documents" not in plain.arrays
-    assert plain.weight == LENGTH - 1
+    assert (plain["targets"] == batch["targets"]).all()
+
+
+def test_documents_that_begin_on_their_own_end_with_the_end_of_text() -> None:
+    batch = make_batch([ROW, ROW[:5]], BatchShape(1, 2, 8), Boundary(END, opens=False))
+    assert batch["documents"][0, 0].tolist() == [0, 0, 0, 1, 1, 1, 1, 2]
+    assert batch["targets"][0, 0].tolist() == [6, END, MASKED, 9, 7, END, MASKED, 3]
+    assert batch["targets"][0, 1].tolist() == [6, END, MASKED, 9, *[MASKED] * 4]
+    assert batch.weight == 6 + 3
+
+
+BEGINS: list[tuple[dict[str, Any], tuple[int, ...], bool]] = [
+    ({}, (), True),
+    ({}, (END,), True),
+    ({}, (7,), False),
+    ({"data.template": "equipment"}, (), False),
+]
+
+
+@pytest.mark.parametrize(("data", "begin", "opens"), BEGINS, ids=str)
+def test_a_text_without_a_begin_token_of_its_own_begins_after_the_end_of_text(
+    data: dict[str, Any], begin: tuple[int, ...], opens: bool
+) -> None:
+    tokenizer = train(["a few words"], 300)
+    tokenizer.begin = begin
+    plan = replace(Plan(), {"data.isolate_documents": True, **data})
+    assert boundary(plan, tokenizer) == (tokenizer.end_of_text, opens)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -144,15 +144,14 @@ def test_each_part_is_told_in_its_phase_with_its_memory(text: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
-@pytest.mark.parametrize("isolated", [False, True], ids=["too little text", "short documents"])
+@pytest.mark.parametrize("isolated", [False, True], ids=["too little text", "short records"])
 def test_the_step_that_is_rehearsed_is_as_long_as_any_whatever_the_data_begins_with(
     backend: str, isolated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip(backend)
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for number in range(40 if isolated else 1):
-        (folder / f"{number:02d}.txt").write_text("the cat sat " * (1 if isolated else 12))
+    short, long = tmp_path / "short.jsonl", tmp_path / "long.txt"
+    short.write_text('{"said": "the cat sat"}\n' * 40)
+    long.write_text("the cat sat " * 12)
     engine = import_module(f"memconsole_{backend}.engine")
     kind = engine.TorchEngine if backend == "torch" else engine.JaxEngine
     seen: list[Batch] = []
@@ -164,7 +163,9 @@ def test_the_step_that_is_rehearsed_is_as_long_as_any_whatever_the_data_begins_w
 
     monkeypatch.setattr(kind, "train_step", recorded)
     changes = {"train__max_steps": 1, "data__isolate_documents": isolated, "train__batch_size": 3}
-    _, code, said = trained(plan(folder, backend, data__validation_fraction=0.0, **changes))
+    changes |= {"data__template": "{{ said }}"} if isolated else {}
+    source = short if isolated else long
+    _, code, said = trained(plan(source, backend, data__validation_fraction=0.0, **changes))
     assert code == 0, [e for e in said if isinstance(e, events.Error)]
     assert "training step" in parts(said)
     rehearsed, first = seen

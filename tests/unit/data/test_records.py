@@ -36,7 +36,7 @@ from memconsole_trainer.data.sources.split import split_of
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.data.text.blocks.packing import Cuts, cuts, laid, placed
 from memconsole_trainer.data.text.blocks.record_blocks import RecordBlocks, held_out_records
-from memconsole_trainer.data.text.rows.batches import TextRows
+from memconsole_trainer.data.text.rows.batches import Boundary, TextRows
 from memconsole_trainer.data.text.tokens.marked import encode, ids, learned, marked_dtype, trimmed
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, load, train
 from memconsole_trainer.tasks.answering import Nearest, f1, held_records, scores
@@ -276,6 +276,8 @@ def test_rows_of_records_hold_whole_records_and_resume_exactly(
     split = split_of(source, 0.1)
     blocks = RecordBlocks(source, split, tokenizer, 160, True)
     shape = BatchShape(2, 3, 160)
+    assert tokenizer.end_of_text is not None
+    between = Boundary(tokenizer.end_of_text, opens=False)
     texts = [t for i, t in enumerate(source.read(0, 400)) if not split.held_out(i, i + 1)[0]]
     wanted = Counter(
         (tuple(ids(one.tokens)[:-1].tolist()), tuple(learned(one.tokens).tolist()))
@@ -283,7 +285,7 @@ def test_rows_of_records_hold_whole_records_and_resume_exactly(
     )
 
     def batches(state: Any, count: int) -> list[Any]:
-        stream = BatchStream(TextRows(blocks, 5, 16, boundary=tokenizer.end_of_text), shape, state)
+        stream = BatchStream(TextRows(blocks, 5, 16, boundary=between), shape, state)
         found = [stream.next() for _ in range(count)]
         stream.close()
         return found
@@ -319,7 +321,9 @@ def test_turns_that_end_like_documents_cannot_be_isolated(
             replace(Plan(), {"data.source": str(path), "data.template": template}), 700
         )
         split = split_of(source, 0.0)
-        return RecordBlocks(source, split, tokenizer, 40, True, tokenizer.end_of_text).block(0)
+        assert tokenizer.end_of_text is not None
+        between = Boundary(tokenizer.end_of_text, opens=False)
+        return RecordBlocks(source, split, tokenizer, 40, True, between).block(0)
 
     turns = "{% for m in messages %}{{ m.content }}END{% endfor %}"
     assert (ids(block(turns.replace("END", "."))) == tokenizer.end_of_text).sum() == 4

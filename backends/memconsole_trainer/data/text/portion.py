@@ -18,6 +18,7 @@ from memconsole_trainer.data.text.blocks.text_blocks import TextBlocks
 from memconsole_trainer.data.text.blocks.token_key import open_cache
 from memconsole_trainer.data.text.measure import measure
 from memconsole_trainer.data.text.opened import TextPart
+from memconsole_trainer.data.text.rows.batches import Boundary
 from memconsole_trainer.data.text.tokens.marked import learned
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, Tokens
 from memconsole_trainer.data.text.tokens.tokens import RowBlocks, TokenBlocks, row_count
@@ -90,9 +91,13 @@ def prepare_part(
     )
 
 
-def boundary(plan: Plan, tokenizer: Tokenizer | None) -> int | None:
-    """The token that ends a document, or None if the plan does not isolate documents. Raises
-    `PlanError` if it does and the tokenizer has no such token."""
+def boundary(plan: Plan, tokenizer: Tokenizer | None) -> Boundary | None:
+    """How to tell documents apart, or None if the plan does not isolate documents. Raises
+    `PlanError` if it does and the tokenizer has no end-of-text token.
+
+    A text without a begin token of its own begins after the end-of-text token, as does a sample without a prompt. A
+    record begins with its template's text, as does the question that a model answers.
+    """
     if not plan.data.isolate_documents:
         return None
     if tokenizer is None or tokenizer.end_of_text is None:
@@ -103,7 +108,8 @@ def boundary(plan: Plan, tokenizer: Tokenizer | None) -> int | None:
             f"data.isolate_documents = true: needs an end-of-text token after documents; {what}",
             "data.isolate_documents",
         )
-    return tokenizer.end_of_text
+    end = tokenizer.end_of_text
+    return Boundary(end, plan.data.template is None and set(tokenizer.begin) <= {end})
 
 
 def _blocks(
@@ -128,8 +134,8 @@ def _blocks(
         return RowBlocks(source, split, vocab_size, row_tokens, plan.stride)
     assert tokenizer is not None
     if plan.data.template is not None:
-        answers_only, end = plan.data.loss_on == "answers", boundary(plan, tokenizer)
-        blocks: TextBlocks = RecordBlocks(source, split, tokenizer, length, answers_only, end)
+        answers_only, between = plan.data.loss_on == "answers", boundary(plan, tokenizer)
+        blocks: TextBlocks = RecordBlocks(source, split, tokenizer, length, answers_only, between)
     else:
         blocks = TextBlocks(source, split, tokenizer, length, plan.stride)
     blocks.left_out = left_out

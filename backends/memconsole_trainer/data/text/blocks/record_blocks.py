@@ -15,6 +15,7 @@ from memconsole_trainer.data.sources.split import Split
 from memconsole_trainer.data.text.blocks import packing
 from memconsole_trainer.data.text.blocks.packing import Cuts
 from memconsole_trainer.data.text.blocks.text_blocks import TextBlocks
+from memconsole_trainer.data.text.rows.batches import Boundary
 from memconsole_trainer.data.text.rows.validation import MOST_TOKENS, Validation, held_out_texts
 from memconsole_trainer.data.text.tokens.marked import encode, ids
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, Tokens, bytes_by_offsets
@@ -34,9 +35,9 @@ class RecordBlocks(TextBlocks):
         tokenizer: Tokenizer,
         sequence_length: int,
         answers_only: bool,
-        boundary: int | None = None,
+        boundary: Boundary | None = None,
     ) -> None:
-        """`boundary` is the token that ends a document, if documents are isolated."""
+        """With a `boundary` documents are isolated."""
         super().__init__(documents, split, tokenizer, sequence_length, sequence_length + 1)
         self._answers_only, self._boundary = answers_only, boundary
 
@@ -52,8 +53,10 @@ class RecordBlocks(TextBlocks):
 
     def _check_boundary(self, documents: Sequence[Tokens]) -> None:
         """Raise `PlanError` if a record holds the token that ends a document."""
-        end = self._boundary
-        if end is not None and any((ids(tokens[:-1]) == end).any() for tokens in documents):
+        if self._boundary is None:
+            return
+        end = self._boundary.token
+        if any((ids(tokens[:-1]) == end).any() for tokens in documents):
             raise PlanError(
                 "data.isolate_documents = true: the template writes "
                 f"{self._tokenizer.decode([end])} within a record, which would be taken for its "

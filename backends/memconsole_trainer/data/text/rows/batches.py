@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,16 @@ from memconsole_trainer.data.text.tokens.marked import ids, trimmed
 from memconsole_trainer.data.text.tokens.tokenizer import Tokens
 from memconsole_trainer.data.text.tokens.tokens import TokenBlocks
 from memconsole_trainer.engine import Array, Batch
+
+
+class Boundary(NamedTuple):
+    """How to tell documents apart in a row, if they are isolated."""
+
+    token: int
+    """The token that ends a document: the target of its last token."""
+    opens: bool
+    """Whether this token is also the first input of the next document, whose first token is its target.
+    Otherwise it is an input of the document that it ends, with a masked target."""
 
 
 def language_batch(inputs: Array, targets: Array, documents: Array | None = None) -> Batch:
@@ -30,12 +40,12 @@ def language_batch(inputs: Array, targets: Array, documents: Array | None = None
     return Batch(arrays, int(np.count_nonzero(targets != MASKED)))
 
 
-def make_batch(rows: list[Tokens], shape: BatchShape, boundary: int | None = None) -> Batch:
+def make_batch(rows: list[Tokens], shape: BatchShape, boundary: Boundary | None = None) -> Batch:
     """Make a batch of rows (≤ rows, ≤ sequence_length + 1).
 
     Missing rows and the ends of short rows have masked targets, so the shape never changes. A
     token that is only read (see `marked`) is an input and a masked target.
-    `boundary` is the token that ends a document, if documents are isolated.
+    With a `boundary` documents are isolated.
     """
     length, documents = shape.sequence_length, None
     inputs = np.zeros((shape.rows, length), dtype=np.int32)
@@ -46,10 +56,11 @@ def make_batch(rows: list[Tokens], shape: BatchShape, boundary: int | None = Non
     targets[targets < 0] = MASKED
     dimensions = (shape.micro_batches, shape.micro_batch, length)
     if boundary is not None:
-        ends = inputs == boundary
-        targets[ends] = MASKED  # the next token belongs to another document
-        numbers = np.zeros_like(inputs)
-        np.cumsum(ends[:, :-1], axis=1, out=numbers[:, 1:])
+        ends = inputs == boundary.token
+        numbers = np.cumsum(ends, axis=1, dtype=np.int32)
+        if not boundary.opens:
+            targets[ends] = MASKED  # the next token belongs to another document
+            numbers -= ends
         documents = numbers.reshape(dimensions)
     return language_batch(inputs.reshape(dimensions), targets.reshape(dimensions), documents)
 
@@ -73,7 +84,7 @@ class TextRows:
         seed: int,
         shuffle_buffer: int,
         held: Tokens | None = None,
-        boundary: int | None = None,
+        boundary: Boundary | None = None,
         others: Sequence[Other] = (),
     ) -> None:
         """`held` holds all train tokens if they are kept in memory instead of streamed. `others` are

@@ -17,7 +17,7 @@ from memconsole_trainer.data.sources.hdf5 import TokenRows
 from memconsole_trainer.data.sources.split import Everything, Split
 from memconsole_trainer.data.spread import evaluated_rows, spread_order
 from memconsole_trainer.data.stream import BatchShape
-from memconsole_trainer.data.text.rows.batches import make_batch
+from memconsole_trainer.data.text.rows.batches import Boundary, make_batch
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, Tokens, token_dtype
 from memconsole_trainer.data.text.tokens.tokens import ArrayRows, windows
 from memconsole_trainer.engine import Batch
@@ -48,8 +48,8 @@ class Validation:
     """The same rows, with the number of text bytes of each token in place of its id; None if unknown."""
     prompt: list[int]
     """Beginning of the first held-out document."""
-    boundary: int | None = None
-    """The token that ends a document, if documents are isolated."""
+    boundary: Boundary | None = None
+    """How to tell documents apart, if they are isolated."""
 
     def __len__(self) -> int:
         return len(self.rows)
