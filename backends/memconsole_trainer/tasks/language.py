@@ -22,6 +22,7 @@ from memconsole_trainer.data.text.portion import boundary
 from memconsole_trainer.data.text.prepared import Prepared, prepare
 from memconsole_trainer.data.text.rows.batches import TextRows, language_batch
 from memconsole_trainer.data.text.rows.rows import Other, Source
+from memconsole_trainer.data.text.rows.validation import MOST_UNKNOWN
 from memconsole_trainer.data.text.run_tokenizer import make_tokenizer
 from memconsole_trainer.data.text.tokens.tokenizer import file_fingerprint
 from memconsole_trainer.engine import Array, Batch, Engine, LossSum
@@ -36,6 +37,8 @@ from memconsole_trainer.weights.starting import weights_directory
 
 SAMPLE_TEMPERATURE = 0.8
 SAMPLE_TOP_K = 50
+_WIDER = "raise data.tokenizer_examples or data.vocab_size, or set data.characters = false"
+"""What makes a tokenizer of characters know more text."""
 
 
 def open_data(
@@ -49,15 +52,10 @@ def open_data(
     opened = open_text(plan, model.vocab_size, say.tick)
     say.phase("tokenizer")
     beside = weights_directory(plan)
+    found_beside = None if beside is None else tokenizer_file(beside)
     saved = directory / "tokenizer.json"
     tokenizer = make_tokenizer(
-        plan,
-        model,
-        opened,
-        saved,
-        None if beside is None else tokenizer_file(beside),
-        known.get("tokenizer", ""),
-        say.warning,
+        plan, model, opened, saved, found_beside, known.get("tokenizer", ""), say.warning
     )
     if tokenizer is not None:
         cut = [tag for tag in chat_tags(plan) if not tokenizer.reads_whole(tag)]
@@ -72,6 +70,12 @@ def open_data(
         say.warning("nothing is held out for validation: the data is a single document")
     for warning in found.warnings:
         say.warning(warning)
+    if (share := found.validation.unknown_share) > MOST_UNKNOWN:
+        trained = plan.data.tokenizer is None and found_beside is None
+        say.warning(
+            f"{share:.1%} of the held-out tokens are text that the tokenizer does not know, so bits "
+            f"per byte are not reported: {_WIDER if trained else 'give another data.tokenizer'}"
+        )
     if isinstance(opened.first.source, TokenRows) and tokenizer is None:
         say.warning("rows of tokens without data.tokenizer: samples are shown as token ids")
     asked = asked_records(plan, model, opened, tokenizer) if tokenizer is not None else None

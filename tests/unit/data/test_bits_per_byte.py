@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tokenizers as library
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
+from memconsole.plan import catalog
+from memconsole.plan.plan import Plan, replace
 from memconsole.plan.tasks.language import MASKED
 from memconsole_trainer.data.sources.documents import FileDocuments
 from memconsole_trainer.data.sources.split import Split
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.text.rows.validation import from_texts
 from memconsole_trainer.data.text.tokens import tokenizer as tokenizers
-from memconsole_trainer.data.text.tokens.tokenizer import END_OF_TEXT, Tokenizer
+from memconsole_trainer.data.text.tokens.tokenizer import (
+    END_OF_TEXT,
+    Tokenizer,
+    bytes_by_offsets,
+    of_characters,
+)
+from memconsole_trainer.engine import LossSum
+from memconsole_trainer.tasks.language import open_data
 
 TEXTS = ["the quick brown fox — naïve café, 東京 🦊. " * 20, "def f(x):\n    return x + 1\n" * 30]
 BYTE_LEVEL = tokenizers.train(TEXTS, 300)
@@ -69,12 +81,16 @@ def test_an_end_of_text_that_a_document_spells_covers_its_letters() -> None:
 
 @settings(deadline=None)
 @given(texts)
-def test_any_other_tokenizers_tokens_cover_all_bytes_together(text: str) -> None:
+def test_any_other_tokenizers_tokens_cover_all_bytes_but_those_of_unknown_ones(text: str) -> None:
     ids, covered = LOWERED.encode_measured(text)
     assert len(ids) == len(covered)
-    assert (covered >= 0).all()
-    if len(ids) > 1:
-        assert covered.sum() == len(text.encode())
+    every = bytes_by_offsets(text, LOWERED.encodings([text])[0].offsets)
+    assert (every >= 0).all()
+    if len(every):
+        assert every.sum() == len(text.encode())
+    known = ids[:-1] != LOWERED.inner.token_to_id("[UNK]")
+    assert covered[:-1].tolist() == (every * known).tolist()
+    assert covered[-1] == 0
 
 
 def test_tokens_of_words_cover_the_space_before_them() -> None:
@@ -101,3 +117,65 @@ def test_masked_and_left_out_targets_count_for_nothing(tmp_path: Path) -> None:
         assert table is not None
         expected = table[targets[targets != BYTE_LEVEL.end_of_text]].sum()
         assert found.target_bytes(shape, limit) == expected
+
+
+class Told:
+    """A `Teller` that keeps the warnings."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def phase(self, phase: str, detail: str = "") -> None: ...
+
+    def warning(self, message: str) -> None:
+        self.warnings.append(message)
+
+    def tick(self) -> None: ...
+
+
+KNOWN = "abcdefghij"
+UNKNOWNS: list[tuple[models.Model, int | None]] = [
+    (models.WordLevel({"a": 0, "?": 1}, unk_token="?"), 1),
+    (models.BPE({"a": 0, "?": 1}, [], unk_token="?"), 1),
+    (models.BPE({"a": 0, END_OF_TEXT: 1}, [], unk_token=END_OF_TEXT), None),
+    (models.BPE({"a": 0}, []), None),
+    (models.Unigram([("a", -1.0), ("?", 0.0)], 1, False), 1),
+    (models.Unigram([("a", -1.0)], None, False), None),
+]
+
+
+@pytest.mark.parametrize(("model", "unknown"), UNKNOWNS)
+def test_the_unknown_token_is_the_models(model: models.Model, unknown: int | None) -> None:
+    assert Tokenizer(library.Tokenizer(model)).unknown == unknown
+
+
+@pytest.mark.parametrize("template", [None, "{{ text }}"])
+@pytest.mark.parametrize(("unknown", "reported"), [(1, True), (9, False)])
+def test_bytes_of_unknown_text_do_not_count_and_much_of_it_leaves_no_bits_per_byte(
+    template: str | None, unknown: int, reported: bool, tmp_path: Path
+) -> None:
+    of_characters([KNOWN], 64).save(tmp_path / "tokenizer.json")
+    path = tmp_path / "data.jsonl"
+    texts = [KNOWN, KNOWN * 50 + "日" * unknown]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    plan = replace(
+        Plan(),
+        {
+            "data.source": str(path), "data.tokenizer": str(tmp_path / "tokenizer.json"),
+            "data.held_out": "last", "data.validation_fraction": 0.5, "data.template": template,
+            "model.target_params": 200_000,
+        },
+    )  # fmt: skip
+    told = Told()
+    data = open_data(plan, catalog.model(plan), tmp_path, told, {})
+    shape = BatchShape(1, 2, plan.data.sequence_length)
+    covered = len(KNOWN * 50) - 1  # the first character is no target
+    bits = data.judged(LossSum(math.log(2) * covered, 1.0), shape, 0, None).bits_per_byte
+    if reported:
+        assert told.warnings == []
+        assert bits == pytest.approx(1.0)
+    else:
+        assert bits is None
+        (warning,) = told.warnings
+        assert "1.8% of the held-out tokens" in warning
+        assert "data.tokenizer" in warning

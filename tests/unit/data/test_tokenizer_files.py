@@ -42,7 +42,8 @@ def test_a_sentencepiece_model_gives_the_ids_and_texts_of_its_library(
         assert found.prompt(text) == [1, *ids]
         if " ⁇ " not in decoded:
             assert found.decode(ids) == decoded
-        assert found.encode_measured(text)[1].sum() == len(text.encode())
+        if found.unknown not in ids:
+            assert found.encode_measured(text)[1].sum() == len(text.encode())
     entries = 66 if name == "unigram" else 420
     assert tokenizer_vocab_size(str(tmp_path)) == found.vocab_size == entries
     assert control_tokens(str(tmp_path)) == ("<s>", "</s>")

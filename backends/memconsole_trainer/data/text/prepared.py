@@ -99,7 +99,11 @@ def held_out(
 ) -> Validation:
     """The rows held out from training. Raises `PlanError`."""
     found = [_held_out(part, architecture, tokenizer) for part in opened.held]
-    return dataclasses.replace(validation.joined(found), boundary=boundary(plan, tokenizer))
+    return dataclasses.replace(
+        validation.joined(found),
+        boundary=boundary(plan, tokenizer),
+        unknown=None if tokenizer is None else tokenizer.unknown,
+    )
 
 
 def _held_out(

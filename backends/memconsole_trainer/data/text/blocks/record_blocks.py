@@ -80,6 +80,7 @@ def held_out_records(
         one = encode(tokenizer, [text], answers_only)[0]
         covered = np.zeros(len(one.tokens), np.int32)
         covered[: len(one.offsets)] = bytes_by_offsets(text, one.offsets)
+        covered[ids(one.tokens) == tokenizer.unknown] = 0
         found[number] = one.tokens, covered
         total += len(one.tokens)
         if total >= most:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from memconsole_trainer.data.sources.split import Everything, Split
 from memconsole_trainer.data.spread import evaluated_rows, spread_order
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.text.rows.batches import Boundary, make_batch
+from memconsole_trainer.data.text.tokens.marked import learned
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, Tokens, token_dtype
 from memconsole_trainer.data.text.tokens.tokens import ArrayRows, windows
 from memconsole_trainer.engine import Batch
@@ -25,6 +27,8 @@ from memconsole_trainer.engine import Batch
 PROMPT_TOKENS = 16
 """Tokens of validation text that a run's samples continue."""
 MOST_TOKENS = 1 << 20
+MOST_UNKNOWN = 0.01
+"""If more of the targets are the unknown token, their loss says little about the text."""
 STREAM_DOCUMENTS = 256
 """Most documents held out from a stream: the first ones that the split selects."""
 STREAM_PROBE = 20_000
@@ -50,6 +54,8 @@ class Validation:
     """Beginning of the first held-out document."""
     boundary: Boundary | None = None
     """How to tell documents apart, if they are isolated."""
+    unknown: int | None = None
+    """The token of text that the tokenizer does not know, if it has one."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -73,10 +79,19 @@ class Validation:
             targets += seen.size
         return total / max(targets, 1)
 
+    @functools.cached_property
+    def unknown_share(self) -> float:
+        """The share of the unknown token among the targets of all rows."""
+        if self.unknown is None:
+            return 0.0
+        targets = [learned(self.rows[i][1:]) for i in range(len(self))]
+        unknown = sum(int(np.count_nonzero(row == self.unknown)) for row in targets)
+        return unknown / max(sum(map(len, targets)), 1)
+
     def target_bytes(self, shape: BatchShape, limit: int) -> int | None:
-        """UTF-8 bytes of text covered by the unmasked targets of the same batches; None if
-        unknown."""
-        if self.token_bytes is None:
+        """UTF-8 bytes of text covered by the unmasked targets of the same batches; None if they
+        are not known, or if more than `MOST_UNKNOWN` of all targets are the unknown token."""
+        if self.token_bytes is None or self.unknown_share > MOST_UNKNOWN:
             return None
         sizes = dataclasses.replace(
             self, rows=self.token_bytes, boundary=None

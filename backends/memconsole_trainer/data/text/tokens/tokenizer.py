@@ -110,10 +110,10 @@ class Tokenizer:
     def encode_measured(self, text: str) -> tuple[Tokens, NDArray[np.int32]]:
         """Encode one document, and count the UTF-8 bytes of `text` that each token covers.
 
-        The counts add up to the bytes of the text; the end-of-text token covers none. With a
-        byte-level tokenizer a token covers its own bytes. With others it covers the text from the
-        previous token's end to its own end, so a character made of several tokens counts for the
-        first of them.
+        The counts add up to the bytes of the text that the tokenizer knows; the end-of-text token and
+        the unknown token cover none. With a byte-level tokenizer a token covers its own bytes. With
+        others it covers the text from the previous token's end to its own end, so a character made of
+        several tokens counts for the first of them.
         """
         ids = self.encode([text])
         begins, ends = len(self.begin), len(self._end)
@@ -123,6 +123,7 @@ class Tokenizer:
         found = np.zeros(len(body), np.int32) if table is None else table[body]
         if int(found.sum()) != size:
             found = bytes_by_offsets(text, self.encodings([text])[0].offsets)
+        found[body == self.unknown] = 0
         return ids, np.concatenate([np.zeros(begins, np.int32), found, np.zeros(ends, np.int32)])
 
     @functools.cached_property
@@ -142,6 +143,15 @@ class Tokenizer:
             else:
                 return None
         return found
+
+    @functools.cached_property
+    def unknown(self) -> int | None:
+        """The token of any text that the vocabulary does not hold; None if there is no such token, or if it is the
+        end-of-text token too."""
+        model = msgspec.json.decode(self._inner.to_str())["model"]
+        name = model.get("unk_token")
+        found = model.get("unk_id") if name is None else self._inner.token_to_id(name)
+        return None if found == self.end_of_text else found
 
     @property
     def special_ids(self) -> list[int]:
