@@ -12,10 +12,15 @@ from numpy.typing import NDArray
 def evaluated_rows(count: int, micro_batch: int, limit: int) -> Iterator[NDArray[np.intp]]:
     """Yield the numbers of the rows of each evaluation batch: `micro_batch` of them, fewer in the last one. They
     are all of `count` rows, or as many as fill `limit` batches if it is not 0, at even distances."""
-    wanted = min(count, limit * micro_batch) if limit else count
-    rows = np.arange(wanted) * count // max(wanted, 1)
-    for start in range(0, wanted, micro_batch):
+    rows = even_rows(count, limit * micro_batch if limit else count)
+    for start in range(0, len(rows), micro_batch):
         yield rows[start : start + micro_batch]
+
+
+def even_rows(count: int, most: int) -> NDArray[np.intp]:
+    """The rising numbers of `count` rows, or of `most` of them at even distances."""
+    wanted = min(count, most)
+    return np.arange(wanted) * count // max(wanted, 1)
 
 
 def spread_order(count: int) -> NDArray[np.intp]:

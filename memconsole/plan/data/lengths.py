@@ -50,7 +50,7 @@ def lengths_key(plan: Plan) -> str:
         vocabulary = catalog.architecture(plan).vocab_size
         parts += [
             catalog.model_directory(plan), min(data.vocab_size or vocabulary, vocabulary),
-            data.tokenizer_examples, data.validation_fraction, data.held_out,
+            data.tokenizer_examples, data.validation_fraction, data.held_out, data.characters,
         ]  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

@@ -42,7 +42,8 @@ class DataChoice(Section, frozen=True, kw_only=True):
     split: Annotated[str, about("split of a hub dataset")] = "train"
     tokenizer: Annotated[str | None, about("path of a tokenizer.json; none trains one")] = None
     tokenizer_examples: Annotated[
-        int, about("documents the tokenizer is trained on", ge=1, le=MOST)
+        int,
+        about("documents, from all of the data, that the tokenizer is trained on", ge=1, le=MOST),
     ] = 1_000
     vocab_size: Annotated[
         Annotated[int, Meta(ge=257, le=16_777_216)] | None,

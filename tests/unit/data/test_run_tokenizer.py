@@ -11,8 +11,9 @@ import pytest
 
 from memconsole.plan.models.sizing import size
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole_trainer.data.sources.documents import FileDocuments
-from memconsole_trainer.data.sources.split import Split
+from memconsole_trainer.data.sources.documents import Documents, FileDocuments, StreamDocuments
+from memconsole_trainer.data.sources.split import Last, Split
+from memconsole_trainer.data.text import run_tokenizer
 from memconsole_trainer.data.text.opened import alone
 from memconsole_trainer.data.text.run_tokenizer import make_tokenizer
 from memconsole_trainer.data.text.tokens import tokenizer as tokenizers
@@ -103,3 +104,44 @@ def test_a_given_file_that_is_damaged_is_refused(tmp_path: Path) -> None:
     (tmp_path / "given.json").write_text("{")
     with pytest.raises(PlanError, match="not a tokenizer"):
         kept(tmp_path, given=tmp_path / "given.json")
+
+
+COUNT, FIRST = 60, 0x4E00
+"""Documents of one character each, and the first one's code point."""
+
+
+def learned(source: Documents, split: Split, examples: int, folder: Path) -> list[int]:
+    """The numbers of the documents whose characters a tokenizer learned."""
+    plan = replace(Plan(), {"data.characters": True, "data.tokenizer_examples": examples})
+    saved, sources = folder / "tokenizer.json", alone(plan, source, split)
+    made = make_tokenizer(plan, size(200_000, 300, 64), sources, saved, None)
+    saved.unlink()
+    assert made is not None
+    return sorted(ord(c) - FIRST for c in made.inner.get_vocab() if len(c) == 1)
+
+
+@pytest.mark.parametrize("split", [Split(COUNT, 0.2), Last(COUNT, 0.2), Split(COUNT, 0.0)])
+def test_the_tokenizer_learns_from_all_parts_of_the_train_documents(
+    split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(COUNT):
+        (tmp_path / f"{number:02d}.txt").write_text(chr(FIRST + number))
+    source = FileDocuments(sorted(tmp_path.glob("*.txt")))
+    train = split.numbers(COUNT, held=False).tolist()
+    assert set(train).isdisjoint(split.numbers(COUNT, held=True).tolist())
+    assert learned(source, split, COUNT, tmp_path) == train
+    few = [train[i * len(train) // 10] for i in range(10)]
+    assert learned(source, split, 10, tmp_path) == few
+    monkeypatch.setattr(run_tokenizer, "TOKENIZER_BYTES", 5)
+    fewer = learned(source, split, 10, tmp_path)
+    assert len(fewer) == 5
+    assert set(fewer) < set(few)
+    assert max(np.diff([*fewer, COUNT])) <= 2.5 * COUNT / 5
+
+
+def test_the_tokenizer_of_a_stream_learns_from_its_first_train_documents(tmp_path: Path) -> None:
+    rows = [{"text": chr(FIRST + number)} for number in range(COUNT)]
+    split = Split(None, 0.2)
+    train = split.numbers(COUNT, held=False).tolist()
+    source = StreamDocuments(rows, "text", "rows", None)
+    assert learned(source, split, 10, tmp_path) == train[:10]

@@ -154,6 +154,7 @@ def test_a_measurement_is_remembered_until_the_data_or_its_tokenizer_changes(
     assert known_lengths(longer_rows) == found
     assert known_lengths(plans.replace(plan, {"data.tokenizer": str(tokenizer)})) is None
     assert known_lengths(plans.replace(plan, {"data.vocab_size": 300})) is None
+    assert known_lengths(plans.replace(plan, {"data.characters": True})) is None
     assert known_lengths(plans.replace(plan, {"data.max_examples": 3})) is None
     key = lengths_key(plan)
     (folder / "001.txt").write_text("changed")

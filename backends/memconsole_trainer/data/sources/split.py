@@ -66,6 +66,15 @@ class Split:
         mask: NDArray[np.bool_] = whole[numbers - first]
         return mask
 
+    def numbers(self, count: int, *, held: bool) -> NDArray[np.int64]:
+        """The rising numbers of those of the first `count` documents that are held out, or of the others."""
+        starts = range(0, count, _SCAN)
+        parts = [
+            start + np.flatnonzero(self.held_out(start, min(start + _SCAN, count)) == held)
+            for start in starts
+        ]
+        return np.concatenate([np.empty(0, np.int64), *parts])
+
     def _held_out(self, start: int, stop: int) -> NDArray[np.bool_]:
         if self.fraction == 0.0 or (self.count is not None and self.count < 2):
             return np.zeros(stop - start, dtype=np.bool_)

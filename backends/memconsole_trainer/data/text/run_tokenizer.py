@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.templates.choice import template_of
 from memconsole_trainer.data.sources.documents import Documents, StreamDocuments
 from memconsole_trainer.data.sources.hdf5 import TokenRows
+from memconsole_trainer.data.sources.split import Split
+from memconsole_trainer.data.spread import even_rows, spread_order
 from memconsole_trainer.data.text.blocks.record_blocks import frequent_codes
 from memconsole_trainer.data.text.opened import TextPart, TextSources
 from memconsole_trainer.data.text.tokens import tokenizer as tokenizers
@@ -59,7 +62,7 @@ def make_tokenizer(
         template = template_of(plan)
         make = tokenizers.of_characters if plan.data.characters else tokenizers.train
         tokenizer = make(
-            _first_texts(plan, opened),
+            _learned_texts(plan, opened),
             size,
             lowercase=plan.data.lowercase,
             tags=template.tags if template is not None else (),
@@ -96,8 +99,8 @@ def _tell_sampled(tokenizer: Tokenizer, warn: Callable[[str], None]) -> None:
         )
 
 
-def _first_texts(plan: Plan, opened: TextSources) -> Iterator[str]:
-    """Yield the first train documents of each source, by its share."""
+def _learned_texts(plan: Plan, opened: TextSources) -> Iterator[str]:
+    """Yield train documents of each source, by its share."""
     for part in opened.trained:
         examples = max(1, round(plan.data.tokenizer_examples * part.share))
         yield from _of_part(part, examples, int(TOKENIZER_BYTES * part.share))
@@ -106,20 +109,22 @@ def _first_texts(plan: Plan, opened: TextSources) -> Iterator[str]:
 def _of_part(part: TextPart, examples: int, most_size: int) -> Iterator[str]:
     assert not isinstance(part.source, TokenRows)
     size = 0
-    for index, text in enumerate(_texts(part.source)):
-        if part.split.held_out(index, index + 1)[0]:
-            continue
+    for text in itertools.islice(_train_texts(part.source, part.split, examples), examples):
         yield text
-        examples -= 1
         size += len(text)
-        if examples <= 0 or size >= most_size:
+        if size >= most_size:
             return
 
 
-def _texts(source: Documents) -> Iterator[str]:
+def _train_texts(source: Documents, split: Split, most: int) -> Iterator[str]:
+    """Yield `most` train documents at even distances, of which the first ones, however many, are spread over all; of a
+    stream, its train documents in order."""
     if isinstance(source, StreamDocuments):
-        yield from source.iterate()
+        for number, text in enumerate(source.iterate()):
+            if not split.held_out(number, number + 1)[0]:
+                yield text
         return
-    count = source.count or 0
-    for start in range(0, count, source.block_size):
-        yield from source.read(start, min(start + source.block_size, count))
+    numbers = split.numbers(source.count or 0, held=False)
+    chosen = numbers[even_rows(len(numbers), most)]
+    for number in chosen[spread_order(len(chosen))].tolist():
+        yield source.read(number, number + 1)[0]

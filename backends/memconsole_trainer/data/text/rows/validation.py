@@ -211,11 +211,6 @@ def held_out_texts(source: Documents, split: Split) -> Iterator[tuple[int, str]]
             if found == STREAM_DOCUMENTS or index + 1 == STREAM_PROBE:
                 return
         return
-    count, size = source.count or 0, 1 << 16
-    starts = range(0, count, size)
-    parts = [
-        start + np.flatnonzero(split.held_out(start, min(start + size, count))) for start in starts
-    ]
-    numbers = np.concatenate([np.empty(0, np.int64), *parts])
+    numbers = split.numbers(source.count or 0, held=True)
     for number in numbers[spread_order(len(numbers))].tolist():
         yield number, source.read(number, number + 1)[0]
