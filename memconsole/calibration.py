@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,17 @@ import msgspec
 
 from memconsole import regular_file, typed_json
 from memconsole.memory.answers.pace import LEAST_STEPS, paced, slowdown
-from memconsole.memory.answers.receipts import Machine, Measured, calibrated, setup_of
+from memconsole.memory.answers.receipts import Machine, Measured, calibrated, kin_of, setup_of
 from memconsole.memory.estimate import model_of, table_of
 from memconsole.memory.seconds import seconds_per_unit
-from memconsole.memory.table import Estimate
+from memconsole.memory.table import Estimate, MemoryTable
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.report.receipt import driver_version
 from memconsole.runs.record.directory import RECEIPT, runs_root
 
 MOST_RUNS = 20
-"""Only this many of the newest runs of one setup are used."""
+"""Only this many of the newest runs are used."""
 REFRESH_SECONDS = 5.0
 MOST_BYTES = 1 << 20
 """A larger receipt was not written by this program and is ignored."""
@@ -62,12 +61,14 @@ def calibrated_here(plan: Plan, found: Estimate) -> Estimate:
 
 
 class Receipts:
-    """The receipts in a folder of runs, by setup. Each is read once; damaged ones are skipped."""
+    """The receipts in a folder of runs. Each is read once; damaged ones are skipped."""
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
         self._seen: set[str] = set()
-        self._by_setup: dict[tuple[object, ...], list[Measured]] = {}
+        self._by_kin: dict[tuple[object, ...], list[Measured]] = {}
+        """Those of plans that differ in optimizations, batch sizes and length alone."""
+        self._priced: dict[tuple[Plan, str, str], MemoryTable] = {}
         self._all: list[Measured] = []
         self._slowdowns: dict[tuple[object, ...], float | None] = {}
         self._decoder = typed_json.decoder(_ReceiptFields)
@@ -99,25 +100,42 @@ class Receipts:
         device = found.table.budget
         if not device.local:
             return found
-        with self._lock:
-            every = self._all[-MOST_RUNS:]
-            runs = list(self._by_setup.get(setup_of(plan), ()))[-MOST_RUNS:]
-        if not every:
-            return found
-        machine = self._machine(device.name, device.kind)
-        factor = self._slowdown(plan, machine, [*every, *runs], device)
+        factor = self.slowdown(plan, device)
         if factor is not None:
             found = paced(found, factor)
-        if not runs:
-            return found
-        price = partial(table_of, budget=device)
-        table = calibrated(found.table, plan, machine, runs, price)
-        return msgspec.structs.replace(found, table=table)
+        return msgspec.structs.replace(found, table=self.calibrate_table(plan, found.table))
 
-    def _slowdown(
-        self, plan: Plan, machine: Machine, runs: list[Measured], device: Budget
-    ) -> float | None:
-        """What `pace.slowdown` finds, remembered until there is another receipt."""
+    def calibrate_table(self, plan: Plan, table: MemoryTable) -> MemoryTable:
+        """`table` calibrated by runs of the same setup, or of setups with other optimizations, if its
+        device is local."""
+        device, runs = table.budget, self._kin(plan)
+        if not device.local or not runs:
+            return table
+
+        def price(other: Plan) -> MemoryTable:
+            key = other, device.name, device.kind
+            if key not in self._priced:
+                self._priced[key] = table_of(other, device)
+            return self._priced[key]
+
+        machine = self._machine(device.name, device.kind)
+        return calibrated(table, plan, machine, runs, price)
+
+    def _kin(self, plan: Plan) -> list[Measured]:
+        """The newest runs of the plan's setup, and those of setups with other optimizations."""
+        with self._lock:
+            runs = list(self._by_kin.get(kin_of(plan), ()))
+        setup = setup_of(plan)
+        own = [run for run in runs if setup_of(run.plan) == setup]
+        return (own or runs)[-MOST_RUNS:]
+
+    def slowdown(self, plan: Plan, device: Budget) -> float | None:
+        """What `pace.slowdown` finds for a local device, remembered until there is another receipt."""
+        with self._lock:
+            every = self._all[-MOST_RUNS:]
+        if not every or not device.local:
+            return None
+        machine, runs = self._machine(device.name, device.kind), [*every, *self._kin(plan)]
         key = (*setup_of(plan), plan.device.count, machine.device_name)
         if key not in self._slowdowns:
             self._slowdowns[key] = slowdown(
@@ -153,9 +171,9 @@ class Receipts:
         self._seen.add(name)
         lacked = stored.shortfall
         peak = lacked.needed_bytes if lacked else stored.measured.peak_bytes
-        # A run that ended in its first step did not measure a whole step, and a damaged log may lack
-        # the record of the peak.
-        if not peak or stored.missing_records or (lacked is None and stored.steps < 2):
+        # A short run may not have reached its peak, because the heap grows in the first steps, and a
+        # damaged log may lack the record of the peak.
+        if not peak or stored.missing_records or (lacked is None and stored.steps < LEAST_STEPS):
             return
         run = Measured(
             plan=plan,
@@ -169,7 +187,7 @@ class Receipts:
         )
         self._all.append(run)
         self._slowdowns.clear()
-        self._by_setup.setdefault(setup_of(plan), []).append(run)
+        self._by_kin.setdefault(kin_of(plan), []).append(run)
 
 
 def _with_heap(stored: dict[str, Any]) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from memconsole.memory.exchange import devices_at_once
 from memconsole.memory.formula import memory_table
 from memconsole.memory.hybrid import hybrid_table, plain
 from memconsole.memory.reasons import nothing_saved
-from memconsole.memory.run_time import run_seconds, run_steps, steps_are_known
+from memconsole.memory.run_time import epoch_steps, run_seconds, run_steps, steps_are_known
 from memconsole.memory.seconds import peak_units_per_second, step_seconds
-from memconsole.memory.state.data import training_units, units_per_step
+from memconsole.memory.state.data import units_per_step
 from memconsole.memory.state.sizes import sizes
 from memconsole.memory.state.step_sizes import adapter_group, trained_group
 from memconsole.memory.table import Estimate, MemoryTable, Saving
@@ -57,7 +57,7 @@ def estimate(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> Estima
         tokens_per_second=rate,
         peak_tokens_per_second=devices_at_once(plan, budget)
         * peak_units_per_second(plan, model, budget),
-        epoch_minutes=_epoch_minutes(plan, model, rate),
+        epoch_minutes=_epoch_minutes(plan, model, seconds),
         run_steps=steps,
         notes=(
             *notes(plan, budget.kind, Length(steps, steps is not None and steps_are_known(plan))),
@@ -176,7 +176,7 @@ def _unavailable(row: Optimization, value: Any, reason: str) -> Saving:
     )
 
 
-def _epoch_minutes(plan: Plan, model: Model, units_per_second: float) -> float | None:
-    """Minutes per pass over the training rows; None if the dataset's size is unknown."""
-    units = training_units(plan, model)
-    return None if units is None else units / units_per_second / 60
+def _epoch_minutes(plan: Plan, model: Model, seconds: float) -> float | None:
+    """Minutes of a pass over the training rows, in steps of `seconds`; None if the dataset's size is unknown."""
+    steps = epoch_steps(plan, model)
+    return None if steps is None else steps * seconds / 60

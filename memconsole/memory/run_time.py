@@ -36,10 +36,14 @@ def run_steps(plan: Plan, model: Model) -> int | None:
     """Optimizer steps of the whole run; None if the size of its data is unknown."""
     if plan.train.max_steps:
         return plan.train.max_steps
+    steps = epoch_steps(plan, model)
+    return None if steps is None else plan.train.epochs * steps
+
+
+def epoch_steps(plan: Plan, model: Model) -> int | None:
+    """Optimizer steps of a pass over the training rows; None if the size of the data is unknown."""
     units = training_units(plan, model)
-    if units is None:
-        return None
-    return plan.train.epochs * max(1, -(-units // units_per_step(plan, model)))
+    return None if units is None else max(1, -(-units // units_per_step(plan, model)))
 
 
 def steps_are_known(plan: Plan) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from memconsole.calibration import Receipts
 from memconsole.cli.data.lengths import document as rows_document
 from memconsole.cli.data.lengths import lines as rows_lines
 from memconsole.cli.data.lengths import row_lengths
@@ -29,6 +30,7 @@ from memconsole.memory.answers.solve import (
     smallest_device_fitted,
 )
 from memconsole.memory.estimate import table_of
+from memconsole.memory.table import MemoryTable
 from memconsole.memory.tracers.exact_book import ExactBook
 from memconsole.memory.verdict import Verdict
 from memconsole.plan import catalog
@@ -119,10 +121,16 @@ def command(
     book = ExactBook() if exact else None
     try:
         problem = ""
-        price: Price = table_of
+        receipts = Receipts()
+        receipts.refresh()
+
+        def calibrated(other: Plan, on: Budget) -> MemoryTable:
+            return receipts.calibrate_table(other, table_of(other, on))
+
+        price: Price = calibrated
         lookup = None
         if book is None:
-            found = fit(plan, device, pinned, allow=allowed, devices=most)
+            found = fit(plan, device, pinned, price, allowed, most)
         else:
             found, problem = fit_exactly(book, plan, device, pinned, limit_seconds, allowed, most)
             price, lookup = known(book), book.lookup
@@ -132,6 +140,8 @@ def command(
             report = report_of(
                 plan, found, pinned, (*notes, *devices_words(found, here)), price, most
             )
+            pace = receipts.slowdown(found.plan, device) or 1.0
+            report = msgspec.structs.replace(report, pace=pace)
             rows = row_lengths(found.plan, device, measure=lengths, lookup=lookup)
             if as_json:
                 words = document(report) | {

@@ -37,6 +37,8 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True):
     """The same, with the plan fitted to each device at the same result."""
     faster: Faster | None = None
     """A faster plan that more changes of the result would allow."""
+    pace: float = 1.0
+    """Seconds of a step that runs on this machine measured, divided by the estimate."""
 
 
 def hopeless(found: Fit) -> str:
@@ -86,11 +88,18 @@ def _time(report: FitReport) -> str:
     """The time per token against the given plan, and of the whole run if its length is known."""
     found, plan = report.found, report.given
     words = f"{found.time_factor:.2f}x per {task_of(plan).unit} (estimated)"
-    whole = run_seconds(found.plan, model_of(found.plan), found.after.budget)
+    whole, start = _whole_run(report)
     if whole is None:
         return words
-    start = format_duration(start_seconds(found.plan, model_of(found.plan)))
-    return f"{words}; about {format_duration(whole)} for this run, {start} of it to start"
+    return f"{words}; about {format_duration(whole)} for this run, {format_duration(start)} of it to start"
+
+
+def _whole_run(report: FitReport) -> tuple[float | None, float]:
+    """Seconds of the run with the fitted plan, None if its length is not known, and of its start."""
+    plan = report.found.plan
+    start = start_seconds(plan, model_of(plan))
+    whole = run_seconds(plan, model_of(plan), report.found.after.budget)
+    return None if whole is None else start + (whole - start) * report.pace, start
 
 
 def faster_words(faster: Faster, given: Plan) -> str:
@@ -170,8 +179,8 @@ def document(report: FitReport) -> dict[str, Any]:
         ],
         "result_changes": list(found.result_changes),
         "time_factor": round(found.time_factor, 4),
-        "run_seconds": run_seconds(found.plan, model_of(found.plan), device),
-        "start_seconds": start_seconds(found.plan, model_of(found.plan)),
+        "run_seconds": _whole_run(report)[0],
+        "start_seconds": _whole_run(report)[1],
         "faster": None
         if report.faster is None
         else {

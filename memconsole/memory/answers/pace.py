@@ -2,8 +2,9 @@
 
 Each run gives one ratio: its measured time divided by its estimated time.
 
-- Runs of the plan's own setup correct the estimate in full, by their median ratio.
-- Without such runs, those of other setups of the backend are used, weighted by the size of their models. A model with a
+- Runs of the plan's own setup correct the estimate in full, by their median ratio. Without such runs, those that differ in
+  optimizations alone do.
+- Without these, those of other setups of the backend are used, weighted by the size of their models. A model with a
   tenth to ten times the parameters counts as one run. Outside this range the weight falls, to zero at a hundredth and at a
   hundred times. The weighted median of the ratios is used, so that several runs outvote one. It is limited to a factor of
   two for each run counted, because the machine may have been busy during one of them.
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from memconsole.memory.answers.receipts import Machine, Measured, same_machine, setup_of
+from memconsole.memory.answers.receipts import Machine, Measured, kin_of, same_machine, setup_of
 from memconsole.memory.table import Estimate, Tier
 from memconsole.plan.plan import Plan, PlanError
 
@@ -45,7 +46,8 @@ def slowdown(
         and run.plan.device.count == plan.device.count
         and same_machine(run, machine)
     ]
-    own = [run for run in known if setup_of(run.plan) == setup_of(plan)]
+    kin = [run for run in known if kin_of(run.plan) == kin_of(plan)]
+    own = [run for run in kin if setup_of(run.plan) == setup_of(plan)] or kin
     told = []
     for run in own or known:
         try:

@@ -2,8 +2,13 @@
 
 A setup is a device with its memory, driver and framework versions, and a plan without its batch sizes and length. All
 estimates of a setup are off by one unknown factor. After n runs the logarithm of that factor has a normal posterior
-(Gelman et al., Bayesian Data Analysis, 3rd ed., section 2.5). The prior is the band of an estimate without runs. Other
-setups have no influence.
+(Gelman et al., Bayesian Data Analysis, 3rd ed., section 2.5). The prior is the band of an estimate without runs.
+
+A run tells less of a plan that is much larger or smaller than its own: its deviation grows with the logarithm of the ratio
+of their estimates. The least of these deviations is common to all runs, so that more runs do not reduce it. Without runs of
+its setup, a plan is corrected by those that differ in optimizations alone, as if they were its own, so that the difference
+that an optimization makes stays as estimated. The band then has a further deviation of half the prior's. Other setups have no
+influence.
 
 The noise is the variation between runs of one setup. It cannot be estimated from one run, and poorly from a few, so its
 variance has a prior too: the known scatter of runs on this kind of device, with the weight of `NOISE_RUNS` runs (a scaled
@@ -31,6 +36,8 @@ NOISE_HEAP = 0.08
 lists the runs."""
 NOISE_RUNS = 4
 """The weight of the prior noise, in runs, against the scatter of a setup's own runs."""
+FAR = 0.05
+"""Standard deviation of the log ratio of a run whose estimate differs from the plan's by a factor of e."""
 POINTS = 400
 """Intervals of the quadrature over a setup's factor."""
 DECILE = 1.2815515655446004
@@ -66,29 +73,42 @@ class Machine(msgspec.Struct, frozen=True):
 def calibrated(
     table: MemoryTable, plan: Plan, machine: Machine, runs: Iterable[Measured], price: Price
 ) -> MemoryTable:
-    """`table` with its peak corrected and its band narrowed by the runs of its setup; unchanged without runs.
+    """`table` with its peak corrected and its band narrowed by the runs of its setup, or else by those of its kin;
+    unchanged without runs.
 
     `price` estimates an earlier plan with the current formulas, so that runs made with older formulas count too.
     """
     setup, programs = setup_of(plan), programs_of(plan, table.budget.kind)
-    compiled = False
-    ratios: list[float] = []
-    bounds: list[float] = []
-    for run in runs:
-        if setup_of(run.plan) != setup or not same_machine(run, machine):
-            continue
-        try:
-            ratio = math.log(run.peak_bytes / price(run.plan).peak_bytes)
-            (bounds if run.at_least else ratios).append(ratio)
-            compiled |= programs_of(run.plan, table.budget.kind) == programs
-        except (PlanError, ValueError, ZeroDivisionError):
-            continue
-    if not ratios and not bounds:
-        return table
+    here = [run for run in runs if kin_of(run.plan) == kin_of(plan) and same_machine(run, machine)]
+    own = [run for run in here if setup_of(run.plan) == setup]
+    if not own and table.formula is not None and not on_cpu(table):
+        return table  # traced numbers tell more than other setups
     base = table.formula or table  # earlier plans are priced by formula
     low, high = base.band_bytes
+    prior = math.log(high / low) / (2 * DECILE)
+    compiled = False
+    ratios: list[float] = []
+    further: list[float] = []
+    bounds: list[float] = []
+    for run in own or [run for run in here if not run.at_least]:
+        try:
+            expected = price(run.plan).peak_bytes
+            ratio = math.log(run.peak_bytes / expected)
+            away = FAR * math.log(expected / base.peak_bytes)
+        except (PlanError, ValueError, ZeroDivisionError):
+            continue
+        compiled |= programs_of(run.plan, table.budget.kind) == programs
+        if run.at_least:
+            bounds.append(ratio)
+        else:
+            ratios.append(ratio)
+            further.append(away)
+    if not ratios and not bounds:
+        return table
     noise = NOISE_HEAP if on_cpu(table) and plan.optimize.heap != "tight" else NOISE
-    factor, spread = posterior(ratios, math.log(high / low) / (2 * DECILE), bounds, noise)
+    factor, spread = posterior(ratios, prior, bounds, noise, further)
+    if not own:
+        spread = math.hypot(spread, prior / 2)
     peak, reserved = int(base.peak_bytes * factor), int(base.reserved_bytes * factor)
     device = base.device_bytes + reserved - base.reserved_bytes
     edge = math.exp(DECILE * spread)
@@ -105,7 +125,7 @@ def calibrated(
         reserved_tier=Tier.CALIBRATED,
         device_tier=Tier.CALIBRATED if on_cpu(table) else table.device_tier,
         band_bytes=(int(device / edge), int(device * edge)),
-        band_from=_counted(len(ratios), len(bounds)),
+        band_from=_counted(len(ratios), len(bounds), kin=not own),
     )
 
 
@@ -114,18 +134,25 @@ def posterior(
     prior_deviation: float,
     log_bounds: list[float] | None = None,
     known_noise: float = NOISE,
+    further: list[float] | None = None,
 ) -> tuple[float, float]:
     """The factor by which estimates of a setup are off, and the standard deviation of the next run's log ratio.
 
     The prior of the log factor is centred on 0. `log_bounds` are lower bounds of log ratios, from runs that ran out of
-    memory.
+    memory. `further` are deviations of the runs in addition to the noise; the least of them is common to all.
     """
     n = len(log_ratios)
     mean = sum(log_ratios) / max(1, n)
     squares = sum((x - mean) ** 2 for x in log_ratios)
     noise = (NOISE_RUNS * known_noise**2 + squares) / (NOISE_RUNS + max(0, n - 1))
-    precision = n / noise + 1 / max(prior_deviation, 1e-9) ** 2
-    centre, variance = n * mean / noise / precision, 1 / precision
+    more = [deviation**2 for deviation in further or [0.0] * n]
+    common = min(more, default=0.0)
+    weights = [1 / (noise + each - common) for each in more]
+    if n:
+        mean = sum(w * x for w, x in zip(weights, log_ratios, strict=True)) / sum(weights)
+    told = 1 / (common + 1 / sum(weights)) if n else 0.0
+    precision = told + 1 / max(prior_deviation, 1e-9) ** 2
+    centre, variance = told * mean / precision, 1 / precision
     if log_bounds:
         centre, variance = _above(centre, variance, log_bounds, noise)
     return math.exp(centre), math.sqrt(variance + noise)
@@ -159,8 +186,10 @@ def _log_upper_tail(z: float) -> float:
     return -z * z / 2 - math.log(z * math.sqrt(2 * math.pi))
 
 
-def _counted(measured: int, died: int) -> str:
+def _counted(measured: int, died: int, *, kin: bool) -> str:
     """The source of a band, as one phrase."""
+    if kin:
+        return f"{measured} measured run{'s' if measured > 1 else ''} with other optimizations"
     runs = f"{measured} measured run{'s' if measured > 1 else ''}" if measured else ""
     ended = f"{died} that ran out of memory" if measured else f"{died} out-of-memory run"
     if died > 1 and not measured:
@@ -180,6 +209,12 @@ def setup_of(plan: Plan) -> tuple[object, ...]:
         msgspec.structs.replace(o, accumulation_steps=min(2, o.accumulation_steps)),
         plan.hybrid,
     )
+
+
+def kin_of(plan: Plan) -> tuple[object, ...]:
+    """What plans have in common whose setups differ in optimizations alone. The heap of a CPU is more than one."""
+    backend, model, *data, _, _ = setup_of(plan)
+    return backend, model, *data, plan.optimize.heap
 
 
 def programs_of(plan: Plan, kind: str) -> tuple[object, ...]:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from memconsole.devices.reading import Devices
-from memconsole.memory.table import Estimate
+from memconsole.memory.table import Estimate, MemoryTable
 from memconsole.plan.plan import Plan, PlanError
 
 if TYPE_CHECKING:
@@ -53,6 +53,11 @@ def calibrated(plan: Plan, found: Estimate) -> Estimate:
     return receipts.calibrate(plan, found)
 
 
+def calibrated_table(plan: Plan, table: MemoryTable) -> MemoryTable:
+    """`table`, calibrated in the same way."""
+    return _receipts().calibrate_table(plan, table)
+
+
 def price(plan: Plan, devices: Devices | None, lookup: Lookup | None = None) -> Priced:
     """Estimate `plan` on its device.
 
@@ -68,7 +73,11 @@ def price(plan: Plan, devices: Devices | None, lookup: Lookup | None = None) -> 
         check(plan)
         found = estimate(plan, budget(plan, devices), lookup)
         found = calibrated(plan, found)
-        cards = needed(plan, found.table, lambda other, on: table_of(other, on, lookup))
+        cards = needed(
+            plan,
+            found.table,
+            lambda other, on: calibrated_table(other, table_of(other, on, lookup)),
+        )
     except PlanError as error:
         return Priced(plan, None, str(error), time.thread_time() - begun)
     return Priced(plan, found, "", time.thread_time() - begun, cards)

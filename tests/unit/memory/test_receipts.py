@@ -100,18 +100,68 @@ def test_without_runs_nothing_changes() -> None:
 @pytest.mark.parametrize(
     "stranger",
     [
-        a_run(1.3, a_plan(optimize__precision="bf16")),
-        a_run(1.3, a_plan(optimize__optimizer="lion")),
+        a_run(1.3, a_plan(optimize__heap="tight")),
         a_run(1.3, a_plan(backend="jax")),
         a_run(1.3, a_plan(model__target_params=2_000_000)),
         a_run(1.3, device_name="another processor"),
         a_run(1.3, versions={"torch": "2.12.0"}),
     ],
-    ids=["precision", "optimizer", "backend", "model", "device", "version"],
+    ids=["heap", "backend", "model", "device", "version"],
 )
 def test_nothing_is_borrowed_from_another_setup(stranger: Measured) -> None:
     assert with_runs(stranger) == price(a_plan())
     assert with_runs(stranger, a_run(1.05)) == with_runs(a_run(1.05))
+
+
+OTHERS = [
+    {"optimize__gradient_checkpointing": "selective"},
+    {"optimize__fused_loss": True},
+    {"optimize__precision": "bf16"},
+    {"optimize__optimizer": "lion"},
+    {"optimize__accumulation_steps": 2},
+]
+
+
+@pytest.mark.parametrize("toggled", OTHERS, ids=str)
+@pytest.mark.parametrize("ratio", [0.87, 1.15])
+def test_switching_an_optimization_does_not_switch_the_correction_off(
+    toggled: dict[str, Any], ratio: float
+) -> None:
+    plan, runs = a_plan(**toggled), [a_run(ratio), a_run(ratio)]
+    plain, table = price(plan), calibrated(price(plan), plan, HERE, runs, price)
+    factor = table.peak_bytes / plain.peak_bytes
+    assert min(1, ratio) < factor < max(1, ratio)
+    # The difference that the toggle makes keeps its sign.
+    expected = plain.peak_bytes - price(a_plan()).peak_bytes
+    assert (table.peak_bytes - with_runs(*runs).peak_bytes) * expected > 0
+    own = calibrated(price(plan), plan, HERE, [a_run(1.0, plan), *runs], price)
+    assert own == calibrated(price(plan), plan, HERE, [a_run(1.0, plan)], price)
+    # Many such runs tell little more than one: they may all be off alike.
+    many = calibrated(price(plan), plan, HERE, runs * 50, price)
+    assert many.band_bytes[1] / many.band_bytes[0] > 0.8 * table.band_bytes[1] / table.band_bytes[0]
+
+
+def test_a_traced_plan_of_a_gpu_is_not_corrected_by_runs_with_other_optimizations() -> None:
+    device = msgspec.structs.replace(HOST, kind="gpu")
+    plan = a_plan(optimize__fused_loss=True)
+    table = table_of(plan, device)
+    traced = msgspec.structs.replace(table, formula=table, tier=Tier.EXACT)
+    runs = [a_run(1.3)]
+    assert calibrated(traced, plan, HERE, runs, price) == traced
+    assert calibrated(table, plan, HERE, runs, price) != table
+
+
+def test_the_further_away_a_run_is_in_size_the_less_it_tells() -> None:
+    widths = []
+    for length in (128, 512, 2048, 2**20):
+        plan = a_plan(data__sequence_length=length)
+        table = calibrated(price(plan), plan, HERE, [a_run(0.9)] * 4, price)
+        low, high = table.band_bytes
+        widths.append(high / low)
+        factor = table.peak_bytes / price(plan).peak_bytes
+    assert widths == sorted(widths)
+    assert widths[-1] > 1.5 * widths[0]
+    assert factor > 0.95
 
 
 def test_another_batch_or_length_is_the_same_setup() -> None:

@@ -13,6 +13,7 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.tasks import task_of
 from memconsole.plan.training.recipe import kept_rate
 from memconsole.tui.plan.dialogs.owner import PlanOwner
+from memconsole.tui.plan.pricing import calibrated_table
 from memconsole.tui.plan.widgets.solved import Solution
 from memconsole.tui.views.plan_view import PlanView
 from memconsole.units import format_bytes, format_clock
@@ -121,7 +122,7 @@ def fitted(view: PlanView, lookup: Lookup | None) -> Solution:
         keep |= {"optimize.compile"}
 
     def price(plan: Plan, on: Budget) -> MemoryTable:
-        return table_of(plan, on, lookup)
+        return calibrated_table(plan, table_of(plan, on, lookup))
 
     most = devices_allowed(view.plan, view.devices, device)
     found = fit(view.plan, device, keep, price, devices=most)
