@@ -7,11 +7,12 @@ compared from there on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from memconsole_trainer.data.spread import spread_order
 from memconsole_trainer.data.windows.systems import StoredFamily
 from memconsole_trainer.randomness import generator
 from memconsole_trainer.systems.family import Matrix
@@ -27,8 +28,9 @@ from memconsole_trainer.systems.simulation import (
 
 STEPS = 96
 """Steps under the policy."""
-MOST_SYSTEMS = 24
-"""Most systems of a group of families that are simulated at an evaluation."""
+SYSTEMS = 24
+"""Systems of a group of families that are simulated at an evaluation; one of each family if there are more
+families."""
 RUNAWAY = 1000.0
 """The cost ratio of a policy that loses control, and the highest that is reported."""
 _BOUND = 1e3
@@ -38,22 +40,29 @@ WindowPolicy = Callable[[Any], Any]
 """Normalized windows (S, length, features) float32 to normalized controls (S, outputs)."""
 
 
+def chosen(variants: Sequence[int]) -> list[tuple[int, int]]:
+    """(family, variant) of each system that is simulated, given the number of variants of each family: `SYSTEMS`
+    if there are as many, and at least one of each family. Families and variants are spread over the file."""
+    order = spread_order(len(variants)).tolist()
+    found = []
+    for i in range(min(max(SYSTEMS, len(variants)), sum(variants))):
+        family, taken = order[i % len(variants)], i // len(variants)
+        count = variants[family]
+        found.append((family, int(spread_order(count)[(family + taken) % count])))
+    return found
+
+
 class Trials:
     """S systems with a start and a noise of their own, the same at every evaluation."""
 
     def __init__(self, families: Iterable[StoredFamily], length: int, noise: float) -> None:
-        """Takes up to `MOST_SYSTEMS` systems, about the same number of each family. `noise` is that of a
-        step as a share of the states' range."""
+        """Simulates some systems of the families, as `chosen` says. `noise` is that of a step as a share of
+        the states' range."""
         self._length = length
         found = list(families)
-        self.families = [
-            i % len(found) for i in range(min(MOST_SYSTEMS, sum(f.variants.count for f in found)))
-        ]
-        """For each system the index of its family."""
-        systems = [
-            (found[place], number // len(found) % found[place].variants.count)
-            for number, place in enumerate(self.families)
-        ]
+        self.systems = chosen([family.variants.count for family in found])
+        """For each system the index of its family and that of its variant."""
+        systems = [(found[place], variant) for place, variant in self.systems]
         count, n, m = len(systems), MOST_STATES, MOST_CONTROLS
         self._step, self._held = np.zeros((count, n, n)), np.zeros((count, n, m))
         self._k, self._q = np.zeros((count, m, n)), np.zeros((count, n, n))

@@ -163,7 +163,7 @@ class WindowData:
         for name, trials in self._trials.items():
             unseen = self._split.unseen
             places = [i for i in range(len(self._file.systems)) if (i in unseen) == (name == "")]
-            own = self._maps.of_families[[places[i] for i in trials.families]]
+            own = self._maps.of_families[[places[family] for family, _ in trials.systems]]
             policies: dict[str, Callable[[Any], Any]] = {
                 "zero": lambda windows: np.zeros((len(windows), self._file.outputs)),
                 "linear": lambda windows: predicted(self._maps.of_all, windows),
