@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
@@ -20,7 +21,10 @@ from memconsole_trainer.data.sources.records import (
     StreamRecords,
     rendered,
 )
+from memconsole_trainer.data.sources.split import Split
+from memconsole_trainer.data.spread import even_rows, spread_order
 from memconsole_trainer.data.text.opened import TextSources
+from memconsole_trainer.data.text.rows.validation import held_out_numbers
 from memconsole_trainer.data.text.tokens.marked import encode, ids
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 from memconsole_trainer.engine import Engine
@@ -35,7 +39,7 @@ BASELINE_RECORDS = 5_000
 """Train records that the baselines look at."""
 
 HELD_AMONG = 20_000
-"""How many records are searched for held-out ones."""
+"""How many records of a stream are searched for held-out ones."""
 ANSWER_LENGTHS = 256
 """Train records whose answers are measured in tokens."""
 
@@ -143,24 +147,37 @@ def asked_records(
     opened: TextSources,
     tokenizer: Tokenizer,
 ) -> Asked | None:
-    """The first held-out records, with the scores of baselines that know the first train records; None if
-    the data are no records, or none is asked."""
+    """Some held-out records, with the scores of baselines that know some train records; None if the data are no
+    records, or none is asked. Both are spread over all records; of a stream, they are the first ones."""
     source, kept = opened.first.source, opened.held[0].source
     if not isinstance(source, Recorded) or not isinstance(kept, Recorded):
         return None
-    out = opened.held[0].split.held_out(0, min(HELD_AMONG, kept.count or HELD_AMONG))
-    if not plan.train.answered_records or not out.any():
+    asked = _held_numbers(kept, opened.held[0].split)[: plan.train.answered_records]
+    if not len(asked):
         return None
-    looked_at = min(BASELINE_RECORDS, source.count or BASELINE_RECORDS)
-    known = ~opened.first.split.held_out(0, looked_at)
-    held = list(kept.records(np.flatnonzero(out)[: plan.train.answered_records].tolist()))
-    train = list(source.records(np.flatnonzero(known).tolist()))
+    held = list(kept.records(np.sort(asked).tolist()))
+    train = list(source.records(_train_numbers(source, opened.first.split)))
     found = held_records(source.template, held, train)
     if not found.records:
         return None
-    most = longest_answer(source.template, tokenizer, [*found.records, *train[:ANSWER_LENGTHS]])
+    some = [train[i] for i in spread_order(len(train))[:ANSWER_LENGTHS]]
+    most = longest_answer(source.template, tokenizer, [*found.records, *some])
     positions = min(model.max_positions, plan.data.sequence_length)
     return Asked(Answerer(source.template, tokenizer, most, positions), found)
+
+
+def _held_numbers(source: Recorded, split: Split) -> NDArray[np.int64]:
+    """The numbers of held-out records, spread over all; of a stream, the first ones."""
+    if source.count is None:
+        return np.flatnonzero(split.held_out(0, HELD_AMONG))
+    return held_out_numbers(source.count, split)
+
+
+def _train_numbers(source: Recorded, split: Split) -> list[int]:
+    """The rising numbers of the train records among `BASELINE_RECORDS` at even distances; of a stream, among the
+    first ones."""
+    numbers = even_rows(source.count or BASELINE_RECORDS, BASELINE_RECORDS).tolist()
+    return [number for number in numbers if not split.held_out(number, number + 1)[0]]
 
 
 def scores(truths: Sequence[Answers], said: Sequence[Answers]) -> dict[str, float]:

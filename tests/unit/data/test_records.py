@@ -36,10 +36,12 @@ from memconsole_trainer.data.sources.split import split_of
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.data.text.blocks.packing import Cuts, cuts, laid, placed
 from memconsole_trainer.data.text.blocks.record_blocks import RecordBlocks, held_out_records
+from memconsole_trainer.data.text.opened import alone
 from memconsole_trainer.data.text.rows.batches import Boundary, TextRows
 from memconsole_trainer.data.text.tokens.marked import encode, ids, learned, marked_dtype, trimmed
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, load, train
-from memconsole_trainer.tasks.answering import Nearest, f1, held_records, scores
+from memconsole_trainer.tasks import answering
+from memconsole_trainer.tasks.answering import Nearest, asked_records, f1, held_records, scores
 
 MADE = [record(np.random.default_rng(number)) for number in range(400)]
 EQUIPMENT = Template(templates()["equipment"].text)
@@ -381,3 +383,34 @@ def test_baselines_of_made_records_leave_much_to_learn() -> None:
     assert found["frequent_exact_match"] < 0.05
     assert found["nearest_exact_match_solution"] < 0.2
     assert 0.2 < found["nearest_token_f1"] < 0.95
+
+
+def test_asked_and_known_records_are_spread_over_the_data(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = sorted(MADE, key=lambda one: str(one["equipment"]))
+    plan = replace(catalog.preset("gearhead-small"), {"train.answered_records": 8})
+    model = catalog.architecture(plan)
+    known: list[int] = []
+
+    def noticed(template: Template, held: Any, train: list[Record]) -> Any:
+        known[:] = [rows.index(one.fields) for one in train]
+        return held_records(template, held, train)
+
+    monkeypatch.setattr(answering, "held_records", noticed)
+    monkeypatch.setattr(answering, "BASELINE_RECORDS", 40)
+    lines = documents(write(tmp_path / "sorted.jsonl", rows))
+    stream = StreamRecords(rows, EQUIPMENT, "hf://some/records", None)
+    for source, spread in ((lines, True), (stream, False)):
+        opened = alone(plan, source, split_of(source, 0.1))
+        found = asked_records(plan, model, opened, tokenizer)
+        assert found is not None
+        asked = [rows.index(one.fields) for one in found.held.records]
+        split = opened.first.split
+        assert len(asked) == 8
+        assert all(split.held_out(i, i + 1)[0] for i in asked)
+        assert not any(split.held_out(i, i + 1)[0] for i in known)
+        for numbers in (asked, known):
+            assert numbers == sorted(numbers)
+            assert (max(np.diff(numbers)) < 120 and numbers[-1] > 300) == spread
+        assert len({rows[i]["equipment"] for i in asked}) > 4 or not spread

@@ -194,6 +194,12 @@ def from_rows(
     )
 
 
+def held_out_numbers(count: int, split: Split) -> NDArray[np.int64]:
+    """The numbers of the held-out ones of `count` documents. The first ones, however many, are spread over all."""
+    numbers = split.numbers(count, held=True)
+    return numbers[spread_order(len(numbers))]
+
+
 def held_out_texts(source: Documents, split: Split) -> Iterator[tuple[int, str]]:
     """The numbers and texts of the held-out documents, of which the first ones, however many, are
     spread over all; of a stream, in order."""
@@ -211,6 +217,5 @@ def held_out_texts(source: Documents, split: Split) -> Iterator[tuple[int, str]]
             if found == STREAM_DOCUMENTS or index + 1 == STREAM_PROBE:
                 return
         return
-    numbers = split.numbers(source.count or 0, held=True)
-    for number in numbers[spread_order(len(numbers))].tolist():
+    for number in held_out_numbers(source.count or 0, split).tolist():
         yield number, source.read(number, number + 1)[0]
