@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 
+import msgspec
+
 from memconsole.plan.tasks import task_of
 from memconsole.plan.tasks.judging import improves, measure_of, scores_of
 from memconsole.runs.act.trainer.attempt import Attempt
@@ -323,7 +325,6 @@ class Trainer:
             shape = job.evaluation_shape
             total = self._engine.evaluate(self._polled(job.data.validation(shape, limit)))
             train_loss = self._train_loss()
-            seconds = time.monotonic() - started
             judged = job.data.judged(total, shape, limit, self._engine)
         answered: dict[str, float] = {}
         if job.data.answered_records:
@@ -347,7 +348,7 @@ class Trainer:
             loss=loss if finite else None,
             bits_per_byte=judged.bits_per_byte if finite else None,
             tokens=int(total.weight),
-            seconds=seconds,
+            seconds=time.monotonic() - started,
             metrics=metrics,
             best=best,
             train_loss=train_loss,
@@ -371,9 +372,11 @@ class Trainer:
         if not data.room_for_sample():
             return
         with self._watch.aside("sample"):
+            started = time.monotonic()
             made = data.sample(self._engine, step)
+            seconds = time.monotonic() - started
         if made is not None:
-            self._attempt.emit(made)
+            self._attempt.emit(msgspec.structs.replace(made, seconds=seconds))
 
     def _save(self) -> None:
         """Commit a checkpoint after checking that every loss up to it is finite."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.log import events
 from memconsole_trainer.data.make.equipment import record
 from memconsole_trainer.data.text.tokens.tokenizer import train
+from memconsole_trainer.loop import training
 from memconsole_trainer.sample import main as sample
+from memconsole_trainer.tasks.language import LanguageData
 from tests.training.harness.runs import TINY, attempt, final, state_hashes, told
 
 SETTINGS: dict[str, Any] = {
@@ -143,3 +146,26 @@ def test_a_run_warns_of_tags_that_its_tokenizer_splits(tmp_path: Path) -> None:
     assert words.startswith(
         'data.template = "chatml": <|im_start|> and <|im_end|> are no tokens of data.tokenizer; each '
     )
+
+
+def test_the_seconds_of_an_evaluation_include_measures_and_answers_and_a_sample_has_its_own(
+    records: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def slow(name: str, seconds: float) -> None:
+        own = getattr(LanguageData, name)
+
+        def slowly(*args: Any) -> Any:
+            clock[0] += seconds
+            return own(*args)
+
+        monkeypatch.setattr(LanguageData, name, slowly)
+
+    for name, seconds in {"validation": 1, "judged": 2, "answered": 4, "sample": 8}.items():
+        slow(name, seconds)
+    run = create_run(replace(plan(records, "torch"), {"train.max_steps": 1}))
+    assert attempt(run) == 0, final(run)
+    assert [one.seconds for one in told(run, events.Evaluation)] == [7.0]
+    assert [one.seconds for one in told(run, events.Sample)] == [8.0]

@@ -162,7 +162,7 @@ def test_resumed_attempts_are_one_story_and_replace_the_abandoned_steps(
     assert Follower(run).poll().train == snapshot.train
 
 
-def test_eta_leaves_out_compilation_and_includes_evaluation_and_saving(
+def test_eta_leaves_out_compilation_and_includes_evaluation_samples_and_saving(
     run: RunDirectory, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live(monkeypatch)
@@ -175,6 +175,10 @@ def test_eta_leaves_out_compilation_and_includes_evaluation_and_saving(
     assert Follower(run).poll().eta_seconds == pytest.approx(890 * 0.5)
     trainer.say(evaluation(110, 2.0, seconds=20.0))
     assert Follower(run).poll().eta_seconds == pytest.approx(890 * (0.5 + 20.0 / 100))
+    trainer.say(events.Sample(step=110, prompt="a", text="b", seconds=10.0))
+    assert Follower(run).poll().eta_seconds == pytest.approx(890 * (0.5 + 30.0 / 100))
+    trainer.say(events.Checkpoint(step=110, path="step-110", size_bytes=1, seconds=5.0))
+    assert Follower(run).poll().eta_seconds == pytest.approx(890 * (0.5 + 35.0 / 100))
 
 
 def test_a_clock_set_back_gives_no_negative_times(

@@ -9,7 +9,7 @@ ENOUGH_STEPS = 20
 
 
 def pace_seconds(state: RunState) -> float | None:
-    """Recent seconds per step, without compilation, warm-up, evaluating and saving."""
+    """Recent seconds per step, without compilation, warm-up, evaluating, sampling and saving."""
     steps = sum(count for count, _ in state.step_times)
     if not steps:
         return None
@@ -17,7 +17,7 @@ def pace_seconds(state: RunState) -> float | None:
 
 
 def seconds_per_step(state: RunState) -> float | None:
-    """Recent seconds per step, plus this attempt's share of evaluating and saving."""
+    """Recent seconds per step, plus this attempt's share of evaluating, sampling and saving."""
     pace = pace_seconds(state)
     if pace is None:
         return None

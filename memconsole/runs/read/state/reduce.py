@@ -73,7 +73,7 @@ class RunState(FactsSoFar, kw_only=True):
     data_waits: list[float] = msgspec.field(default_factory=list)
     """Seconds of a step spent waiting for data, in the newest of these records."""
     side_seconds: float = 0.0
-    """Time spent on evaluating and saving in this attempt since `side_from_step`."""
+    """Time spent on evaluating, sampling and saving in this attempt since `side_from_step`."""
     side_from_step: int = 0
     evaluation_limit: int = MAX_EVALUATIONS
     epoch_limit: int = MAX_EPOCHS
@@ -270,6 +270,7 @@ def _sample(state: RunState, record: events.Sample) -> None:
     )
     earlier = [one for one in state.samples if one.step < record.step]
     state.samples = [*earlier, short][-MAX_SAMPLES:]
+    state.side_seconds += _positive(record.seconds)
 
 
 def _jump(state: RunState, record: events.Jump) -> None:

@@ -109,6 +109,7 @@ class Evaluation(Event, frozen=True, kw_only=True):
     """The loss in bits per UTF-8 byte of the target text, which compares across tokenizers."""
     tokens: int
     seconds: float
+    """Time of the whole evaluation: of held-out and training rows, measures and answers."""
     metrics: dict[str, float] = {}
     """unigram_loss: nats per token of the training tokens' unigram model on the same tokens, …"""
     best: bool = False
@@ -191,6 +192,7 @@ class Sample(Event, frozen=True, kw_only=True):
     step: int
     prompt: str
     text: str
+    seconds: float = 0.0
 
 
 class Profile(Event, frozen=True, kw_only=True):
