@@ -55,7 +55,9 @@ def run(attempt: Attempt) -> int:
     except StopRequestedError:
         code, reason = ExitCode.STOPPED, "stopped"
         step = job.progress.step if job else attempt.step
-        attempt.emit(events.Stopped(step=step, reason="stop requested"), durable=True)
+        minutes = job.progress.elapsed_seconds / 60 if job else None
+        said = events.Stopped(step=step, reason="stop requested", total_minutes=minutes)
+        attempt.emit(said, durable=True)
         print(f"Stopped at step {step:,}; resumable", flush=True)
     except ElsewhereError as error:
         code, reason = ExitCode.FAILED, "crashed"

@@ -91,6 +91,7 @@ class Trainer:
             self._profiling.stop()
             self._watch.enter("stopping")
             self._save()
+            self._watch.count()
             self._watch.ranks.last(self._progress.step)
             raise
         except DataError:

@@ -105,3 +105,8 @@ def test_a_paused_run_stops_when_asked_with_a_checkpoint(tmp_path: Path) -> None
         attempt.stops = True
         assert run_attempt(attempt) == 75
     assert run.committed_checkpoints()[-1].name.endswith("5")
+    records = told(run)
+    stopped = next(r for r in records if isinstance(r, events.Stopped))
+    assert stopped.total_minutes is not None
+    wall = records[-1].time_boot - records[0].time_boot
+    assert 0 < stopped.total_minutes * 60 <= wall - PAUSE_SECONDS

@@ -109,7 +109,7 @@ def test_an_old_state_file_is_gone_on_from_and_says_what_the_log_says(run: RunDi
     told, known = read.poll(), attached.poll()
     # Older state files do not hold these sums; the run's speed is that of its last steps then.
     assert known.units_per_second == known.facts.tokens_per_second
-    sums = {"trained_units": 0.0, "trained_seconds": 0.0}
+    sums = {"trained_units": 0.0, "trained_seconds": 0.0, "untrained_seconds": 0.0}
     facts = msgspec.structs.replace(told.facts, **sums)
     # Nor do they hold samples before the newest one, stages, or curves of norm, rate and speed.
     newer = {

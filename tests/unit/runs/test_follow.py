@@ -15,6 +15,7 @@ from memconsole.runs.read import follow
 from memconsole.runs.read.curves.curve import Curve
 from memconsole.runs.read.follow import Follower, stall_limit_seconds, status
 from memconsole.runs.read.life.liveness import Liveness
+from memconsole.runs.read.report.report import report
 from memconsole.runs.read.state.pace import eta_seconds, seconds_per_step
 from memconsole.runs.read.state.reduce import RunState, reduce
 from memconsole.runs.read.state.saved_state import SavedState
@@ -179,6 +180,31 @@ def test_eta_leaves_out_compilation_and_includes_evaluation_samples_and_saving(
     assert Follower(run).poll().eta_seconds == pytest.approx(890 * (0.5 + 30.0 / 100))
     trainer.say(events.Checkpoint(step=110, path="step-110", size_bytes=1, seconds=5.0))
     assert Follower(run).poll().eta_seconds == pytest.approx(890 * (0.5 + 35.0 / 100))
+
+
+def test_minutes_of_training_leave_out_starts_and_pauses(run: RunDirectory, clock: Clock) -> None:
+    trainer = Trainer(run, clock)
+    trainer.say(events.Phase(phase="data"))
+    clock.now += 300.0
+    trainer.start()
+    trainer.steps(10, 120, seconds=1.0)
+    trainer.say(events.Phase(phase="paused"))
+    clock.now += 900.0
+    trainer.say(events.Phase(phase="train"))
+    trainer.steps(130, 180, seconds=1.0)
+    died = Follower(run).poll()
+    assert died.elapsed_seconds == pytest.approx(180.0 + 300.0 + 900.0)
+    assert died.minutes == pytest.approx(180.0 / 60)
+    trainer.say(events.Stopped(step=180, reason="asked"))  # as earlier versions wrote it
+    assert Follower(run).poll().minutes == report(run).total_minutes == pytest.approx(180.0 / 60)
+    again = Trainer(run, clock)
+    again.say(events.Phase(phase="data"))
+    clock.now += 60.0
+    again.start(resumed_step=180)
+    again.steps(190, 240, seconds=1.0)
+    assert Follower(run).poll().minutes == pytest.approx(240.0 / 60)
+    again.say(events.Stopped(step=240, reason="asked", total_minutes=3.5))
+    assert Follower(run).poll().minutes == report(run).total_minutes == 3.5
 
 
 def test_a_clock_set_back_gives_no_negative_times(

@@ -72,9 +72,12 @@ def ended_why(reason: str, evidence: str) -> str:
 
 
 def total_minutes(facts: FactsSoFar, elapsed_seconds: float) -> float:
-    """The minutes of training in all attempts. For a finished run it is the trainer's own count, which
-    leaves out the starts."""
-    return facts.ended.total_minutes if facts.ended else elapsed_seconds / 60
+    """The minutes of training in all attempts, without starts and pauses. For a finished or stopped run it is
+    the trainer's own count."""
+    last = facts.ended or facts.stopped
+    if last is not None and last.total_minutes is not None:
+        return last.total_minutes
+    return max(0.0, elapsed_seconds - facts.untrained_seconds) / 60
 
 
 def units_per_second(facts: FactsSoFar, live: bool) -> float | None:

@@ -48,7 +48,10 @@ class FactsSoFar(msgspec.Struct, kw_only=True):
     checkpoint: events.Checkpoint | None = None
     sample: events.Sample | None = None
     error: events.Error | None = None
+    stopped: events.Stopped | None = None
     ended: events.Ended | None = None
+    untrained_seconds: float = 0.0
+    """Seconds of starts and pauses in all attempts."""
 
     @property
     def average_units_per_second(self) -> float | None:

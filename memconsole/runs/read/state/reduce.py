@@ -27,6 +27,8 @@ RATE_RECORDS = 64
 """The speed is averaged over this many step records."""
 PROFILING = "profile"
 """The phase in which steps are profiled. Memory of the profiler does not belong to the plan."""
+UNTRAINED_PHASES = frozenset({"starting", "import", "data", "tokenizer", "build", "paused"})
+"""The phases that a trainer does not count as training time."""
 WARMING_PHASES = frozenset({"import", "build", "preflight", "compile"})
 
 
@@ -52,7 +54,6 @@ class RunState(FactsSoFar, kw_only=True):
     series: StepSeries = msgspec.field(default_factory=StepSeries)
     samples: list[events.Sample] = msgspec.field(default_factory=list)
     warnings: list[str] = msgspec.field(default_factory=list)
-    stopped: events.Stopped | None = None
     odd: int = 0
     """Records with impossible numbers, such as negative steps."""
     first_boot: float | None = None
@@ -202,6 +203,9 @@ def _epoch_step(state: RunState, mark: EpochMark) -> int:
 
 
 def _phase(state: RunState, record: events.Phase) -> None:
+    since = state.first_boot if state.phase_since is None else state.phase_since
+    if state.phase in UNTRAINED_PHASES and since is not None and state.last_boot is not None:
+        state.untrained_seconds += state.last_boot - since
     state.phase = clean_line(record.phase, 40)
     state.phase_detail = clean_line(record.detail)
     state.phase_since = state.last_boot

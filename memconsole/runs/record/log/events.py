@@ -231,6 +231,8 @@ class Stopped(Event, frozen=True, kw_only=True):
 
     step: int
     reason: str
+    total_minutes: float | None = None
+    """Training time of all attempts, as in `Ended`; None if the attempt did not get to know it."""
 
 
 class Ended(Event, frozen=True, kw_only=True):
