@@ -14,7 +14,7 @@ import msgspec
 from memconsole.memory.activations.kept import kept_by_blocks
 from memconsole.memory.coefficients import Speed, speed
 from memconsole.memory.exchange import devices_at_once, exchange_seconds
-from memconsole.memory.state.data import units_per_step
+from memconsole.memory.state.data import units_per_row, units_per_step
 from memconsole.memory.state.gradient_flow import Flow, flow_of
 from memconsole.memory.state.optimizer_state import state_bytes
 from memconsole.memory.state.sizes import sizes
@@ -109,8 +109,8 @@ def peak_units_per_second(plan: Plan, model: Model, budget: Budget) -> float:
     if isinstance(model, Architecture):
         forward: float = forward_flops_per_token(model, plan.data.sequence_length)
     else:
-        task = task_of_model(model)
-        forward = task.flops_per_row(plan, model) / task.units_per_row(plan)
+        row = task_of_model(model).flops_per_row(plan, model)
+        forward = row / units_per_row(plan, model)
     flops = _passes(plan, model) * forward
     return peak_flops(budget, plan.optimize.precision, plan.backend) / flops
 

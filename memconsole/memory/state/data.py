@@ -9,7 +9,7 @@ from memconsole.plan import catalog
 from memconsole.plan.catalog.sources import PIECE_BYTES
 from memconsole.plan.data.counted import counted_tokens
 from memconsole.plan.data.mixture import parts
-from memconsole.plan.data.rows import row_bytes, training_rows
+from memconsole.plan.data.rows import row_bytes, row_fill, training_rows
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.regressor import Regressor
@@ -123,9 +123,14 @@ def _train_share(plan: Plan) -> float:
     return 1.0 if plan.data.validation else 1.0 - plan.data.validation_fraction
 
 
+def units_per_row(plan: Plan, model: Model) -> int:
+    """The task's units (tokens, windows or interactions) in a row, without the padding that is expected in it."""
+    return max(1, round(row_fill(plan, model) * task_of_model(model).units_per_row(plan)))
+
+
 def units_per_step(plan: Plan, model: Model) -> int:
-    """The task's units (tokens or windows) in one optimizer step over all devices."""
-    return plan.effective_batch * task_of_model(model).units_per_row(plan)
+    """The task's units in one optimizer step over all devices, without padding."""
+    return plan.effective_batch * units_per_row(plan, model)
 
 
 def training_units(plan: Plan, model: Model) -> int | None:
@@ -133,7 +138,7 @@ def training_units(plan: Plan, model: Model) -> int | None:
     if isinstance(model, Architecture):
         return training_tokens(plan)
     rows = training_rows(plan, model)
-    return None if rows is None else rows * task_of_model(model).units_per_row(plan)
+    return None if rows is None else rows * units_per_row(plan, model)
 
 
 def dataset_tokens(plan: Plan) -> int | None:

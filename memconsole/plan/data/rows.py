@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from memconsole import regular_file
 from memconsole.plan import catalog
@@ -39,19 +40,24 @@ def training_rows(plan: Plan, model: Model) -> int | None:
     counted = counted_rows(plan)
     if counted is not None:
         return counted
+    if isinstance(model, Recommender):
+        histories = _histories(plan)
+        return None if histories is None else histories.rows
     try:
         entry = catalog.dataset(plan)
     except PlanError:
         return None
     if entry.bytes is None or entry.kind != "file":
         return None
-    if isinstance(model, Recommender):
-        file = Path(entry.where).expanduser()
-        version = changed(file)
-        return None if version is None else _rating_rows(file, version, plan.stride)
     rows = entry.bytes // row_bytes(plan, model)
     rows = rows if plan.data.max_examples is None else min(rows, plan.data.max_examples)
     return max(1, int(rows * (1.0 - plan.data.validation_fraction)))
+
+
+def row_fill(plan: Plan, model: Model) -> float:
+    """The share of the positions of training rows that are no padding, 0 to 1; 1 if unknown."""
+    histories = _histories(plan) if isinstance(model, Recommender) else None
+    return 1.0 if histories is None else histories.fill
 
 
 def row_bytes(plan: Plan, model: Model) -> int:
@@ -59,20 +65,47 @@ def row_bytes(plan: Plan, model: Model) -> int:
     return sum(array.row_bytes for array in task_of_model(model).inputs(plan, model))
 
 
+class _Histories(NamedTuple):
+    rows: int
+    """Rows of training."""
+    fill: float
+    """The share of their positions that hold an item."""
+
+
+def _histories(plan: Plan) -> _Histories | None:
+    """What the rating file of a plan is guessed to give; None if it cannot be read."""
+    try:
+        entry = catalog.dataset(plan)
+    except PlanError:
+        return None
+    if entry.bytes is None or entry.kind != "file":
+        return None
+    d, file = plan.data, Path(entry.where).expanduser()
+    version = changed(file)
+    if version is None:
+        return None
+    return _guessed(file, version, d.sequence_length, plan.stride, d.validation_fraction)
+
+
 @lru_cache(maxsize=64)
-def _rating_rows(file: Path, version: tuple[int, int], stride: int) -> int | None:
-    """Rows of the histories in a rating file, from the users of its first lines. Assumes that the file is sorted by
-    user. `version`: its modification time in ns, and its bytes."""
+def _guessed(
+    file: Path, version: tuple[int, int], length: int, stride: int, fraction: float
+) -> _Histories | None:
+    """The rows of the histories in a rating file, from the users of its first lines. Assumes that the file is sorted
+    by user. `version`: its modification time in ns, and its bytes."""
     try:
         with regular_file.open_regular(file) as opened:
             head = opened.read(SAMPLE_BYTES)
     except (OSError, PlanError):
         return None
-    lengths = Counter(_USER.findall(head))
-    if not lengths:
+    items = Counter(_USER.findall(head)).values()
+    # A user's last items are held out, and the first one is not predicted.
+    predicted = [n - 1 - (max(1, round(fraction * n)) if fraction else 0) for n in items]
+    filled = [min(length, n - begin) for n in predicted for begin in range(0, n, stride)]
+    if not filled:
         return None
-    rows = sum(-(-length // stride) for length in lengths.values())
-    return max(1, round(rows * version[1] / len(head)))
+    rows = round(len(filled) * version[1] / len(head))
+    return _Histories(max(1, rows), sum(filled) / (len(filled) * length))
 
 
 def _name(plan: Plan) -> str:

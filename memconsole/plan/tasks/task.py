@@ -93,7 +93,7 @@ class Task(Protocol):
         ...
 
     def units_per_row(self, plan: Plan) -> int:
-        """Units in one row of a batch."""
+        """Units in one row of a batch that has no padding."""
         ...
 
     def trained(self, plan: Plan, model: Model) -> list[Parameter]:

@@ -8,9 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memconsole.memory.seconds import peak_units_per_second
+from memconsole.memory.state.data import units_per_step
 from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.data.made import Size
+from memconsole.plan.data.rows import row_fill, training_rows
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_trainer.data.inspect import inspect
@@ -210,6 +214,32 @@ def test_rows_are_shuffled_each_epoch_and_go_on_exactly_where_they_stopped() -> 
     other = [row.tolist() for row in rows.epoch(2)]
     assert other != whole
     assert sorted(other) == sorted(whole)
+
+
+@pytest.mark.parametrize("length", [8, 16, 40])
+def test_a_plan_expects_the_interactions_that_rows_hold_besides_padding(
+    length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    changes = {"data.source": str(made(tmp_path)), "data.sequence_length": length}
+    wanted = plan(**changes, **{"train.batch_size": 16, "optimize.accumulation_steps": 1})
+    found = read_ratings(Path(wanted.data.source), nothing)
+    kept = Histories(found.users, found.items, wanted.data.validation_fraction)
+    rows = HistoryRows(wanted, kept)
+    held = int(np.diff(rows.bounds, axis=1).sum()) - len(rows.bounds)
+    shape = catalog.model(wanted)
+    assert training_rows(wanted, shape) == len(rows.bounds)
+    assert row_fill(wanted, shape) == pytest.approx(held / (len(rows.bounds) * length))
+    assert units_per_step(wanted, shape) / 16 == pytest.approx(held / len(rows.bounds), abs=0.5)
+    none = replace(wanted, {"data.source": str(tmp_path / "none.dat")})
+    assert units_per_step(none, shape) == 16 * length
+    budget = Budget(
+        name="cpu", kind="cpu", memory_label="host RAM", total_bytes=1, usable_bytes=1, why="",
+        peak_flops={"fp32": 1e12},
+    )  # fmt: skip
+    ratio = units_per_step(wanted, shape) / units_per_step(none, shape)
+    peak = peak_units_per_second(wanted, shape, budget)
+    assert peak == pytest.approx(ratio * peak_units_per_second(none, shape, budget))
 
 
 def test_a_batch_is_padded_with_item_0_which_counts_nothing() -> None:
