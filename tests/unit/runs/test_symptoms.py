@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from memconsole.plan import catalog
 from memconsole.plan.check import check
@@ -177,6 +178,21 @@ def test_validation_that_rises_away_from_training_is_overfitting() -> None:
     assert {"train.early_stopping_patience", "data.max_examples", "train.weight_decay"} <= changed
     shorter = [r for r in records if r.step <= 400]
     assert symptoms_of(plan, state_of(*shorter)) == (), "two evaluations are no rise"
+
+
+@pytest.mark.parametrize(
+    ("logged", "measured", "found"), [(3.2, 2.0, True), (2.0, 3.2, False), (2.0, None, True)]
+)
+def test_overfitting_is_judged_by_the_loss_that_an_evaluation_measured_on_training_rows(
+    logged: float, measured: float | None, found: bool
+) -> None:
+    records: list[events.Record] = []
+    for number, loss in ((100, 2.9), (200, 3.0), (300, 3.1), (400, 3.3)):
+        judged = structs.replace(evaluation(number, loss), train_loss=measured)
+        records += [step(number, logged), judged]
+    told = [one.words for one in symptoms_of(PLAN, state_of(*records))]
+    assert len(told) == found
+    assert all("training loss is 2.0000" in words for words in told)
 
 
 def test_only_settings_that_the_task_uses_are_offered() -> None:

@@ -80,14 +80,17 @@ def not_learning(plan: Plan, state: RunState) -> Symptom | None:
 
 
 def overfitting(plan: Plan, state: RunState) -> Symptom | None:
-    """The validation loss rises while the training loss stays below it."""
+    """The validation loss rises while the training loss stays below it: that of training rows which the last
+    evaluation measured in the same way, or else that of the last steps."""
     judged = [(e.step, e.loss) for e in state.evaluations if e.loss is not None]
-    if len(judged) <= RISING_EVALUATIONS or state.loss is None:
+    measured = state.evaluations[-1].train_loss if state.evaluations else None
+    trained = state.loss if measured is None else measured
+    if len(judged) <= RISING_EVALUATIONS or trained is None:
         return None
     best_step, best = min(judged, key=lambda pair: pair[1])
     after = [loss for step, loss in judged if step > best_step]
     last = judged[-1][1]
-    apart = last > GAP * state.loss if state.loss > 0 else False
+    apart = last > GAP * trained if trained > 0 else False
     if len(after) < RISING_EVALUATIONS or last < RISE * best or not apart:
         return None
     helps = []
@@ -103,7 +106,7 @@ def overfitting(plan: Plan, state: RunState) -> Symptom | None:
         helps.append(Help(fewer, "a smaller model memorizes less"))
     words = (
         f"overfitting: validation loss {last:.4f}, best {best:.4f} at step {best_step:,}, while the "
-        f"training loss is {state.loss:.4f}"
+        f"training loss is {trained:.4f}"
     )
     return Symptom("overfitting", words, _accepted(plan, helps))
 
