@@ -89,10 +89,10 @@ class ProgressLines:
             if epoch.epoch <= self._epoch:
                 continue
             self._epoch = epoch.epoch
-            yield (
-                f"epoch {epoch.epoch}  train loss {_loss(epoch.train_loss)}  "
-                f"validation loss {_loss(epoch.validation_loss)}  {epoch.minutes:.2f} min"
-            )
+            words = [f"epoch {epoch.epoch}", f"train loss {_loss(epoch.train_loss)}"]
+            if epoch.validation_loss is not None:
+                words.append(f"validation loss {epoch.validation_loss:.4f}")
+            yield "  ".join([*words, f"{epoch.minutes:.2f} min"])
         if facts.sample and facts.sample.step > self._sample:
             self._sample = facts.sample.step
             text = " ".join((facts.sample.prompt + facts.sample.text).split())
@@ -175,12 +175,12 @@ def summary(run: RunSnapshot) -> str:
         rows.append(("Ended", ended.early))
     time = f"{run.minutes:.2f} minutes ({run.minutes / 60:.2f} hours)"
     rows.append(("Total training time", marked(time, "total_minutes", run.uncertain)))
-    if run.epochs:
-        average = sum(e.minutes for e in run.epochs) / len(run.epochs)
+    average = run.average_epoch_minutes
+    if average is not None:
         rows.append(
             ("Average epoch time", marked(f"{average:.2f} minutes", "epochs", run.uncertain))
         )
-        rows.append(("Total epochs", marked(str(len(run.epochs)), "epochs", run.uncertain)))
+        rows.append(("Total epochs", marked(f"{run.epoch_count:,}", "epochs", run.uncertain)))
     rows.append(("Steps", f"{facts.step:,}"))
     if run.units_per_second is not None:
         units = task_of(run.plan).units

@@ -41,8 +41,8 @@ def epoch_lines(view: RunView, width: int, height: int) -> list[Line]:
                 Span(right(minutes_word(epoch.minutes), third)),
             ]
         )
-    if len(epochs) > 1:
-        average = sum(e.minutes for e in epochs) / len(epochs)
+    average = run.average_epoch_minutes
+    if len(epochs) > 1 and average is not None:
         lines.append(
             [
                 Span(right("mean", 6), "dim"),

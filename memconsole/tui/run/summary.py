@@ -74,9 +74,7 @@ def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
         rows.append(("final train loss", text, "train"))
     if ended is not None and ended.early:
         rows.append(("ended", ended.early, ""))
-    minutes = ended.average_epoch_minutes if ended else None
-    if minutes is None and run.epochs:
-        minutes = sum(e.minutes for e in run.epochs) / len(run.epochs)
+    minutes = run.average_epoch_minutes
     time = marked(f"{minutes_word(run.minutes)} minutes trained", "total_minutes", run.uncertain)
     if minutes is not None:
         each = f"{minutes_word(minutes)} min/epoch"

@@ -78,6 +78,25 @@ def test_the_summary_of_a_finished_run_has_its_figures() -> None:
         assert figure in text
 
 
+def test_the_summary_counts_epochs_that_are_not_kept() -> None:
+    kept = tuple(
+        Epoch(epoch=n, train_loss=4.0, validation_loss=None, minutes=2.0) for n in range(45, 301)
+    )
+    ended = Ended(
+        step=10, best_validation_loss=None, final_validation_loss=None, final_train_loss=4.5,
+        total_minutes=900.0, average_epoch_minutes=3.0, epochs=300,
+    )  # fmt: skip
+    finished = " ".join(summary(changed(state="finished", ended=ended, epochs=kept)).split())
+    assert "Average epoch time: 3.00 minutes Total epochs: 300" in finished
+    stopped = " ".join(summary(changed(state="stopped", epochs=kept)).split())
+    assert "Average epoch time: 2.00 minutes Total epochs: 300" in stopped
+
+
+def test_an_epoch_without_held_out_data_tells_no_validation_loss() -> None:
+    epoch = Epoch(epoch=1, train_loss=4.0, validation_loss=None, minutes=1.0)
+    assert "epoch 1  train loss 4.0000  1.00 min" in ProgressLines().new(changed(epochs=(epoch,)))
+
+
 def test_exit_codes_say_how_a_run_ended() -> None:
     def ended(state: str, reason: str) -> RunSnapshot:
         return changed(state=state, verdict=Verdict(reason=reason, evidence=""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -121,6 +122,21 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     def minutes(self) -> float:
         """Minutes of training in all attempts."""
         return total_minutes(self.facts, self.elapsed_seconds)
+
+    @property
+    def epoch_count(self) -> int:
+        """How many epochs have ended. `epochs` holds only the newest ones."""
+        if self.facts.ended is not None:
+            return self.facts.ended.epochs
+        return self.epochs[-1].epoch if self.epochs else 0
+
+    @property
+    def average_epoch_minutes(self) -> float | None:
+        """The mean of all epochs of a finished run, of the newest ones of another; None before the first has ended."""
+        ended = self.facts.ended
+        if ended is not None and ended.average_epoch_minutes is not None:
+            return ended.average_epoch_minutes
+        return fmean(e.minutes for e in self.epochs) if self.epochs else None
 
     @property
     def units_per_second(self) -> float | None:
