@@ -20,8 +20,10 @@ from memconsole_trainer.data.text.opened import open_text
 from memconsole_trainer.data.text.prepared import Prepared, prepare
 from memconsole_trainer.data.text.rows.batches import TextRows
 from memconsole_trainer.data.text.rows.rows import Other, Source, epoch_rows
+from memconsole_trainer.data.text.rows.validation import Validation, joined, rows_by_shares
 from memconsole_trainer.data.text.run_tokenizer import make_tokenizer
 from memconsole_trainer.data.text.tokens.tokenizer import Tokens
+from memconsole_trainer.data.text.tokens.tokens import ArrayRows
 
 LENGTH = 4
 
@@ -157,6 +159,53 @@ def test_a_run_trains_on_all_sources_and_validates_on_each(streaming: bool, tmp_
     assert size_of == pytest.approx(found.portions[0].counts.sum() / 0.5, rel=0.01)
     assert "50.0% " in found.description
     assert found.fingerprint != alone.fingerprint
+
+
+def held_out(first: int, rows: int) -> Validation:
+    """Rows of `first`, `first` + 1, …; the bytes of each token are half its id."""
+    tokens = np.arange(first, first + rows * LENGTH + 1, dtype=np.int32)
+    cut = [ArrayRows(part, LENGTH + 1, LENGTH) for part in (tokens, tokens // 2)]
+    return Validation(rows=cut[0], tokens=len(tokens), token_bytes=cut[1], prompt=[first])
+
+
+def test_held_out_rows_of_a_mixture_are_by_the_shares_and_spread_over_each_source() -> None:
+    parts = [held_out(0, 500), held_out(10_000, 30), held_out(20_000, 0)]
+    found = joined(parts, [0.6, 0.2, 0.2])
+    firsts = [int(found.rows[number][0]) for number in range(len(found))]
+    large, small = [n for n in firsts if n < 10_000], [n for n in firsts if n >= 10_000]
+    assert small == list(range(10_000, 10_000 + 30 * LENGTH, LENGTH))
+    assert len(large) == 90
+    assert large[0] == 0
+    assert set(np.diff(large)) == {5 * LENGTH, 6 * LENGTH}
+    assert found.tokens == pytest.approx(120 * LENGTH, abs=3)
+    shape = BatchShape(1, 7, LENGTH)
+    targets = np.concatenate([b["targets"].reshape(-1) for b in found.batches(shape, 0)])
+    assert found.target_bytes(shape, 0) == (targets[targets >= 0] // 2).sum()
+    assert joined(parts[:1], [1.0]) is parts[0]
+
+
+@pytest.mark.parametrize(
+    ("counts", "shares", "taken"),
+    [
+        ([133, 33], [0.5, 0.5], [33, 33]),
+        ([1000, 1000], [0.9, 0.1], [1000, 111]),
+        ([1000, 90], [0.999, 0.001], [1000, 1]),
+        ([1000, 90, 0], [0.25, 0.25, 0.5], [90, 90, 0]),
+        ([0, 90], [0.9, 0.1], [0, 90]),
+        ([40, 3], [0.5, 0.5], [40, 3]),
+        ([0, 0], [0.5, 0.5], [0, 0]),
+    ],
+)
+def test_the_source_with_the_fewest_rows_for_its_share_decides_how_many_there_are(
+    counts: list[int], shares: list[float], taken: list[int]
+) -> None:
+    assert rows_by_shares(counts, shares) == taken
+
+
+def test_a_tiny_source_of_a_mixture_does_not_leave_almost_nothing_to_validate_on() -> None:
+    most, tiny = rows_by_shares([5000, 2], [0.5, 0.5])
+    assert tiny == 2
+    assert 62 <= most <= 66
 
 
 def test_a_file_to_validate_on_replaces_the_share_that_is_held_out(tmp_path: Path) -> None:

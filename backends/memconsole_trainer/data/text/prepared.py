@@ -100,7 +100,7 @@ def held_out(
     """The rows held out from training. Raises `PlanError`."""
     found = [_held_out(part, architecture, tokenizer) for part in opened.held]
     return dataclasses.replace(
-        validation.joined(found),
+        validation.joined(found, [part.share for part in opened.held]),
         boundary=boundary(plan, tokenizer),
         unknown=None if tokenizer is None else tokenizer.unknown,
     )

@@ -16,7 +16,7 @@ from memconsole.plan.tasks.language import MASKED
 from memconsole_trainer.data.sources.documents import Documents, StreamDocuments
 from memconsole_trainer.data.sources.hdf5 import TokenRows
 from memconsole_trainer.data.sources.split import Everything, Split
-from memconsole_trainer.data.spread import evaluated_rows, spread_order
+from memconsole_trainer.data.spread import evaluated_rows, even_rows, spread_order
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.text.rows.batches import Boundary, make_batch
 from memconsole_trainer.data.text.tokens.marked import learned
@@ -29,6 +29,8 @@ PROMPT_TOKENS = 16
 MOST_TOKENS = 1 << 20
 MOST_UNKNOWN = 0.01
 """If more of the targets are the unknown token, their loss says little about the text."""
+LEAST_ROWS = 64
+"""A mixture is validated on at least this many rows if its sources hold out as many."""
 STREAM_DOCUMENTS = 256
 """Most documents held out from a stream: the first ones that the split selects."""
 STREAM_PROBE = 20_000
@@ -101,31 +103,53 @@ class Validation:
 
 
 class JoinedRows:
-    """The rows of several sources, one source after another."""
+    """Some rows of each of several sources, one source after another."""
 
-    def __init__(self, parts: Sequence[HeldRows]) -> None:
-        self._parts = parts
-        self._firsts = np.cumsum([0, *map(len, parts)])
+    def __init__(self, parts: Sequence[HeldRows], numbers: Sequence[NDArray[np.intp]]) -> None:
+        """`numbers` are those of the rows that are taken from each of `parts`."""
+        self._parts, self._numbers = parts, numbers
+        self._firsts = np.cumsum([0, *map(len, numbers)])
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
 
     def __getitem__(self, index: int) -> Tokens:
         part = int(np.searchsorted(self._firsts, index, side="right")) - 1
-        return self._parts[part][index - int(self._firsts[part])]
+        return self._parts[part][int(self._numbers[part][index - int(self._firsts[part])])]
 
 
-def joined(parts: Sequence[Validation]) -> Validation:
-    """The held-out rows of several sources together."""
+def joined(parts: Sequence[Validation], shares: Sequence[float]) -> Validation:
+    """Held-out rows of several sources by their shares, those of each source at even distances (see
+    `rows_by_shares`). All rows of a single source."""
     if len(parts) == 1:
         return parts[0]
+    taken = rows_by_shares([len(part) for part in parts], shares)
+    numbers = [even_rows(len(part), most) for part, most in zip(parts, taken, strict=True)]
     sizes = [part.token_bytes for part in parts if part.token_bytes is not None]
     return Validation(
-        rows=JoinedRows([part.rows for part in parts]),
-        tokens=sum(part.tokens for part in parts),
-        token_bytes=JoinedRows(sizes) if len(sizes) == len(parts) else None,
+        rows=JoinedRows([part.rows for part in parts], numbers),
+        tokens=sum(
+            part.tokens * most // max(len(part), 1) for part, most in zip(parts, taken, strict=True)
+        ),
+        token_bytes=JoinedRows(sizes, numbers) if len(sizes) == len(parts) else None,
         prompt=parts[0].prompt,
     )
+
+
+def rows_by_shares(counts: Sequence[int], shares: Sequence[float]) -> list[int]:
+    """How many of its `counts` rows each source gives, so that the rows of all are by `shares`: as many as
+    the source that has the fewest for its share allows, and at least one of each source that has rows.
+
+    If that would be fewer than `LEAST_ROWS` in all, the sources that have more rows give more of them, and
+    those that have too few give all, which is less than their share.
+    """
+    both = list(zip(counts, shares, strict=True))
+    whole = min((count / share for count, share in both if count), default=0.0)
+    while True:
+        taken = [min(count, max(1, round(share * whole))) for count, share in both]
+        if sum(taken) >= min(LEAST_ROWS, sum(counts)):
+            return taken
+        whole *= 1.05
 
 
 def from_texts(
