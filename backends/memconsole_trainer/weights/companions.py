@@ -60,12 +60,10 @@ def token_ids(plan: Plan, tokenizer: Tokenizer) -> dict[str, Any]:
     stops = list(stop_tokens(plan, tokenizer))
     begin = tokenizer.config.token("bos")
     first = tokenizer.inner.token_to_id(begin) if begin else None
-    pad = tokenizer.config.token("pad")
-    filler = tokenizer.inner.token_to_id(pad) if pad else None
     found: dict[str, Any] = {
         "bos_token_id": tokenizer.begin[0] if tokenizer.begin else first,
         "eos_token_id": stops[0] if len(stops) == 1 else stops or None,
-        "pad_token_id": filler if filler is not None else tokenizer.end_of_text,
+        "pad_token_id": tokenizer.pad if tokenizer.pad is not None else tokenizer.end_of_text,
     }
     return {name: value for name, value in found.items() if value is not None}
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole.plan.plan import PlanError, printable
+from memconsole.plan.tasks.language import MASKED
 from memconsole.regular_file import check_regular
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.sources.hashes import (
@@ -136,15 +137,16 @@ class TokenRows(Hdf5Dataset):
             raise DataError(f"{path}: {name} holds no tokens")
 
     def rows(self, start: int, stop: int) -> NDArray[np.int32]:
-        """Read rows (stop - start, width). Raises `DataError` for a token outside the model's
-        vocabulary."""
+        """Read rows (stop - start, width). `MASKED` (-100) in place of a token says that there is nothing
+        to learn. Raises `DataError` for other tokens outside the model's vocabulary."""
         values = self.read_rows(start, stop)
-        wrong = (values < 0) | (values >= self._vocab_size)
+        wrong = ((values < 0) & (values != MASKED)) | (values >= self._vocab_size)
         if wrong.any():
             row, column = (int(i) for i in np.argwhere(wrong)[0])
             raise DataError(
                 f"{self.path}: row {start + row} of {self.name} holds token "
-                f"{int(values[row, column])}, the model's vocabulary ends at {self._vocab_size - 1}"
+                f"{int(values[row, column])}, the model's vocabulary ends at {self._vocab_size - 1}; "
+                f"{MASKED} stands for a token that is not learned"
             )
         return values.astype(np.int32)
 

@@ -25,6 +25,8 @@ from memconsole_trainer.data.text.tokens.tokens import RowBlocks, TokenBlocks, r
 
 JOINED_BYTES = 16 << 20
 """Bytes of tokens that are collected before they are added to the array of all tokens."""
+PADDING_SHARE = 0.1
+"""A larger share of one token repeated at the ends of rows is warned of."""
 COUNTED = 1 << 20
 """Tokens counted in one call of NumPy."""
 
@@ -131,7 +133,7 @@ def _blocks(
                 "data.sequence_length",
             )
         row_tokens = min(source.width, length + 1)
-        return RowBlocks(source, split, vocab_size, row_tokens, plan.stride)
+        return RowBlocks(source, split, vocab_size, row_tokens, plan.stride, tokenizer)
     assert tokenizer is not None
     if plan.data.template is not None:
         answers_only, between = plan.data.loss_on == "answers", boundary(plan, tokenizer)
@@ -145,6 +147,14 @@ def _blocks(
 
 def _warnings(plan: Plan, blocks: TokenBlocks) -> tuple[str, ...]:
     """Warnings from counting the blocks."""
+    if isinstance(blocks, RowBlocks):
+        share, token = blocks.repeated_at_end()
+        if share <= PADDING_SHARE:
+            return ()
+        return (
+            f"{plan.data.source}: {share:.0%} of the tokens looked at repeat token {token} at the ends of rows, and are "
+            "trained on; if that is padding, name it as pad_token in the tokenizer_config.json of data.tokenizer",
+        )
     if not isinstance(blocks, TextBlocks):
         return ()
     seen = blocks.seen
@@ -176,9 +186,10 @@ def _all_tokens(blocks: TokenBlocks, tick: Callable[[], None]) -> Tokens:
 
 
 def _grown(whole: Tokens | None, parts: list[Tokens]) -> Tokens:
-    """`whole` followed by `parts`, which are taken from the list."""
+    """`whole` followed by `parts`, which are taken from the list. Those with marks may have a larger type."""
     if whole is None:
         whole = np.empty(0, parts[0].dtype if parts else np.uint16)
+    whole = whole.astype(np.result_type(whole, *parts), copy=False)
     end = len(whole)
     whole.resize(end + sum(map(len, parts)), refcheck=False)
     for tokens in parts:

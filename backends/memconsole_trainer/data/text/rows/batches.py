@@ -52,7 +52,7 @@ def make_batch(rows: list[Tokens], shape: BatchShape, boundary: Boundary | None 
     targets = np.full((shape.rows, length), MASKED, dtype=np.int32)
     for index, row in enumerate(map(trimmed, rows)):
         inputs[index, : min(len(row), length)] = ids(row[:length])
-        targets[index, : len(row) - 1] = row[1:]
+        targets[index, : max(len(row) - 1, 0)] = row[1:]
     targets[targets < 0] = MASKED
     dimensions = (shape.micro_batches, shape.micro_batch, length)
     if boundary is not None:
@@ -114,5 +114,5 @@ class TextRows:
         rows = np.split(joined.tokens, np.cumsum(joined.lengths[:-1]))
         made = make_batch(rows, shape, self._boundary)
         masked = joined.tokens.dtype.kind == "i" and bool((joined.tokens < 0).any())
-        units = sum(len(trimmed(row)) - 1 for row in rows) if masked else int(made.weight)
+        units = sum(max(len(trimmed(row)) - 1, 0) for row in rows) if masked else int(made.weight)
         return made, units

@@ -19,8 +19,14 @@ from memconsole_trainer.data.sources.split import Everything, Split
 from memconsole_trainer.data.spread import evaluated_rows, even_rows, spread_order
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.text.rows.batches import Boundary, make_batch
-from memconsole_trainer.data.text.tokens.marked import learned
-from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, Tokens, token_dtype
+from memconsole_trainer.data.text.tokens.marked import (
+    ids,
+    learned,
+    marked_rows,
+    narrowed,
+    trimmed,
+)
+from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, Tokens
 from memconsole_trainer.data.text.tokens.tokens import ArrayRows, windows
 from memconsole_trainer.engine import Batch
 
@@ -190,31 +196,31 @@ def from_rows(
 ) -> Validation:
     """The held-out rows of a file of token rows, about `most` tokens of them, from blocks spread over the
     file, in windows of `row_tokens`. `tokenizer` is the one that made the tokens, if known."""
-    parts: dict[int, Tokens] = {}
-    total, count, size = 0, source.count or 0, source.block_size
+    parts: dict[int, NDArray[np.int32]] = {}
+    total, tokens, count, size = 0, 0, source.count or 0, source.block_size
     for start in (block * size for block in spread_order(-(-count // size)).tolist()):
         stop = min(start + size, count)
         held = split.held_out(start, stop)
         if held.any():
-            rows = source.rows(start, stop)[held].astype(token_dtype(vocab_size))
+            rows = marked_rows(source.rows(start, stop)[held], tokenizer)
             parts[start] = windows(rows, row_tokens, row_tokens - 1).reshape(-1)
             total += rows.size
+            tokens += len(learned(rows))
         if total >= most:
             break
-    joined = np.concatenate(
-        [np.empty(0, token_dtype(vocab_size)), *(parts[start] for start in sorted(parts))]
-    )
+    whole = np.concatenate([np.empty(0, np.int32), *(parts[start] for start in sorted(parts))])
+    joined = narrowed(whole, vocab_size - 1)
     table = tokenizer.id_bytes if tokenizer is not None else None
     covered = None
     if table is not None and tokenizer is not None and joined.max(initial=0) < len(table):
         table = table.copy()
         table[tokenizer.special_ids] = 0
-        covered = ArrayRows(table[joined], row_tokens, row_tokens)
+        covered = ArrayRows(table[np.maximum(joined, 0)], row_tokens, row_tokens)
     return Validation(
         rows=ArrayRows(joined, row_tokens, row_tokens),
-        tokens=total,
+        tokens=tokens,
         token_bytes=covered,
-        prompt=joined[: min(PROMPT_TOKENS, row_tokens - 1)].tolist(),
+        prompt=ids(trimmed(joined[:row_tokens]))[: min(PROMPT_TOKENS, row_tokens - 1)].tolist(),
     )
 
 

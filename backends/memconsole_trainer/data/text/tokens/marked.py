@@ -14,8 +14,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from memconsole.plan.tasks.language import MASKED
 from memconsole.plan.templates.rendered import Rendered
-from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, Tokens, as_array, byte_length
+from memconsole_trainer.data.text.tokens.tokenizer import (
+    Tokenizer,
+    Tokens,
+    as_array,
+    byte_length,
+    token_dtype,
+)
 
 
 def marked_dtype(largest_id: int) -> type[np.int16] | type[np.int32]:
@@ -32,7 +39,8 @@ def trimmed(row: Tokens) -> Tokens:
     """The row without the padding at its end."""
     if not _signed(row) or len(row) == 0 or row[-1] != pad(row):
         return row
-    return row[: len(row) - int(np.argmax(row[::-1] != pad(row)))]
+    kept = np.flatnonzero(row != pad(row))
+    return row[: int(kept[-1]) + 1 if len(kept) else 0]
 
 
 def ids(tokens: Tokens) -> Tokens:
@@ -43,6 +51,39 @@ def ids(tokens: Tokens) -> Tokens:
 def learned(tokens: Tokens) -> Tokens:
     """The ids of the tokens that are learned."""
     return tokens[tokens >= 0] if _signed(tokens) else tokens
+
+
+def marked_rows(rows: NDArray[np.int32], tokenizer: Tokenizer | None) -> NDArray[np.int32]:
+    """Rows (n, width) of token ids and `MASKED`, with marks. The tokens were made by `tokenizer`, if known.
+
+    The run of pad tokens at the end of a row becomes padding. If the pad token is also the end-of-text token,
+    the first one of the run ends a text and stays. `MASKED` becomes padding at the end of a row; elsewhere the
+    model reads the pad token in its place, else the end-of-text token, else token 0.
+    """
+    pad_id, end = (None, None) if tokenizer is None else (tokenizer.pad, tokenizer.end_of_text)
+    masked = rows == MASKED
+    if pad_id is None and not masked.any():
+        return rows
+    padding = runs_at_end(masked | (rows == pad_id))
+    if pad_id is not None and pad_id == end:
+        padding[:, 1:] &= padding[:, :-1] | masked[:, 1:]
+    read = next((i for i in (pad_id, end) if i is not None), 0)
+    return np.where(padding, pad(rows), np.where(masked, ~np.int32(read), rows))
+
+
+def runs_at_end(found: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Of the true values of each row (n, width), those of the run at its end."""
+    runs: NDArray[np.bool_] = np.logical_and.accumulate(found[:, ::-1], axis=1)[:, ::-1]
+    return runs
+
+
+def narrowed(tokens: NDArray[np.int32], largest_id: int) -> Tokens:
+    """Marked tokens in the smallest type. Ids that fit into 16 bits only without a mark take 32 bits if there
+    are marks."""
+    dtype = marked_dtype(largest_id)
+    if (tokens < 0).any():
+        return np.maximum(tokens, np.iinfo(dtype).min).astype(dtype)
+    return tokens.astype(dtype if dtype is np.int16 else token_dtype(largest_id + 1))
 
 
 _EMPTY = np.zeros((0, 2), np.int64)

@@ -35,8 +35,8 @@ Tokens = NDArray[Any]
 class Tokenizer:
     """Converts text to token ids and back.
 
-    `begin` are the tokens that begin a document, and `end_of_text` the one that ends it; None if
-    there is no such token. A control token's name within a text stays text.
+    `begin` are the tokens that begin a document, `end_of_text` is the one that ends it, and `pad` the
+    one that fills rows; None if there is no such token. A control token's name within a text stays text.
 
     A text always gives the same tokens: subword regularization, which samples among the ways to cut
     a word (BPE dropout, Provilkov et al. 2020; the Unigram model's `alpha`, Kudo 2018), is off.
@@ -63,6 +63,8 @@ class Tokenizer:
         names = [self.config.token("eos"), *(inner.id_to_token(i) for i in end), *_END_MARKS]
         found = (inner.token_to_id(name) for name in names if name is not None)
         self.end_of_text: int | None = next((i for i in found if i is not None), None)
+        padding = self.config.token("pad")
+        self.pad: int | None = None if padding is None else inner.token_to_id(padding)
         inner.encode_special_tokens = True
 
     @property

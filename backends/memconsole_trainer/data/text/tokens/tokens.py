@@ -10,7 +10,11 @@ from numpy.typing import NDArray
 
 from memconsole_trainer.data.sources.hdf5 import TokenRows
 from memconsole_trainer.data.sources.split import Split
-from memconsole_trainer.data.text.tokens.tokenizer import Tokens, token_dtype
+from memconsole_trainer.data.text.tokens.marked import marked_rows, narrowed, runs_at_end
+from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, Tokens
+
+LONG_RUN = 8
+"""A longer run of one token at the end of a row may be padding."""
 
 
 class TokenBlocks(Protocol):
@@ -61,12 +65,20 @@ class RowBlocks:
     wide."""
 
     def __init__(
-        self, rows: TokenRows, split: Split, vocab_size: int, row_tokens: int, stride: int
+        self,
+        rows: TokenRows,
+        split: Split,
+        vocab_size: int,
+        row_tokens: int,
+        stride: int,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
+        """`tokenizer` is the one that made the tokens, if known."""
         self._source = rows
         self._split = split
         self._size = rows.block_size
-        self._dtype = token_dtype(vocab_size)
+        self._largest_id = vocab_size - 1
+        self._tokenizer = tokenizer
         assert rows.count is not None
         self._rows = rows.count
         self.count: int | None = -(-rows.count // self._size)
@@ -82,15 +94,26 @@ class RowBlocks:
         start = index * self._size
         stop = min(start + self._size, self._rows)
         rows = self._source.rows(start, stop)[~self._split.held_out(start, stop)]
-        cut = windows(rows.astype(self._dtype), self.row_tokens, self._stride)
-        return cut.reshape(-1)
+        cut = windows(marked_rows(rows, self._tokenizer), self.row_tokens, self._stride)
+        return narrowed(cut, self._largest_id).reshape(-1)
 
     def iterate(self, start: int) -> Iterator[Tokens]:
         for index in range(start, self.count or 0):
             yield self.block(index)
 
+    def repeated_at_end(self) -> tuple[float, int]:
+        """The token that the rows of the first block repeat most at their ends (in runs longer than `LONG_RUN`)
+        without being marked as padding, after its share of all tokens."""
+        rows = self.block(0).reshape(-1, self.row_tokens)
+        last, lengths = rows[:, -1], runs_at_end(rows == rows[:, -1:]).sum(axis=1)
+        long = (lengths > LONG_RUN) & (last >= 0)
+        if not long.any():
+            return 0.0, 0
+        sums = np.bincount(last[long], weights=lengths[long])
+        return float(sums.max()) / rows.size, int(sums.argmax())
+
     def train_tokens(self) -> int:
-        """Number of tokens in all windows of the train rows, computed without reading them."""
+        """Number of tokens in all windows of the train rows, padding included, computed without reading them."""
         rows = 0
         for start in range(0, self._rows, 1 << 20):
             stop = min(start + (1 << 20), self._rows)
