@@ -141,6 +141,26 @@ def test_rows_with_and_without_marks_keep_ids_that_fill_16_bits(
         assert targets.tolist() == [rows[1][1:], list(range(40_000, 40_008)), rows[0][1:]]
 
 
+@pytest.mark.parametrize("pad", [None, "<pad>"])
+@pytest.mark.parametrize("width", [17, 18, 20, 24])
+def test_each_target_of_a_wide_row_is_learned_once(
+    width: int, pad: str | None, tmp_path: Path
+) -> None:
+    rows = [list(range(first, first + width)) for first in (2, 30, 60)]
+    if pad:
+        rows[0][-2:] = [PAD, PAD]
+    found = prepared(tmp_path, rows, pad)
+    wanted = sorted(token for row in rows for token in row[1:] if token != PAD)
+    shape = BatchShape(1, 1, LENGTH)
+    count = found.steps_per_epoch(shape)
+    for inputs, targets, weight, _ in batches(found, count):
+        assert sorted(targets[targets != MASKED].tolist()) == wanted
+        assert weight == len(wanted)
+        reads = targets[:, :-1] != MASKED
+        assert (targets[:, :-1][reads] == inputs[:, 1:][reads]).all()
+    assert found.validation.tokens == len(wanted) + 3
+
+
 def test_windows_of_nothing_but_padding_teach_nothing(tmp_path: Path) -> None:
     found = prepared(tmp_path, [[5, 6, 7, END] + [PAD] * 13, list(range(20, 37))], pad="<pad>")
     for inputs, targets, weight, _ in batches(found, 4):

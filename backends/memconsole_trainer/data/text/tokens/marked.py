@@ -53,6 +53,12 @@ def learned(tokens: Tokens) -> Tokens:
     return tokens[tokens >= 0] if _signed(tokens) else tokens
 
 
+def only_read(tokens: Tokens) -> Tokens:
+    """The tokens with a mark that says that they are not learned. Padding stays padding."""
+    found: Tokens = np.minimum(tokens, ~tokens)
+    return found
+
+
 def marked_rows(rows: NDArray[np.int32], tokenizer: Tokenizer | None) -> NDArray[np.int32]:
     """Rows (n, width) of token ids and `MASKED`, with marks. The tokens were made by `tokenizer`, if known.
 

@@ -10,7 +10,12 @@ from numpy.typing import NDArray
 
 from memconsole_trainer.data.sources.hdf5 import TokenRows
 from memconsole_trainer.data.sources.split import Split
-from memconsole_trainer.data.text.tokens.marked import marked_rows, narrowed, runs_at_end
+from memconsole_trainer.data.text.tokens.marked import (
+    marked_rows,
+    narrowed,
+    only_read,
+    runs_at_end,
+)
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, Tokens
 
 LONG_RUN = 8
@@ -42,15 +47,19 @@ class TokenBlocks(Protocol):
 
 
 def windows(rows: NDArray[Any], row_tokens: int, stride: int) -> NDArray[Any]:
-    """Cut rows (n, width ≥ row_tokens) into windows (n · windows of one row, row_tokens), one every
+    """Cut marked rows (n, width ≥ row_tokens) into windows (n · windows of one row, row_tokens), one every
     `stride` tokens. No window spans two rows.
 
-    The last window of a row ends with the row, so no target is lost and a few occur twice.
+    The last window of a row ends with the row. It may begin less than `stride` after the one before; the targets
+    that it has for this reason alone are only read (see `marked`), so that none is learned more often.
     """
     starts = window_starts(rows.shape[1], row_tokens, stride)
     if len(starts) == 1:
         return rows
     picked: NDArray[Any] = rows[:, starts[:, None] + np.arange(row_tokens)]
+    if earlier := int(starts[-2]) + stride - int(starts[-1]):
+        last = picked[:, -1, : earlier + 1]
+        last[...] = only_read(last)
     return picked.reshape(-1, row_tokens)
 
 
