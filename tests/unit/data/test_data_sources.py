@@ -378,6 +378,44 @@ def test_no_held_out_document_is_trained_on() -> None:
     assert len(kept) >= held.sum() - 1
 
 
+class Sparse(FakeStream):
+    """Most of its rows hold no text."""
+
+    def skip(self, number: int) -> Sparse:
+        return Sparse(self._range.stop, self._range.start + number)
+
+    def __iter__(self) -> Any:
+        return ({"text": sparse(i)} for i in self._range)
+
+
+def sparse(number: int) -> str | None:
+    return f"text number {number}" if number % 3 == 0 else "" if number % 3 == 1 else None
+
+
+@pytest.mark.parametrize("kind", ["stream", "table"])
+def test_rows_without_text_give_no_tokens_and_keep_their_numbers(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": sparse(i)}) + "\n" for i in range(200)))
+    source = (
+        StreamDocuments(Sparse(200), "text", "hf://a/b", None) if kind == "stream" else opened(path)
+    )
+    assert source.read(0, 4) == ["text number 0", "", "", "text number 3"]
+    split = Split(source.count, 0.2)
+    held = split.held_out(0, 200)
+    tokenizer = train(["text number 0123456789"], 300)
+    full = np.arange(0, 200, 3)
+    wanted = [
+        tokenizer.encode([f"text number {i}" for i in full[held[full] == side]]).tolist()
+        for side in (False, True)
+    ]
+    blocks = TextBlocks(source, split, tokenizer, 8, 8)
+    assert np.concatenate(list(blocks.iterate(0))).tolist() == wanted[0]
+    assert blocks.seen.documents == 200
+    validation = from_texts(source, split, tokenizer, 8)
+    rows = [validation.rows[i] for i in range(len(validation))]
+    assert np.concatenate([rows[0], *(row[1:] for row in rows[1:])]).tolist() == wanted[1]
+
+
 def test_blocks_tokenized_together_are_those_tokenized_one_by_one(tmp_path: Path) -> None:
     for number in range(30):
         (tmp_path / f"{number:02d}.txt").write_text(

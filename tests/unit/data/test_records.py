@@ -32,7 +32,7 @@ from memconsole_trainer.data.sources.records import (
     RecordDocuments,
     StreamRecords,
 )
-from memconsole_trainer.data.sources.split import split_of
+from memconsole_trainer.data.sources.split import Everything, split_of
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.data.text.blocks.packing import Cuts, cuts, laid, placed
 from memconsole_trainer.data.text.blocks.record_blocks import RecordBlocks, held_out_records
@@ -242,7 +242,7 @@ def test_marks_fit_into_the_type(largest: int, dtype: Any) -> None:
 # packing
 
 
-@given(st.lists(st.integers(1, 40), max_size=30), st.integers(2, 16))
+@given(st.lists(st.integers(0, 40), max_size=30), st.integers(2, 16))
 def test_a_document_that_fits_is_never_cut_and_every_target_occurs_once(
     lengths: list[int], row_tokens: int
 ) -> None:
@@ -260,6 +260,20 @@ def test_a_document_that_fits_is_never_cut_and_every_target_occurs_once(
     assert len(flat) == len(rows) * row_tokens
     kept = [trimmed(flat[i : i + row_tokens]).tolist() for i in range(0, len(flat), row_tokens)]
     assert kept == [[n % 99 for n, a, b in row for _ in range(a, b)] for row in rows]
+
+
+def test_records_without_text_give_no_tokens_and_no_rows(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "made.jsonl", [{"text": text} for text in ("", "one more", "")])
+    settings = {"data.source": str(path), "data.template": "{{ text }}"}
+    source = open_source(replace(Plan(), settings), 1024)
+    blocks = RecordBlocks(source, split_of(source, 0.0), tokenizer, 8, False)
+    assert trimmed(blocks.block(0)).tolist() == tokenizer.encode(["one more"]).tolist()
+    write(path, [{"text": ""}] * 3)
+    empty = open_source(replace(Plan(), settings), 1024)
+    assert not len(RecordBlocks(empty, split_of(empty, 0.0), tokenizer, 8, False).block(0))
+    assert not len(held_out_records(empty, Everything(3), tokenizer, 8, False))
 
 
 def test_answers_after_a_cut_are_counted() -> None:

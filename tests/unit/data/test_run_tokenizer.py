@@ -12,6 +12,7 @@ import pytest
 from memconsole.plan.models.sizing import size
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_trainer.data.sources.documents import Documents, FileDocuments, StreamDocuments
+from memconsole_trainer.data.sources.opening import open_source
 from memconsole_trainer.data.sources.split import Last, Split
 from memconsole_trainer.data.text import run_tokenizer
 from memconsole_trainer.data.text.opened import alone
@@ -71,6 +72,18 @@ def test_sampling_of_a_unigram_model_is_switched_off(tmp_path: Path) -> None:
     found = tokenizers.Tokenizer(inner)
     assert found.sampled == "alpha 0.1"
     assert len({tuple(found.encode(["a" * 30])) for _ in range(20)}) == 1
+
+
+def test_rows_without_text_do_not_count_as_examples(tmp_path: Path) -> None:
+    texts = [None, "", "one", None, "one two", "three"]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    settings = {"data.source": str(path), "data.tokenizer_examples": 2, "data.characters": True}
+    plan = replace(Plan(), settings)
+    opened = alone(plan, open_source(plan, 300), Split(6, 0.0))
+    found = make_tokenizer(plan, size(200_000, 300, 64), opened, tmp_path / "tokenizer.json", None)
+    assert found is not None
+    assert set(found.inner.get_vocab()) == {"<|endoftext|>", "<unk>", *"one tw"}
 
 
 @pytest.mark.parametrize("damage", ["not JSON", "another token", "deleted"])

@@ -38,7 +38,7 @@ def test_a_sentencepiece_model_gives_the_ids_and_texts_of_its_library(
     for text, ids, decoded in zip(
         EXPECTED["texts"], EXPECTED["ids"][name], EXPECTED["decoded"][name], strict=True
     ):
-        assert found.encode([text]).tolist() == [1, *ids, 2]
+        assert found.encode([text]).tolist() == ([1, *ids, 2] if ids else [])
         assert found.prompt(text) == [1, *ids]
         if " ⁇ " not in decoded:
             assert found.decode(ids) == decoded

@@ -21,6 +21,8 @@ from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 CODES_SHARE = 4
 """Codes that become one token take at most 1 / this of a vocabulary."""
 TOKENIZER_BYTES = 4 << 20
+LOOKED_AT = 4
+"""For each document that a tokenizer learns from, at most this many are read, because some may hold no text."""
 """The tokenizer is trained on at most this much text, even if `data.tokenizer_examples` allows
 more."""
 
@@ -100,7 +102,7 @@ def _tell_sampled(tokenizer: Tokenizer, warn: Callable[[str], None]) -> None:
 
 
 def _learned_texts(plan: Plan, opened: TextSources) -> Iterator[str]:
-    """Yield train documents of each source, by its share."""
+    """Yield train documents of each source that hold text, by its share."""
     for part in opened.trained:
         examples = max(1, round(plan.data.tokenizer_examples * part.share))
         yield from _of_part(part, examples, int(TOKENIZER_BYTES * part.share))
@@ -109,7 +111,8 @@ def _learned_texts(plan: Plan, opened: TextSources) -> Iterator[str]:
 def _of_part(part: TextPart, examples: int, most_size: int) -> Iterator[str]:
     assert not isinstance(part.source, TokenRows)
     size = 0
-    for text in itertools.islice(_train_texts(part.source, part.split, examples), examples):
+    found = filter(None, _train_texts(part.source, part.split, LOOKED_AT * examples))
+    for text in itertools.islice(found, examples):
         yield text
         size += len(text)
         if size >= most_size:

@@ -67,7 +67,7 @@ def placed(lengths: Sequence[int], row_tokens: int) -> list[list[Piece]]:
     pieces = [
         Piece(number, start, min(start + row_tokens, length))
         for number, length in enumerate(lengths)
-        for start in range(0, max(length - 1, 1), row_tokens - 1)
+        for start in range(0, max(length - 1, min(length, 1)), row_tokens - 1)
     ]
     rows: list[list[Piece]] = []
     room = np.full(len(pieces) + 1, row_tokens)

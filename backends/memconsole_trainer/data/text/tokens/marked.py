@@ -107,13 +107,16 @@ def encode(
     tokenizer: Tokenizer, texts: Sequence[str], answers_only: bool, offsets: bool = True
 ) -> list[Encoded]:
     """Each text's tokens, marked, with the tokens that begin and end a text unless the template has
-    written them. With `answers_only` only the tokens of answers are learned, and the end-of-text token if
+    written them; none for a text without tokens of its own. With `answers_only` only the tokens of answers are learned, and the end-of-text token if
     the text ends with an answer. Offsets are found only if `offsets` is set, because that takes the library
     a third longer."""
     found = []
     dtype = marked_dtype(tokenizer.largest_id)
     begin, end = list(tokenizer.begin), tokenizer.end_of_text
     for text, (tokens, places) in zip(texts, _encoded(tokenizer, texts, offsets), strict=True):
+        if not tokens:
+            found.append(Encoded(as_array([], dtype), _EMPTY))
+            continue
         own, count, places = len(begin), len(tokens), _EMPTY if places is None else places
         if tokens[:own] == begin:
             own = 0

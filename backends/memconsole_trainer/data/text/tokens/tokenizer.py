@@ -82,11 +82,11 @@ class Tokenizer:
         return np.concatenate(parts) if parts else np.empty(0, dtype=self.dtype)
 
     def encode_each(self, texts: Sequence[str]) -> list[Tokens]:
-        """The tokens of each text, with its begin and end-of-text tokens. The library's threads
-        share the texts of one call."""
+        """The tokens of each text, with its begin and end-of-text tokens; none for a text without tokens of
+        its own. The library's threads share the texts of one call."""
         encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
         begin, end = list(self.begin), self._end
-        return [as_array(begin + e.ids + end, self.dtype) for e in encodings]
+        return [as_array(begin + e.ids + end if e.ids else [], self.dtype) for e in encodings]
 
     @property
     def _end(self) -> list[int]:
@@ -118,6 +118,8 @@ class Tokenizer:
         several tokens counts for the first of them.
         """
         ids = self.encode([text])
+        if not len(ids):
+            return ids, np.empty(0, np.int32)
         begins, ends = len(self.begin), len(self._end)
         body = ids[begins : len(ids) - ends]
         size = byte_length(text)
