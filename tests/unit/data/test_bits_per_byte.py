@@ -88,6 +88,8 @@ def test_any_other_tokenizers_tokens_cover_all_bytes_but_those_of_unknown_ones(t
     assert (every >= 0).all()
     if len(every):
         assert every.sum() == len(text.encode())
+    if not len(ids):
+        return  # a text without text gives no tokens
     known = ids[:-1] != LOWERED.inner.token_to_id("[UNK]")
     assert covered[:-1].tolist() == (every * known).tolist()
     assert covered[-1] == 0

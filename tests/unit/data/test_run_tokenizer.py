@@ -143,8 +143,10 @@ def test_the_tokenizer_learns_from_all_parts_of_the_train_documents(
     train = split.numbers(COUNT, held=False).tolist()
     assert set(train).isdisjoint(split.numbers(COUNT, held=True).tolist())
     assert learned(source, split, COUNT, tmp_path) == train
-    few = [train[i * len(train) // 10] for i in range(10)]
-    assert learned(source, split, 10, tmp_path) == few
+    few = learned(source, split, 10, tmp_path)
+    assert len(few) == 10
+    assert few[0] == train[0]
+    assert max(np.diff([*few, COUNT])) <= 2.5 * COUNT / 10
     monkeypatch.setattr(run_tokenizer, "TOKENIZER_BYTES", 5)
     fewer = learned(source, split, 10, tmp_path)
     assert len(fewer) == 5

@@ -31,8 +31,8 @@ LENGTH = 8
 
 def tokenizer(folder: Path, pad: str | None) -> Path:
     """A tokenizer of words, whose bytes are those of their names, with this pad token."""
-    names = {"<pad>": PAD, "</s>": END, **{f"w{number}": number for number in range(2, 90)}}
-    inner = library.Tokenizer(models.WordLevel(names, unk_token="<pad>"))
+    names = {"<pad>": PAD, "</s>": END, **{f"w{number}": number for number in range(2, 89)}}
+    inner = library.Tokenizer(models.WordLevel(names | {"<unk>": 89}, unk_token="<unk>"))
     inner.add_special_tokens(["<pad>", "</s>"])
     folder.mkdir()
     inner.save(str(folder / "tokenizer.json"))

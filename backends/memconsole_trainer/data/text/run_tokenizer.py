@@ -21,10 +21,10 @@ from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 CODES_SHARE = 4
 """Codes that become one token take at most 1 / this of a vocabulary."""
 TOKENIZER_BYTES = 4 << 20
-LOOKED_AT = 4
-"""For each document that a tokenizer learns from, at most this many are read, because some may hold no text."""
 """The tokenizer is trained on at most this much text, even if `data.tokenizer_examples` allows
 more."""
+LOOKED_AT = 4
+"""For each document that a tokenizer learns from, at most this many are read, because some may hold no text."""
 
 
 def make_tokenizer(
