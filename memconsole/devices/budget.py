@@ -16,12 +16,17 @@ from memconsole.plan import catalog
 from memconsole.plan.catalog import CatalogDevice
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.units import MIB, format_bytes
 
 JAX_GPU_FRACTION = 0.75
 """The share of a GPU that XLA's allocator takes by default.
 
 Source: docs.jax.dev, "GPU memory allocation".
 """
+
+PROCESS = {"torch": ("PyTorch", 293 * MIB), "jax": ("JAX", 339 * MIB)}
+"""What a trainer's process takes of a CPU's memory in addition to what is estimated for its device: the framework with
+Python, as in `coefficients.json` (`host_bytes`)."""
 
 ORDER = {"torch": ("gpu", "rocm", "apple", "cpu"), "jax": ("tpu", "gpu", "rocm", "cpu")}
 """The kinds of device each backend picks for `auto`, best first."""
@@ -136,6 +141,9 @@ def _local(plan: Plan, reading: DeviceReading) -> Budget:
         usable, why = min(free, limit), "free now"
     else:
         usable = limit
+    if reading.kind == "cpu":
+        name, taken = PROCESS.get(plan.backend, PROCESS["torch"])
+        usable, why = max(0, usable - taken), f"{why}, less {format_bytes(taken)} for {name}"
     return Budget(
         name=reading.name,
         kind=reading.kind,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from memconsole.devices.budget import budget
+from memconsole.devices.budget import PROCESS, budget
 from memconsole.devices.frameworks import Framework, framework_of, jax_of, torch_of
 from memconsole.devices.reading import Bytes, DeviceReading, Devices, Missing
+from memconsole.memory.coefficients import runtime
 from memconsole.plan import catalog
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError, apply_settings
+from memconsole.units import MIB
 
 GIB = 1 << 30
 
@@ -119,8 +121,13 @@ def test_a_lost_gpu_is_not_picked_and_says_why() -> None:
             6 * GIB,
             "25 % of total (device.memory_fraction)",
         ),
-        (["device.name=cpu"], HOST, 20 * GIB, "free now"),
-        (["device.name=cpu", "backend=jax"], HOST, 20 * GIB, "free now"),
+        (["device.name=cpu"], HOST, 20 * GIB - 293 * MIB, "free now, less 293 MiB for PyTorch"),
+        (
+            ["device.name=cpu", "backend=jax"],
+            HOST,
+            20 * GIB - 339 * MIB,
+            "free now, less 339 MiB for JAX",
+        ),
         (["device.name=cuda:0"], RADEON, 11 * GIB, "free now"),
     ],
 )
@@ -129,6 +136,14 @@ def test_usable_bytes_of_a_local_device(
 ) -> None:
     resolved = price(settings, found)
     assert (resolved.usable_bytes, resolved.why) == (usable, why)
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_cpu_keeps_room_for_the_process_itself(backend: str) -> None:
+    taken = PROCESS[backend][1]
+    assert taken == pytest.approx(runtime(backend, "cpu").host_bytes, rel=0.01)
+    small = device("cpu", "cpu", 300 * MIB, 270 * MIB)
+    assert price(["device.name=cpu", f"backend={backend}"], small).usable_bytes == 0
 
 
 def test_a_device_that_does_not_tell_its_free_memory_is_judged_by_its_total() -> None:

@@ -10,6 +10,7 @@ own `F.linear_cross_entropy` chunks only on request, and sums a bf16 loss in bf1
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeAlias
 
 import torch
@@ -20,6 +21,9 @@ from memconsole_torch.models.linear import product
 IGNORE = -100
 """The value of a masked target."""
 Share: TypeAlias = Tensor | float
+ALIGNED = 64
+"""A multiple of the vocabulary for which GPUs have fast products of 16-bit matrices: rows of 128 bytes, as nanoGPT pads
+GPT-2's vocabulary of 50,257."""
 CHUNK_TOKENS = 512
 """Tokens whose logits exist at a time."""
 CPU_CACHED = 2**18
@@ -51,11 +55,11 @@ class _Whole(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, share: Share, cap: float | None
     ) -> Tensor:
-        rows, head = _operands(hidden, weight)
+        rows, head = _operands(hidden, weight, cap)
         ctx.trained = ctx.needs_input_grad[:2]
         ctx.shape, ctx.kinds = hidden.shape, (hidden.dtype, weight.dtype)
         with torch.autocast(rows.device.type, enabled=False):
-            scores = product(rows, head).float()  # (N, V)
+            scores = _only(product(rows, head).float(), weight)  # (N, V)
             labels = targets.flatten().long()
             nats = _into_slopes(scores, labels, share, any(ctx.trained), cap)
             if any(ctx.trained):
@@ -68,10 +72,12 @@ class _Whole(torch.autograd.Function):
         (rows, weight), slopes, by_rows, by_weight = ctx.saved_tensors, ctx.slopes, None, None
         ctx.slopes = None
         if ctx.trained[0]:
-            by_rows = product(slopes, weight.to(slopes.dtype).T).mul_(scale)
+            head = _head(weight, slopes.dtype, slopes.shape[1])
+            by_rows = product(slopes, head.T).mul_(scale)
+            del head
             by_rows = by_rows.view(ctx.shape).to(ctx.kinds[0])
         if ctx.trained[1]:
-            by_weight = (slopes.T @ rows).mul_(scale)
+            by_weight = (slopes.T @ rows)[: len(weight)].mul_(scale)
             del slopes
             by_weight = by_weight.to(ctx.kinds[1])
         return by_rows, by_weight, None, None, None
@@ -134,7 +140,7 @@ def _over_chunks(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Summed nats times `share`, and if requested its gradients with respect to `hidden` and, in
     fp32, `weight`."""
-    rows, head = _operands(hidden, weight)
+    rows, head = _operands(hidden, weight, cap)
     labels = targets.flatten().long()  # (N,)
     wanted = wants_hidden or wants_weight
     nats = torch.zeros((), device=rows.device)
@@ -144,7 +150,8 @@ def _over_chunks(
         for start in range(0, rows.shape[0], chunk):
             part = slice(start, start + chunk)
             x = rows[part]
-            scores = product(x, head).float()  # (n, V), overwritten in place by its gradient
+            # (n, V), overwritten in place by its gradient
+            scores = _only(product(x, head).float(), weight)
             nats += _into_slopes(scores, labels[part], share, wanted, cap)
             if not wanted:
                 del scores
@@ -154,22 +161,45 @@ def _over_chunks(
             if by_rows is not None:
                 by_rows[part] = product(gradient, head.T)
             if by_weight is not None and x.dtype == torch.float32:
-                by_weight.addmm_(gradient.T, x)
+                by_weight.addmm_(gradient[:, : len(weight)].T, x)
             elif by_weight is not None:
-                by_weight += gradient.T @ x
+                by_weight += (gradient.T @ x)[: len(weight)]
             del gradient  # free it before the next chunk
     if by_rows is not None:
         by_rows = by_rows.view_as(hidden)
     return nats, by_rows, by_weight
 
 
-def _operands(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden states (N, H) and the head (V, H) in the precision of matmuls."""
+def _operands(hidden: Tensor, weight: Tensor, cap: float | None) -> tuple[Tensor, Tensor]:
+    """Hidden states (N, H) and the head (V, H) in the precision of matmuls. On a GPU in 16 bits the head has rows of
+    zeros up to a multiple of `ALIGNED`: products of other sizes take up to twice as long there."""
     rows = hidden.detach().flatten(0, -2)
     kind = rows.device.type
     if torch.is_autocast_enabled(kind):
         rows = rows.to(torch.get_autocast_dtype(kind))
-    return rows, weight.detach().to(rows.dtype)
+    lacking = 0 if cap is not None else _lacking(kind, rows.dtype, len(weight))
+    return rows, _head(weight.detach(), rows.dtype, len(weight) + lacking)
+
+
+def _lacking(kind: str, dtype: torch.dtype, vocabulary: int) -> int:
+    """Rows that are added to the head."""
+    return -vocabulary % ALIGNED if kind == "cuda" and dtype.itemsize == 2 else 0
+
+
+def _head(weight: Tensor, dtype: torch.dtype, rows: int) -> Tensor:
+    """The head in `dtype`, with rows of zeros at its end, `rows` in all."""
+    if rows == len(weight):
+        return weight.to(dtype)
+    head = weight.new_zeros((rows, weight.shape[1]), dtype=dtype)
+    head[: len(weight)] = weight
+    return head
+
+
+def _only(scores: Tensor, weight: Tensor) -> Tensor:
+    """The logits, of which those of added rows become minus infinity: their probability and gradient are 0."""
+    if scores.shape[1] > len(weight):
+        scores[:, len(weight) :] = -math.inf
+    return scores
 
 
 def _into_slopes(
