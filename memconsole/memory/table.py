@@ -195,3 +195,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Notes on the plan's optimizations for the user, before a run starts."""
     time_tier: Tier = Tier.FORMULA
     """How the times were obtained."""
+
+    @property
+    def peak_is_known(self) -> bool:
+        """Whether the device's peak rate is known and not assumed for its kind."""
+        budget = self.table.budget
+        return budget.kind == "cpu" or bool(budget.peak_flops)

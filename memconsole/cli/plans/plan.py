@@ -206,7 +206,9 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
         "step_seconds": found.step_seconds,
         "tokens_per_second": found.tokens_per_second,
         "unit": task_of(plan).unit,
-        "mfu": found.tokens_per_second / found.peak_tokens_per_second,
+        "mfu": found.tokens_per_second / found.peak_tokens_per_second
+        if found.peak_is_known
+        else None,
         "epoch_minutes": found.epoch_minutes,
         "run_steps": found.run_steps,
         "run_steps_known": found.run_steps is not None and steps_are_known(plan),

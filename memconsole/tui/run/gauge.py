@@ -96,7 +96,7 @@ def figure_lines(view: RunView, width: int, height: int) -> list[Line]:
     task = task_of(run.plan)
     rows = _speed_rows(view, run, task.units, together=height < FIGURES)
     rows += [*jump_rows(view), *phase_rows(view)]
-    if view.prediction is not None and run.units_per_second:
+    if view.prediction is not None and view.prediction.peak_is_known and run.units_per_second:
         share = run.units_per_second / view.prediction.peak_tokens_per_second
         rows.append(("MFU", f"{share:.1%} of peak"))
     if evaluated:

@@ -8,6 +8,7 @@ from memconsole.devices.budget import PROCESS, budget
 from memconsole.devices.frameworks import Framework, framework_of, jax_of, torch_of
 from memconsole.devices.reading import Bytes, DeviceReading, Devices, Missing
 from memconsole.memory.coefficients import runtime
+from memconsole.memory.estimate import estimate
 from memconsole.plan import catalog
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError, apply_settings
@@ -272,3 +273,12 @@ def test_the_installed_frameworks_are_found() -> None:
         if found is not None:
             assert found.version
             assert "cpu" in found.kinds
+
+
+def test_the_peak_rate_of_a_gpu_outside_the_catalog_is_not_known() -> None:
+    plan = apply_settings(Plan(), ["device.name=cuda:0"])
+    unknown = device("cuda:0", "gpu", 24 * GIB, 23 * GIB, "NVIDIA Imaginary 9999")
+    for reading, known in ((GPU, True), (unknown, False), (HOST, True)):
+        name = "cpu" if reading is HOST else "cuda:0"
+        found = estimate(plan, price([f"device.name={name}"], reading))
+        assert found.peak_is_known == known
