@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,9 @@ from memconsole_trainer.weights import trained
 
 PROMPT = "> "
 FORGET, LEAVE = "/forget", "/exit"
-TEMPERATURE = 0.8
+COMMAND = re.compile(r"/\w*(\s|$)")
+"""A line that starts with it is no message; a path, as in "/etc/fstab is empty", is one."""
+COMMANDS = f"{FORGET} begins anew, {LEAVE} ends"
 
 
 def main() -> int:
@@ -27,7 +30,14 @@ def main() -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("--system")
     add_options(parser)
-    options = parser.parse_args()
+    try:
+        return talk(parser.parse_args())
+    except KeyboardInterrupt:
+        return 130
+
+
+def talk(options: argparse.Namespace) -> int:
+    """Answer the user's messages until the user ends the chat. Returns the exit code."""
     try:
         found = trained.read(options.run, options.checkpoint)
         template = template_of(found.plan)
@@ -37,14 +47,12 @@ def main() -> int:
                 "the run did not learn chats: memconsole sample continues its texts and answers its "
                 f"records; data.template = {', '.join(chats)} or model trains on chats"
             )
+        print(f"loading the weights of step {found.checkpoint.step:,} ...", file=sys.stderr)
         tokenizer, engine = ready(found)
     except (PlanError, ValueError, OSError) as error:
         print(f"memconsole: {error}", file=sys.stderr)
         return 2
-    print(
-        f"step {found.checkpoint.step:,}{found.note}; {FORGET} begins anew, {LEAVE} ends",
-        file=sys.stderr,
-    )
+    print(f"step {found.checkpoint.step:,}{found.note}; {COMMANDS}", file=sys.stderr)
     positions = found.architecture.max_positions
     answerer = Answerer(template, tokenizer, options.tokens or MOST_ANSWER_TOKENS, positions)
     first: list[Message] = []
@@ -54,6 +62,9 @@ def main() -> int:
     for number, line in enumerate(_lines()):
         if line == FORGET:
             said = list(first)
+            continue
+        if COMMAND.match(line):
+            print(f"commands: {COMMANDS}", file=sys.stderr)
             continue
         said.append({"role": "user", "content": line})
         options.seed += min(number, 1)
@@ -93,7 +104,7 @@ def _answered(
     return answerer.answer(
         engine,
         Record("the chat", {"messages": said}),
-        TEMPERATURE if options.temperature is None else options.temperature,
+        options.temperature or 0.0,
         options.top_k,
         options.seed,
         options.top_p,
@@ -107,6 +118,8 @@ def _lines() -> Iterator[str]:
         try:
             line = input(shown).strip()
         except (EOFError, KeyboardInterrupt):
+            if shown:
+                print()
             return
         if line == LEAVE:
             return

@@ -16,15 +16,22 @@ from memconsole.runs.record.directory import find_run
 @click.command()
 @click.argument("run", default="latest", shell_complete=run_names)
 @click.option("--system", metavar="TEXT", help="A system message before the first one.")
-@sampling_options
+@sampling_options(temperature="0, which takes the likeliest token", tokens="256")
 @checkpoint_option
 @click.pass_context
 def command(ctx: click.Context, /, run: str, system: str | None, **options: object) -> None:
-    """Talk with the model of RUN, which was trained on chats. Each line is a message."""
+    """Talk with the model of RUN, which was trained on chats. Each line is a message, and /help lists the
+    commands."""
     found = find_run(run)
     named = {"system": system, **options}
     arguments = [
         f"--{name.replace('_', '-')}={value}" for name, value in named.items() if value is not None
     ]
     argv = [sys.executable, "-P", "-m", "memconsole_trainer.chat", str(found.path), *arguments]
-    ctx.exit(subprocess.run(argv, check=False).returncode)
+    with subprocess.Popen(argv) as process:
+        try:
+            process.wait()
+        except KeyboardInterrupt:
+            # The terminal interrupts both processes; the other one ends itself.
+            process.wait()
+    ctx.exit(process.returncode)

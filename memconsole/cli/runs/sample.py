@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,10 +15,13 @@ from memconsole.cli.options import checkpoint_option
 from memconsole.runs.record.directory import find_run
 from memconsole.sanitize import clean
 
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that all kinds of sampling share."""
-    for option in (
+
+def sampling_options(temperature: str, tokens: str) -> Decorator:
+    """A decorator that adds the options that all kinds of sampling share. `temperature` and `tokens`
+    say in words what a command takes where the user gives none."""
+    options = (
         click.option("--seed", default=0, show_default=True, type=click.IntRange(0)),
         click.option(
             "--top-p",
@@ -30,16 +34,15 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--temperature",
             type=click.FloatRange(0.0, 10.0),
-            help="Default: 0.8; 0 for answers to a record or a message, which takes the likeliest token.",
+            help=f"Default: {temperature}.",
         ),
         click.option(
             "--tokens",
             type=click.IntRange(1, 4096),
-            help="Most tokens to draw. Default: 64; 256 for an answer.",
+            help=f"Most tokens to draw. Default: {tokens}.",
         ),
-    ):
-        command = option(command)
-    return command
+    )
+    return lambda command: functools.reduce(lambda made, option: option(made), options, command)
 
 
 @click.command()
@@ -53,7 +56,10 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="A field of the record to answer, for runs with data.template.",
 )
 @click.option("--message", metavar="TEXT", help="A user's message to answer, for runs on chats.")
-@sampling_options
+@sampling_options(
+    temperature="0.8; 0 for answers to a record or a message, which takes the likeliest token",
+    tokens="64; 256 for an answer",
+)
 @checkpoint_option
 @click.pass_context
 def command(

@@ -1,0 +1,91 @@
+"""`memconsole chat`: what reaches the model, what does not, and how tokens are drawn."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from memconsole.cli.runs.chat import command
+from memconsole.plan.plan import Plan, replace
+from memconsole_trainer import chat
+from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, train
+
+PLAN = replace(Plan(), {"data.template": "chatml"})
+
+
+class Model:
+    """Answers every message alike, and keeps the prompts and temperatures that it was given."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.prompts: list[str] = []
+        self.temperatures: list[float] = []
+
+    def generate(
+        self, prompt: Sequence[int], tokens: int, temperature: float, *rest: Any
+    ) -> list[int]:
+        self.prompts.append(self.tokenizer.decode(prompt))
+        self.temperatures.append(temperature)
+        return self.tokenizer.prompt("hello")
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Model:
+    tokenizer = train(["hello there"] * 9, 300, tags=["<|im_start|>", "<|im_end|>"])
+    found = SimpleNamespace(
+        plan=PLAN,
+        checkpoint=SimpleNamespace(step=1200),
+        note="",
+        architecture=SimpleNamespace(max_positions=256),
+    )
+    model = Model(tokenizer)
+    monkeypatch.setattr(chat.trained, "read", lambda *_: found)
+    monkeypatch.setattr(chat, "ready", lambda _: (tokenizer, model))
+    return model
+
+
+def talked(monkeypatch: pytest.MonkeyPatch, words: str, *options: str) -> int:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(words))
+    monkeypatch.setattr(sys, "argv", ["", "run", *options])
+    return chat.main()
+
+
+def test_chat_takes_the_likeliest_token_and_says_that_it_loads(
+    model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert talked(monkeypatch, "hi\n") == 0
+    said = capsys.readouterr()
+    assert said.err.startswith("loading the weights of step 1,200 ...\n")
+    assert said.out == "hello\n"
+    assert talked(monkeypatch, "hi\n", "--temperature=0.5") == 0
+    assert model.temperatures == [0.0, 0.5]
+    (shown,) = (p.help for p in command.params if p.name == "temperature")
+    assert shown == "Default: 0, which takes the likeliest token."
+
+
+def test_commands_are_answered_without_the_model(
+    model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert talked(monkeypatch, "/help\n/\n/bye now\n/etc/fstab is empty\n/exit\nhi\n") == 0
+    assert capsys.readouterr().err.count("commands: /forget begins anew, /exit ends\n") == 3
+    (prompt,) = model.prompts
+    assert "/etc/fstab is empty" in prompt
+    assert "help" not in prompt
+
+
+def test_an_interrupt_ends_the_chat_quietly(
+    model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model, "generate", interrupted)
+    assert talked(monkeypatch, "hi\n") == 130
+    monkeypatch.setattr(chat, "ready", interrupted)
+    assert talked(monkeypatch, "hi\n") == 130
+    assert capsys.readouterr().out == ""
