@@ -119,9 +119,12 @@ def _memory(view: RunView, run: RunSnapshot) -> Iterable[Chart]:
     table = view.prediction.table if view.prediction is not None else None
     started = run.facts.started
     label = started.memory_label if started is not None else "device"
+    # On a CPU the device is the host's RAM too, and the last row has the whole process.
+    on_cpu = started is not None and started.device_kind == "cpu"
+    device = "on device" if on_cpu else f"{label} process"
     rows = (
         (f"{label} tensors", run.gauges.allocated, table.peak_bytes if table else None),
-        (f"{label} process", run.gauges.device, table.device_bytes if table else None),
+        (device, run.gauges.device, table.device_bytes if table else None),
         ("host RAM process", run.gauges.host, table.host_bytes if table else None),
     )
     first = f" of {rank_word(run.facts)} 0" if run.facts.rank_count > 1 else ""

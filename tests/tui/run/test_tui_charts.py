@@ -51,11 +51,16 @@ def lqr(**changes: Any) -> RunSnapshot:
 
 
 def test_every_logged_series_has_a_chart() -> None:
-    names = [chart.name for chart in charts_of(RunView(lqr()))]
+    run = lqr()
+    names = [chart.name for chart in charts_of(RunView(run))]
     assert names == [
         "loss", "MAE", "x optimal cost", "gradient norm", "windows/s", "learning rate",
         "host RAM tensors, MiB", "host RAM process, MiB",
     ]  # fmt: skip
+    on_device = msgspec.structs.replace(run.gauges, device=run.gauges.host)
+    names = [chart.name for chart in charts_of(RunView(lqr(gauges=on_device)))]
+    assert len(set(names)) == len(names)
+    assert names[-3:] == ["host RAM tensors, MiB", "on device, MiB", "host RAM process, MiB"]
     assert [chart.name for chart in charts_of(RunView(snapshot(0)))] == ["loss"]
 
 
