@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -18,7 +19,9 @@ from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
 from memconsole.plan.training import recipe
 from memconsole.plan.training.origin import origin
-from memconsole.runs.record.directory import RunError, list_runs
+from memconsole.runs.record.directory import RunDirectory, RunError, list_runs
+from memconsole.runs.record.labels import NAME_CHARACTERS, shown_name
+from memconsole.runs.record.names import check_name
 from memconsole.units import format_bytes, format_count, format_duration, format_step
 
 
@@ -39,8 +42,26 @@ def free_name(name: str, taken: Collection[str] | None = None) -> str:
             taken = {run.name for run in list_runs()}
         except (RunError, OSError):
             taken = ()
-    numbered = (f"{name}-{n}" for n in range(2, len(taken) + 3))
+    numbered = (f"{name[: NAME_CHARACTERS - 4]}-{n}" for n in range(2, len(taken) + 3))
     return name if name not in taken else next(n for n in numbered if n not in taken)
+
+
+def launch_name(plan: Plan, name: str | None) -> str:
+    """The name of a new run: `name`, with a number if another run has it; a name made from `plan` if
+    there is none. Raises `RunError` for a reserved word."""
+    shown = shown_name(name or "", os.environ)
+    check_name(shown)
+    return free_name(shown) if shown else default_name(plan)
+
+
+def numbered_words(run: RunDirectory, name: str | None) -> str:
+    """Says that a new run has a number in its name because another run is called `name`, else empty."""
+    shown = shown_name(name or "", os.environ)
+    return (
+        f'another run is called "{shown}": this one is {run.name}'
+        if shown not in ("", run.name)
+        else ""
+    )
 
 
 def launch_rows(plan: Plan, found: Estimate) -> tuple[tuple[str, str], ...]:

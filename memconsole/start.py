@@ -9,7 +9,7 @@ import msgspec
 from memconsole.calibration import calibrated_here
 from memconsole.devices.budget import budget
 from memconsole.devices.reading import Devices
-from memconsole.launching import default_name
+from memconsole.launching import launch_name
 from memconsole.memory.estimate import Lookup, estimate
 from memconsole.memory.table import Estimate
 from memconsole.plan import catalog
@@ -54,12 +54,13 @@ def start(
     plan: Plan, name: str | None, devices: Devices | None, lookup: Lookup | None = None
 ) -> RunDirectory:
     """Launch `plan` detached and store its estimate for the run screen and the receipt, calibrated as
-    the person saw it. A run without a name gets one. Raises `PlanError`."""
+    the person saw it. A run without a name gets one, and a number if another run has the name. Raises
+    `PlanError`, and `RunError` for a name that is reserved."""
     found = calibrated_here(plan, check_launch(plan, devices, lookup))
     given = _anywhere(plan)
     return launch(
         settled(given),
-        name or default_name(plan),
+        launch_name(plan, name),
         estimate=msgspec.json.encode(found),
         by_recipe=open_settings(given),
     )

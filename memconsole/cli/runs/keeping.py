@@ -14,6 +14,7 @@ from memconsole.runs.act.delete import begun_from, check_deletable, delete_run
 from memconsole.runs.act.trackers import start_trackers
 from memconsole.runs.record import labels
 from memconsole.runs.record.directory import RunDirectory, RunError, find_run
+from memconsole.runs.record.names import rename_run
 from memconsole.units import format_bytes
 
 
@@ -21,10 +22,11 @@ from memconsole.units import format_bytes
 @click.argument("run", shell_complete=run_names)
 @click.argument("name")
 def rename(run: str, name: str) -> None:
-    """Give RUN another NAME. It may be training: its id, folder and files stay the same."""
+    """Give RUN another NAME, which no other run has. It may be training: its id, folder and files stay
+    the same."""
     found = find_run(run)
     with _writing(found):
-        kept = labels.rename(found.path, name, os.environ)
+        kept = rename_run(found, name, os.environ)
     click.echo(f"{found.id} is called {kept}")
 
 

@@ -17,7 +17,7 @@ from memconsole.cli.runs.memory_report import document, memory_lines, remedies_a
 from memconsole.cli.runs.progress import ProgressLines, summary
 from memconsole.cli.tables import columns
 from memconsole.devices.probe import read_once
-from memconsole.launching import launch_rows
+from memconsole.launching import launch_rows, numbered_words
 from memconsole.plan.plan import Plan, PlanError, quote, replace
 from memconsole.runs.act.control import request_stop
 from memconsole.runs.read.follow import Follower
@@ -25,6 +25,7 @@ from memconsole.runs.read.report.report import report
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.record.checkpoints.manifest import step_of
 from memconsole.runs.record.directory import RunDirectory, find_run
+from memconsole.runs.record.names import check_name
 from memconsole.runs.record.redaction import REDACTED
 from memconsole.runs.record.states import LIVE, OUT_OF_MEMORY
 from memconsole.start import check_launch, start
@@ -124,6 +125,7 @@ def train_in_foreground(
 
 def _start(plan: Plan, name: str | None, *, force: bool, quiet: bool) -> RunDirectory:
     """Print what the plan will do, on standard error if `quiet`, and start it."""
+    check_name((name or "").strip())
     devices = read_once()
     found = calibrated_here(plan, check_launch(plan, devices))
     table = found.table
@@ -142,6 +144,8 @@ def _start(plan: Plan, name: str | None, *, force: bool, quiet: bool) -> RunDire
     run = start(plan, name, devices)
     if REDACTED in run.name:
         click.echo(f"the name looks like a token or a password: kept as {run.name}", err=True)
+    if words := numbered_words(run, name):
+        click.echo(words, err=True)
     return run
 
 

@@ -26,6 +26,8 @@ from memconsole.sanitize import clean_line
 RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z2-7]{6}")
 CHECKPOINT_NAME = re.compile(r"step-(\d{9,})")
 RECEIPT = "receipt.json"
+LATEST = "latest"
+"""What commands call the newest run."""
 
 
 class RunError(UserError):
@@ -338,7 +340,7 @@ def find_run(reference: str) -> RunDirectory:
     runs = list_runs()
     if not runs:
         raise RunError("there are no runs yet; memconsole train starts one")
-    if reference == "latest":
+    if reference == LATEST:
         return runs[0]
     shown = clean_line(reference, NAME_CHARACTERS)
     if re.fullmatch(r"[0-9a-z-]+", reference):

@@ -160,6 +160,7 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
     @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
     def launch(self, plan: Plan, name: str | None = None) -> None:
         """Check, price and start `plan` as a new run."""
+        from memconsole.launching import numbered_words
         from memconsole.runs.record.directory import RunError
         from memconsole.start import start
 
@@ -168,7 +169,7 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
         except (PlanError, RunError, OSError) as error:
             self.post_message(ActionFailed(f"not launched: {error}"))
             return
-        self.post_message(Launched(run.id, "launched"))
+        self.post_message(Launched(run.id, numbered_words(run, name) or "launched"))
 
     @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
     def resume(self, run_id: str) -> None:

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -19,7 +18,8 @@ from memconsole.errors import UserError
 from memconsole.runs.read.shown.missing import MARK
 from memconsole.runs.read.shown.words import state_word
 from memconsole.runs.record import labels
-from memconsole.runs.record.directory import find_run
+from memconsole.runs.record.directory import RunDirectory, find_run
+from memconsole.runs.record.names import rename_run
 from memconsole.runs.record.states import LIVE
 from memconsole.tui.draw.comparing import MOST_RUNS
 from memconsole.tui.keys.rows import bindings
@@ -230,13 +230,13 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
             "rename",
             "A name to tell the run by. Its id and its files stay as they are, also while it trains.",
             lambda run: run.name,
-            lambda folder, text: labels.rename(folder, text, os.environ),
+            lambda run, text: rename_run(run, text, os.environ),
         )
 
     def action_tags(self) -> None:
-        def change(folder: Path, text: str) -> None:
-            now, words = labels.read_labels(folder).tags, text.split()
-            labels.tag(folder, words, set(now) - set(words), os.environ)
+        def change(run: RunDirectory, text: str) -> None:
+            now, words = labels.read_labels(run.path).tags, text.split()
+            labels.tag(run.path, words, set(now) - set(words), os.environ)
 
         self._ask(
             "tags",
@@ -250,7 +250,7 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
             "note",
             "What you want to know about this run later. An empty text removes the note.",
             lambda run: " ".join(run.note.split()),
-            lambda folder, text: labels.note(folder, text, os.environ),
+            lambda run, text: labels.note(run.path, text, os.environ),
         )
 
     def _ask(
@@ -258,7 +258,7 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
         what: str,
         about: str,
         present: Callable[[RunStatus], str],
-        write: Callable[[Path, str], object],
+        write: Callable[[RunDirectory, str], object],
     ) -> None:
         """Prompt for a text about the selected run and keep it in the run's directory."""
         from memconsole.tui.screens.prompt import PromptScreen
@@ -269,7 +269,7 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
 
         def refusal(text: str) -> str | None:
             try:
-                write(find_run(run.id).path, text)
+                write(find_run(run.id), text)
             except (UserError, OSError) as error:
                 return str(error)
             return None

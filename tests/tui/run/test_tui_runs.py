@@ -20,6 +20,8 @@ from memconsole.tui.plan.dialogs.side_by_side import ComparePlansScreen
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.runs.compare import CompareRunsScreen
 from memconsole.tui.runs.screen import RunsScreen
+from memconsole.tui.screens.prompt import PromptScreen
+from memconsole.tui.widgets.entry import Entry
 from tests.tui.harness import Console, finished, screen_text, settle, snapshot
 
 Make = Callable[..., Console]
@@ -103,6 +105,33 @@ async def test_marked_runs_are_compared_by_curve_figure_and_setting(make_console
         await pilot.press("escape")
         await settle(pilot)
         assert isinstance(app.screen, RunsScreen)
+
+
+async def test_names_that_mean_another_run_are_refused(make_console: Make) -> None:
+    for name in ("alpha", "beta"):
+        run_on_disk(name)
+    app = make_console()
+    async with app.run_test(size=(100, 30)) as pilot:
+        await listed(app, pilot)
+        await pilot.press("n")
+        await settle(pilot)
+        assert isinstance(app.screen, PromptScreen)
+        (other,) = {"alpha", "beta"} - {app.screen.part(Entry).value}
+        app.screen.part(Entry).value = other
+        await pilot.press("enter")
+        await settle(pilot)
+        assert f'has the name "{other}"; expected a name that no run has' in screen_text(app)
+    app = make_console()
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        await pilot.press("l")
+        await settle(pilot)
+        assert isinstance(app.screen, PromptScreen)
+        app.screen.part(Entry).value = "latest"
+        await pilot.press("enter")
+        await settle(pilot)
+        assert 'the name "latest" stands for the newest run' in screen_text(app)
+    assert {run.name for run in list_runs()} == {"alpha", "beta"}
 
 
 def test_curves_are_told_apart_without_colour() -> None:

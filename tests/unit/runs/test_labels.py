@@ -70,6 +70,18 @@ def test_a_renamed_run_keeps_its_paths_while_it_trains_and_is_found_by_its_new_n
         lock.release()
 
 
+def test_a_run_is_not_given_a_name_that_means_another_run() -> None:
+    first, second = create_run(Plan(), "first"), create_run(Plan(), "second")
+    refused = command("rename", "first", "second", code=2)
+    assert refused == f'run {second.id} has the name "second"; expected a name that no run has'
+    assert 'the name "latest" stands for the newest run' in command(
+        "rename", "first", "latest", code=2
+    )
+    assert "stands for the run that has this id" in command("rename", "first", second.id, code=2)
+    assert first.name == "first"
+    assert "is called first" in command("rename", "first", "first")
+
+
 def test_tags_and_notes_are_added_taken_away_listed_and_filtered_by() -> None:
     run, other = create_run(Plan(), "a"), create_run(Plan(), "b")
     assert "paper, sweep" in command("tag", run.id, "paper", "sweep", "paper")

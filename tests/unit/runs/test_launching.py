@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from memconsole.cli.main import cli
 from memconsole.cli.plans.plan import document
 from memconsole.cli.plans.plan import text as plan_text
 from memconsole.devices.budget import budget
-from memconsole.launching import default_name, free_name, launch_rows
+from memconsole.launching import default_name, free_name, launch_name, launch_rows, numbered_words
 from memconsole.memory.estimate import estimate
 from memconsole.memory.run_time import steps_are_known
 from memconsole.plan.data.counted import keep_counted
@@ -90,3 +92,15 @@ def test_steps_are_called_a_guess_until_a_run_has_counted_the_tokens(tmp_path: P
 def test_a_proposed_name_gets_a_number_if_a_run_has_it() -> None:
     assert free_name("x-again", {"x"}) == "x-again"
     assert free_name("x-again", {"x-again", "x-again-2"}) == "x-again-3"
+    assert free_name("x" * 80, {"x" * 80}) == "x" * 76 + "-2"
+
+
+def test_a_new_run_gets_a_number_if_another_run_has_its_name() -> None:
+    for expected in ("prof", "prof-2"):
+        run = create_run(Plan(), launch_name(Plan(), " prof "))
+        assert run.name == expected
+    assert numbered_words(run, "prof") == 'another run is called "prof": this one is prof-2'
+    assert numbered_words(run, "prof-2") == numbered_words(run, None) == ""
+    done = CliRunner().invoke(cli, ["train", "--name", "latest"])
+    assert str(done.exception).startswith('the name "latest" stands for the newest run')
+    assert done.output == ""

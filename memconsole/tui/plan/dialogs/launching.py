@@ -9,6 +9,8 @@ from memconsole.launching import default_name, free_name, launch_rows
 from memconsole.memory.table import Estimate
 from memconsole.memory.verdict import Verdict
 from memconsole.plan.plan import Plan
+from memconsole.runs.record.directory import RunError
+from memconsole.runs.record.names import check_name
 from memconsole.tui.draw.ink import Line, Span, left, wrap
 from memconsole.tui.draw.words import VERDICTS
 from memconsole.tui.plan.pricing import calibrated
@@ -40,6 +42,10 @@ class LaunchScreen(PromptScreen, inherit_bindings=False):
         self._warned = False
 
     def _refused(self, word: str) -> str | None:
+        try:
+            check_name(word.strip())
+        except RunError as error:
+            return str(error)
         if self._verdict is Verdict.FITS or self._warned:
             return None
         self._warned = True
