@@ -10,7 +10,7 @@ from memconsole.runs.act.family import wake
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record import spares
 from memconsole.runs.record.directory import RunDirectory, RunError
-from memconsole.runs.record.requests import Order, Reply, Request, reply_to
+from memconsole.runs.record.requests import Order, Reply, Request, pause_asked, reply_to
 from memconsole.sanitize import clean_line
 
 
@@ -49,8 +49,10 @@ def request_profile(run: RunDirectory, who: str, steps: int) -> str:
     """Ask the trainer to profile its next `steps` steps.
 
     Returns the request's id; the `Profile` event repeats it once they are recorded. Raises
-    `RunError` if the run is not live.
+    `RunError` if the run is not live, or is paused.
     """
+    if pause_asked(run) and liveness(run).live:
+        raise RunError(f"run {run.id} is paused; resume it first (memconsole resume {run.id})")
     return _request(run, "profile", who, steps)
 
 
