@@ -146,11 +146,14 @@ def _sizes(report: FitReport) -> list[list[str]]:
         return "none" if value is None else value
 
     plan = report.given
+    positions = task_of(plan).positions
+    if most := [one for one in report.largest_sequence_length if one and one.all_positions]:
+        positions += f"; {most[0].size:,}: the model's positions"
     return [
         ["", "as given", "fitted"],
         ["largest micro-batch", *map(shown, report.largest_micro_batch),
          f"rows of {plan.data.sequence_length:,} {task_of(plan).positions}"],
-        ["largest sequence length", *map(shown, report.largest_sequence_length), task_of(plan).positions],
+        ["largest sequence length", *map(shown, report.largest_sequence_length), positions],
         ["smallest device", shown(report.smallest_device), shown(report.smallest_device_fitted),
          "of the catalog; fitted: at the same result"],
     ]  # fmt: skip

@@ -62,6 +62,8 @@ class Largest(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     verdict: Verdict
     """`TIGHT` if not even the smallest size leaves room for the band."""
+    all_positions: bool = False
+    """Whether rows of this length use all of the model's positions, so that memory is not what limits it."""
 
 
 class _Way(msgspec.Struct, frozen=True):
@@ -170,7 +172,10 @@ def largest_sequence_length(plan: Plan, budget: Budget, price: Price = table_of)
     Rows are at least as long as `data.stride`."""
     shortest = -(-max(8, plan.data.stride or 8) // 8) * 8
     sizes = range(shortest, model_of(plan).max_positions + 1, 8)
-    return _largest(plan, budget, "data.sequence_length", sizes, _least_beyond_length, price)
+    found = _largest(plan, budget, "data.sequence_length", sizes, _least_beyond_length, price)
+    if found is None or found.size < sizes[-1]:
+        return found
+    return msgspec.structs.replace(found, all_positions=True)
 
 
 def _least_beyond_batch(bytes_: int, plan: Plan) -> int:

@@ -8,6 +8,7 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.toggles.optimization import (
     EVERYWHERE,
+    Length,
     Optimization,
     Reach,
     RemedyRule,
@@ -89,6 +90,19 @@ def _length_values(plan: Plan) -> tuple[Any, ...]:
     return tuple(sorted({*lengths, present}))
 
 
+def _length_notes(plan: Plan, kind: str, length: Length) -> tuple[str, ...]:
+    """A note on rows that are longer than a decoder with rotary positions was made for."""
+    from memconsole.plan import catalog
+
+    model, tokens = catalog.model(plan), plan.data.sequence_length
+    if not isinstance(model, Architecture) or tokens <= model.max_positions:
+        return ()
+    return (
+        f"data.sequence_length = {tokens:,}: {plan.model.name} was made for {model.max_positions:,} positions; it "
+        f"trains on longer rows, but samples, answers and exports hold {model.max_positions:,}",
+    )
+
+
 def _shorter(plan: Plan) -> tuple[Any, ...]:
     return tuple(n for n in _length_values(plan) if n < plan.data.sequence_length)
 
@@ -110,4 +124,5 @@ SEQUENCE_LENGTH = Optimization(
     remedy=RemedyRule(rank=70, values=_shorter),
     says=None,
     evaluating=kept,
+    notes=_length_notes,
 )

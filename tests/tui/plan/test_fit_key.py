@@ -173,6 +173,12 @@ async def test_capital_b_and_x_take_the_largest_that_fits(make_console: Make) ->
         assert size == 1024 or table_of(beyond, device).verdict is not Verdict.FITS
 
 
+def test_the_model_s_positions_are_named_where_they_limit_the_length() -> None:
+    small = plans.apply_settings(Plan(), ["device.name=h100-80gb", "train.batch_size=1"])
+    words = solving.largest(PlanView(small), None, "data.sequence_length").words
+    assert words.startswith("largest sequence length: 2,048 tokens, the model's positions; ")
+
+
 @pytest.mark.parametrize("key", ["f", "B", "X"])
 async def test_solving_waits_for_the_first_price(
     key: str, make_console: Make, monkeypatch: pytest.MonkeyPatch

@@ -103,6 +103,15 @@ def test_text_names_changes_result_time_sizes_and_device() -> None:
     assert all(len(line) <= 120 for line in result.output.splitlines())
 
 
+def test_text_says_where_the_model_s_positions_limit_the_length() -> None:
+    result = run("fit", "--set", "device.name=t4")
+    (row,) = (line for line in result.output.splitlines() if "largest sequence length" in line)
+    assert row.split() == [
+        *("largest", "sequence", "length", "2,048", "2,048"),
+        *("tokens;", "2,048:", "the", "model's", "positions"),
+    ]
+
+
 def test_toml_is_the_fitted_plan() -> None:
     result = run("fit", *LARGE, "--toml")
     assert result.exit_code == 0

@@ -183,6 +183,7 @@ def test_the_largest_sequence_fits_and_the_next_does_not_or_has_no_positions() -
     longest = largest_sequence_length(short, roomy)
     assert longest is not None
     assert longest.size == architecture_of(short).max_positions
+    assert (longest.all_positions, found.all_positions) == (True, False)
 
 
 def test_where_not_even_one_row_fits_there_is_no_largest_batch() -> None:

@@ -110,3 +110,15 @@ def test_a_note_names_no_setting_that_would_be_refused() -> None:
     assert "hybrid.memory" not in note.words
     narrow = hybrid(optimize__precision="bf16", hybrid__memory="reinitialize")
     assert notes(narrow, "cpu", Length(1000, True)) == ()
+
+
+def test_rows_longer_than_the_positions_that_a_model_was_made_for_are_noted() -> None:
+    fixed = replace(Plan(), {"model.name": "llama-3.2-1b", "data.sequence_length": 131_072})
+    assert told(fixed, 300) == []
+    (words,) = told(replace(fixed, {"data.sequence_length": 131_080}), 300)
+    assert words == (
+        "data.sequence_length = 131,080: llama-3.2-1b was made for 131,072 positions; it trains on "
+        "longer rows, but samples, answers and exports hold 131,072"
+    )
+    sized = replace(Plan(), {"data.sequence_length": 16_384})
+    assert told(sized, 300) == [], "a sized model is made with as many positions as a row has"

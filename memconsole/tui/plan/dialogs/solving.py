@@ -174,7 +174,8 @@ def largest(view: PlanView, lookup: Lookup | None, key: str) -> Solution:
         return Solution(view.plan, view.plan, words, "bad")
     plan = plans.replace(view.plan, {key: found.size})
     unit = "rows" if batch else task_of(view.plan).positions
-    room = "with room for the band" if found.verdict is Verdict.FITS else "tight"
+    limit = "the model's positions" if found.all_positions else "with room for the band"
+    room = limit if found.verdict is Verdict.FITS else "tight"
     words = f"largest {name}: {found.size:,} {unit}, {room}{_trains_otherwise(view.plan, plan)}"
     same = plan == view.plan and found.verdict is Verdict.FITS
     return Solution(view.plan, plan, words, "good" if same else "warn")
