@@ -53,6 +53,8 @@ class Key:
     when: str = ""
     """A condition of the screen (`ConsoleScreen.conditions`) that must hold; "" means always."""
     footer: bool = False
+    footer_when: str = ""
+    """A condition that must hold for the footer to show it, as in `when`."""
     writes: bool = False
     """Changes a run or a file, or starts a process: not offered in a read-only console."""
 
@@ -148,6 +150,9 @@ KEYS: tuple[Key, ...] = (
     Key(id="helps", keys="f", action="helps", label="what helps", screens=("run",),
         help="Settings that act on what goes wrong in this run; pick one to open the plan with it.",
         when="symptom", footer=True),
+    Key(id="edit", keys="e", action="edit", label="edit plan", screens=("run", "runs"),
+        help="Take this run's plan to the plan screen, to change and launch again.", when="run", footer=True,
+        footer_when="failed"),
     Key(id="pane", keys="o", action="pane", label="next pane",
         screens=("run",), help="Switch the lower pane: output, sample text, summary, closed.", footer=True),
     Key(id="older-sample", keys="left", action="sample(-1)", label="older",
@@ -165,8 +170,6 @@ KEYS: tuple[Key, ...] = (
         help="The last steps at full resolution, or the whole run.", footer=True),
     Key(id="glyphs", keys="k", action="glyphs", label="dots", screens=("run",),
         help="Draw the curve with braille, blocks or ASCII: whichever the font has."),
-    Key(id="edit", keys="e", action="edit", label="edit plan", screens=("run", "runs"),
-        help="Take this run's plan to the plan screen, to change and launch again.", when="run"),
     # Lists
     Key(id="compare-runs", keys="c", action="compare", label="compare",
         screens=("runs",), help="The marked runs side by side: curves, figures, settings.",

@@ -67,6 +67,8 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
         view = self.console.run_view
         if view.snapshot is not None:
             found.add("run")
+            if view.snapshot.state == "failed":
+                found.add("failed")
         if view.live:
             found.add("live")
         found |= {"paused" if view.paused else "going"} if view.live else set()

@@ -174,7 +174,8 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
         space = width - width_of(line) - width_of([Span(note)]) - 1
         line += [Span(" " * max(1, space)), Span(note, "dim")]
         self.part(TextLines, "title").show([line])
-        self.part(KeyBar).show(self.offered_keys())
+        conditions = {"", *self.conditions()}
+        self.part(KeyBar).show([k for k in self.offered_keys() if k.footer_when in conditions])
 
     def on_resize(self) -> None:
         self.redraw()
