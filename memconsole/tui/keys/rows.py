@@ -223,7 +223,7 @@ KEYS: tuple[Key, ...] = (
     Key(id="palette", keys="colon", action="app.palette", label="actions",
         screens=MAIN, help="Find any action of this screen by its name."),
     Key(id="help", keys="question_mark,h", action="app.help", label="help",
-        screens=MAIN, help="This list of keys.", footer=True),
+        screens=(*MAIN, "compare", "plans"), help="This list of keys.", footer=True),
     # Modal screens
     Key(id="accept", keys="enter", action="accept", label="accept",
         screens=("pick", "prompt", "plans"), help="Take it.", footer=True),

@@ -90,6 +90,7 @@ def test_a_row_changes_on_its_screen_and_all_changes_it_everywhere() -> None:
     assert changed == {
         ("plan", "launch"): ("L",), ("run", "help"): ("H",), ("plan", "help"): ("ctrl+g", "F"),
         ("runs", "help"): ("ctrl+g", "F"), ("devices", "help"): ("ctrl+g", "F"),
+        ("compare", "help"): ("ctrl+g", "F"), ("plans", "help"): ("ctrl+g", "F"),
     }  # fmt: skip
 
 

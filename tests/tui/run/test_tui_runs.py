@@ -102,7 +102,10 @@ async def test_marked_runs_are_compared_by_curve_figure_and_setting(make_console
         await pilot.press("o", "y")
         await settle(pilot)
         assert "log" in screen_text(app)
-        await pilot.press("escape")
+        await pilot.press("question_mark")
+        await settle(pilot)
+        assert "Logarithmic or linear loss axis." in screen_text(app)
+        await pilot.press("escape", "escape")
         await settle(pilot)
         assert isinstance(app.screen, RunsScreen)
 
