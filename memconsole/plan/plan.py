@@ -174,8 +174,11 @@ MOST_MEANT = 4
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """`` — did you mean "x"?`` or nothing."""
-    close = difflib.get_close_matches(word[:100], list(allowed), n=1, cutoff=0.6)
+    """`` — did you mean "x"?`` or nothing: the shortest of `allowed` that begins with `word`, else the most
+    similar."""
+    names = list(allowed)
+    longer = [name for name in names if len(word) > 1 and name.startswith(word)]
+    close = sorted(longer, key=len) or difflib.get_close_matches(word[:100], names, n=1, cutoff=0.6)
     return f' — did you mean "{close[0]}"?' if close else ""
 
 
@@ -418,6 +421,8 @@ def _convert(setting: Setting, value: Any) -> Any:
         return value
     try:
         wanted = float(value) if setting.holds is float and type(value) is int else value
+        if setting.holds is int and isinstance(value, float) and value.is_integer():
+            wanted = int(value)  # 1e9 is how people write large whole numbers
         if type(value) is bool and setting.holds is not bool:
             raise msgspec.ValidationError("bool is not a number")
         if isinstance(wanted, float) and not math.isfinite(wanted):

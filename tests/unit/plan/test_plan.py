@@ -235,6 +235,7 @@ def test_a_mistake_in_a_file_names_key_value_and_what_is_allowed(text: str, word
     [
         ("train.batch_size", "8", 8),
         ("train.batch_size", " 1_000 ", 1000),
+        ("model.target_params", "1e9", 1_000_000_000),
         ("train.learning_rate", "3", 3.0),
         ("train.learning_rate", ".5", 0.5),
         ("train.learning_rate", "5e-4", 5e-4),
@@ -289,3 +290,10 @@ def test_printed_text_is_one_printable_line(text: str) -> None:
 def test_nearest_is_silent_where_nothing_is_near() -> None:
     assert nearest("zzz", ["model"]) == ""
     assert nearest("x" * 10**6, ["model"]) == ""
+
+
+def test_a_name_that_begins_with_the_word_is_nearer_than_a_similar_one() -> None:
+    names = ["h200", "h100-80gb"]
+    assert nearest("h100", names) == ' — did you mean "h100-80gb"?'
+    assert nearest("h20", names) == ' — did you mean "h200"?'
+    assert nearest("h100-80gd", names) == ' — did you mean "h100-80gb"?'
