@@ -155,7 +155,7 @@ def _sizes(report: FitReport) -> list[list[str]]:
          f"rows of {plan.data.sequence_length:,} {task_of(plan).positions}"],
         ["largest sequence length", *map(shown, report.largest_sequence_length), positions],
         ["smallest device", shown(report.smallest_device), shown(report.smallest_device_fitted),
-         "of the catalog; fitted: at the same result"],
+         "of the catalog; fitted without changing the result"],
     ]  # fmt: skip
 
 

@@ -67,9 +67,10 @@ def memory_lines(memory: MemoryReport, uncertain: Collection[str] = ()) -> list[
         lines.append(f"band: {format_bytes(banded[0])} to {format_bytes(banded[1])}{source}")
     lacked = memory.shortfall
     if lacked is not None:
-        asked = f", asked for {_bytes(lacked.requested_bytes)}" if lacked.requested_bytes else ""
+        known = (("held", lacked.held_bytes), ("asked for", lacked.requested_bytes))
+        told = ", ".join(f"{word} {format_bytes(size)}" for word, size in known if size)
         lines.append(
-            f"ran out of memory {during(lacked.phase)}: held {_bytes(lacked.held_bytes)}{asked}; needed at least "
+            f"ran out of memory {during(lacked.phase)}: {told}{'; ' if told else ''}needed at least "
             f"{format_bytes(lacked.needed_bytes)}"
         )
     return lines

@@ -144,11 +144,15 @@ def summary(run: RunSnapshot) -> str:
     losses = [e.loss for e in run.evaluations if e.loss is not None]
     if ended and ended.best_validation_loss is not None:
         losses.append(ended.best_validation_loss)
-    if losses:
-        best = marked(loss.told(min(losses)), "best_validation_loss", run.uncertain)
-        rows.append(("Best validation loss", best))
     best_one = best_evaluation(task_of(run.plan), run.evaluations)
-    if best_one is not None:
+    by_loss = best_one is not None and best_one.measure == loss
+    if losses:
+        best = loss.told(min(losses))
+        if best_one is not None and by_loss and best_one.value == min(losses):
+            best += f" at step {best_one.step:,}"
+        best = marked(best, "best_validation_loss", run.uncertain)
+        rows.append(("Best validation loss", best))
+    if best_one is not None and not by_loss:
         rows.append(("Best evaluation", marked(best_one.words, "evaluations", run.uncertain)))
     if facts.loss is not None:
         train = ended.final_train_loss if ended else facts.loss
@@ -166,7 +170,7 @@ def summary(run: RunSnapshot) -> str:
             )
         )
         if last.train_loss is not None:
-            rows.append(("Same, on training rows", loss.told(last.train_loss)))
+            rows.append(("Final loss on some training rows", loss.told(last.train_loss)))
         for found in figures(task_of(run.plan), last, summary=True):
             label = found.measure.label
             title = f"{label[0].upper()}{label[1:]}'s loss" if found.baseline else f"Final {label}"

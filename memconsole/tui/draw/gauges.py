@@ -153,26 +153,23 @@ def history_lines(gauge: Gauge, width: int, rows: int) -> list[Line]:
 
 
 def peak_line(gauge: Gauge, width: int, whose: str = "") -> Line:
-    """``peak 530 MiB · predicted 620 MiB (-14 %)``, then why the gauge is not green. `whose` names the
+    """``peak 530 MiB, 85 % of predicted 620 MiB``, then why the gauge is not green. `whose` names the
     rank that has the peak, if there are several."""
     peak = "—" if gauge.peak is None else format_bytes(gauge.peak)
     peak += f" ({whose})" if whose else ""
     line: Line = [Span(" peak ", "dim"), Span(peak)]
     role, why = gauge.level
-    found: list[Span] = []
     if gauge.predicted is not None:
-        words = f" · predicted {format_bytes(gauge.predicted)}"
-        if width_of(line) + len(words) > width:
-            words = f" {TICK} {format_bytes(gauge.predicted)}"
-        found.append(Span(words, "tick"))
-        if gauge.peak:
-            off = gauge.predicted / gauge.peak - 1
-            found.append(Span(f" ({off:+.0%})".replace("%", " %"), role))
-    if why:
-        found.append(Span(f" · {why}", role))
-    for span in found:
-        if width_of([*line, span]) <= width:
-            line.append(span)
+        size = format_bytes(gauge.predicted)
+        long, short = Span(f" predicted {size}", "tick"), Span(f" {TICK} {size}", "tick")
+        forms = [[Span(" ·", "tick"), long], [short]]
+        if gauge.peak and gauge.predicted:
+            share = Span(f", {100 * gauge.peak / gauge.predicted:.0f} % of", role)
+            forms = [[share, long], forms[0], [share, short], [short]]
+        line += next((form for form in forms if width_of([*line, *form]) <= width), [])
+    reason = Span(f" · {why}", role)
+    if why and width_of([*line, reason]) <= width:
+        line.append(reason)
     return line
 
 

@@ -54,6 +54,12 @@ def signed_bytes(change: int) -> str:
     return ("−" if change < 0 else "+") + format_bytes(abs(change))
 
 
+def difference_word(percent: float) -> str:
+    """How a prediction differs from its measurement, in per cent of it: ``6 % less``, ``5 % more``, ``equal``."""
+    whole = round(percent)
+    return f"{abs(whole):,} % {'more' if whole > 0 else 'less'}" if whole else "equal"
+
+
 def bytes_or_reason(value: int | Missing | None, reason: str = "not reported") -> str:
     """A byte count, or ``n/a — reason``."""
     if isinstance(value, Missing):

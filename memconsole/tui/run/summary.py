@@ -13,7 +13,13 @@ from memconsole.runs.read.state.figures import best_evaluation, figures
 from memconsole.runs.read.state.stages import during
 from memconsole.runs.record.failures.shortfall import shortfall
 from memconsole.tui.draw.ink import Line, Span, fit, left, wrap
-from memconsole.tui.draw.words import loss_word, measure_word, minutes_word, rate_word
+from memconsole.tui.draw.words import (
+    difference_word,
+    loss_word,
+    measure_word,
+    minutes_word,
+    rate_word,
+)
 from memconsole.tui.run.phases import phase_rows
 from memconsole.tui.views.run_view import RunView
 from memconsole.units import format_bytes, format_duration
@@ -146,7 +152,7 @@ def compared(view: RunView, run: RunSnapshot) -> tuple[Comparison, ...]:
 
 
 def comparison_words(one: Comparison, uncertain: Collection[str] = ()) -> str:
-    """``measured 171 MiB · predicted =168 MiB (−2 %), inside its band 160 MiB to 176 MiB``."""
+    """``measured 171 MiB · predicted =168 MiB (2 % less), inside its band 160 MiB to 176 MiB``."""
     seen = "n/a" if one.measured_bytes is None else format_bytes(one.measured_bytes)
     text = "measured " + ("≥ " if one.at_least else "")
     text += marked(seen, "memory.measured", uncertain)
@@ -154,7 +160,7 @@ def comparison_words(one: Comparison, uncertain: Collection[str] = ()) -> str:
         return text
     text += f" · predicted {one.tier}{format_bytes(one.estimated_bytes)}"
     if one.error_percent is not None and not one.at_least:
-        text += f" ({one.error_percent:+.0f} %)"
+        text += f" ({difference_word(one.error_percent)})"
     if one.band_bytes is not None:
         place = {True: "inside its", False: "outside its", None: "its"}[one.inside_band]
         low, high = one.band_bytes

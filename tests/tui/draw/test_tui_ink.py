@@ -128,6 +128,7 @@ def test_a_gauge_changes_colour_above_its_band_and_near_its_limit(
     assert gauge.level == (role, why)
     line = peak_line(gauge, 60)
     assert plain(line).endswith(why)
+    assert plain(line).startswith(f" peak {peak} B, {peak} % of predicted 100 B")
     assert {s.role for s in gauge_lines(gauge, 60)[1]} >= {role}
 
 

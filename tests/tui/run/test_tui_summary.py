@@ -33,7 +33,7 @@ def memory_of(run: RunSnapshot, tier: Tier, band: tuple[int, int]) -> dict[str, 
 def test_the_summary_puts_tier_error_and_band_beside_the_measurement(tier: Tier) -> None:
     text, role = memory_of(finished(), tier, (170 * MIB, 190 * MIB))["memory peak"]
     assert text == (
-        f"measured 171 MiB · predicted {tier}180 MiB (+5 %), inside its band 170 MiB to 190 MiB"
+        f"measured 171 MiB · predicted {tier}180 MiB (5 % more), inside its band 170 MiB to 190 MiB"
     )
     assert role == "good"
     text, role = memory_of(finished(), tier, (175 * MIB, 190 * MIB))["memory peak"]

@@ -92,7 +92,7 @@ def test_figures_of_a_run_that_told_no_end_are_marked(run: RunDirectory) -> None
     assert found.missing_records == 1
     assert {"best_validation_loss", "final_train_loss", "evaluations"} <= set(found.uncertain)
     text = printed("report", run.id)
-    assert re.search(r"Best validation loss: +6\.6038 nats \?\n", text)
+    assert re.search(r"Best validation loss: +6\.6038 nats at step [\d,]+ \?\n", text)
     assert re.search(r"Peak memory: .* \?\n", text)
     assert re.search(r"best validation loss +6\.6038 \?", printed("compare", run.id))
     told = [line for line in ProgressLines().new(Follower(run).poll()) if WORDS in line]

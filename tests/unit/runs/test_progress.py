@@ -1,13 +1,18 @@
 """Progress lines say each thing once; the summary says how the run stands."""
 
 import msgspec
+import pytest
 
+from memconsole.cli.runs.memory_report import memory_lines
 from memconsole.cli.runs.progress import ProgressLines, step_line, summary
 from memconsole.cli.runs.train import exit_code
 from memconsole.plan.plan import Plan, replace
+from memconsole.runs.read.report.comparison import MeasuredLine, MemoryLine
+from memconsole.runs.read.report.report import MemoryReport
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.state.facts import RunFacts
 from memconsole.runs.read.state.ranks import RankFacts
+from memconsole.runs.record.failures.shortfall import Shortfall
 from memconsole.runs.record.log.events import Ended, Epoch, Evaluation, RankReading
 from memconsole.runs.record.states import Verdict
 
@@ -48,7 +53,7 @@ def test_the_loss_of_training_rows_is_told_beside_the_validation_loss() -> None:
     assert any(
         line.startswith(told) for line in ProgressLines().new(changed(evaluations=(measured,)))
     )
-    assert "Same, on training rows: 4.2500" in " ".join(
+    assert "Final loss on some training rows: 4.2500" in " ".join(
         summary(changed(evaluations=(measured,))).split()
     )
 
@@ -76,6 +81,34 @@ def test_the_summary_of_a_finished_run_has_its_figures() -> None:
     assert "TRAINING COMPLETE" in text
     for figure in ("5.0000", "4.5000", "6.5000", "2.00 minutes"):
         assert figure in text
+    assert "Best validation loss: 5.0000 nats at step 10" in " ".join(text.split())
+    assert "Best evaluation" not in text
+    judged = msgspec.structs.replace(evaluation(10), metrics={"cost_ratio": 1.25})
+    plan = replace(Plan(), {"model.name": "lqr", "data.source": "x.h5"})
+    text = " ".join(summary(changed(plan=plan, evaluations=(judged,))).split())
+    assert "Best evaluation: 1.2500 x optimal cost on unseen systems at step 10, " in text
+
+
+@pytest.mark.parametrize(
+    ("held", "asked", "words"),
+    [
+        (None, None, "while training: needed at least 9.00 MiB"),
+        (4, 5, "while training: held 4.00 MiB, asked for 5.00 MiB; needed at least 9.00 MiB"),
+    ],
+)
+def test_what_a_run_lacked_leaves_out_what_is_not_known(
+    held: int | None, asked: int | None, words: str
+) -> None:
+    lacked = Shortfall(
+        phase="train",
+        held_bytes=held and held << 20,
+        requested_bytes=asked and asked << 20,
+        needed_bytes=9 << 20,
+    )
+    memory = MemoryReport(
+        estimated=MemoryLine(), measured=MeasuredLine(), by_phase={}, shortfall=lacked
+    )
+    assert memory_lines(memory)[-1] == f"ran out of memory {words}"
 
 
 def test_the_summary_counts_epochs_that_are_not_kept() -> None:

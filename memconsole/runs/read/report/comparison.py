@@ -9,7 +9,7 @@ import msgspec
 from memconsole.plan.sections.hybrid import PHASES
 
 _STEP = "training step"
-_HIGHEST = "has the highest peak, and no estimate of its own"
+_HIGHEST = "memory was highest in this phase, which no estimate covers"
 _BETWEEN = {"evaluation": ("evaluate",), "checkpoint": ("checkpoint",)}
 
 

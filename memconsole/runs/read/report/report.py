@@ -358,7 +358,9 @@ def _measured(state: RunState) -> MeasuredLine:
     }
     missing = {name: silent for name, value in found.items() if value is None}
     if on_cpu:
-        missing["reserved_bytes"] = "the C library keeps tensors in its heap and tells no reserve"
+        missing["reserved_bytes"] = (
+            "not measured on a CPU, whose allocator does not report what it keeps in reserve"
+        )
     return MeasuredLine(**found, missing=missing)
 
 
