@@ -19,6 +19,8 @@ from memconsole.plan.plan import Plan
 from memconsole.sanitize import clean, clean_line
 from memconsole.units import format_bytes, format_count
 
+UNUSABLE = 2
+
 
 @click.group()
 def command() -> None:
@@ -35,12 +37,14 @@ command.add_command(make_command)
 @click.option(
     "--lengths/--no-lengths", default=True, help="Tokenize documents and report their lengths."
 )
+@click.pass_context
 def inspect_command(
-    source: str, assignments: tuple[str, ...], as_json: bool, lengths: bool
+    ctx: click.Context, source: str, assignments: tuple[str, ...], as_json: bool, lengths: bool
 ) -> None:
     """Say what SOURCE holds: a catalog name, a path, hf://owner/name or *.h5.
 
     A separate process reads it, the way the trainer does. Lengths are remembered for plan and fit.
+    Ends with exit code 2 when no run can train on it.
     """
     found = inspection(source, assignments, lengths=lengths)
     if found.get("lengths"):
@@ -50,6 +54,7 @@ def inspect_command(
         click.echo(json_module.dumps(found, indent=2))
     else:
         click.echo(text(found))
+    ctx.exit(UNUSABLE if found["kind"] == "unusable" else 0)
 
 
 def text(found: dict[str, Any]) -> str:

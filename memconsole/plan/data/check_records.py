@@ -3,6 +3,7 @@ plan's data."""
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Mapping
 from functools import lru_cache
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from memconsole.plan import catalog
 from memconsole.plan.catalog.compression import first_line
 from memconsole.plan.catalog.entries import DatasetEntry
-from memconsole.plan.catalog.folders import folder
+from memconsole.plan.catalog.folders import folder, plain_suffix
 from memconsole.plan.models.files import tokenizer_file
 from memconsole.plan.plan import Plan, PlanError, quote
 from memconsole.plan.templates.chat import COLUMNS, RecordError, is_chat
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 1 << 20
 """Bytes of a first record; a longer one is not checked."""
+HEAD_BYTES = 4096
+"""Bytes of a text in which the trainer looks for binary data."""
 
 
 def check_records(plan: Plan) -> None:
@@ -105,16 +108,21 @@ def _check_source(plan: Plan, entry: DatasetEntry) -> None:
 
 
 def _check_first(plan: Plan, entry: DatasetEntry, found: Template | None) -> None:
-    """Refuse a JSONL file whose first record the trainer would refuse."""
-    if entry.kind != "file" or entry.format != "jsonl":
+    """Refuse a file whose beginning the trainer would refuse: bytes that are no text, a header without the
+    text column, a first record that does not fit. The end of a Parquet file, which has its columns, is not read."""
+    if entry.kind != "file" or entry.format not in ("text", "csv", "jsonl"):
         return
     path = Path(entry.where)
     try:
         status = path.stat()
-        record = _first_record(path, status.st_mtime_ns, status.st_size)
+        known = path, status.st_mtime_ns, status.st_size
+        if entry.format == "text" and _is_binary(*known):
+            raise PlanError(f"{path}: holds binary data, not text", "data.source")
+        read = {"csv": _header, "jsonl": _first_record}.get(entry.format)
+        record = read(*known) if read is not None else None
     except OSError:
         return  # the trainer reports why
-    if record is None:
+    if not record or (found is not None and entry.format == "csv"):
         return
     if found is not None:
         try:
@@ -138,6 +146,25 @@ def advice(columns: Mapping[str, Any]) -> str:
     names = templates_with_fields(columns)
     template = f"{' or '.join(names)}, or " if names else ""
     return f"set data.text_column to one of: {listed}; or {KEY} to {template}a text with {{{{ fields }}}}"
+
+
+@lru_cache(maxsize=16)
+def _is_binary(path: Path, changed: int, size: int) -> bool:
+    """Whether a file of text begins with bytes that no text has."""
+    with open_regular(path) as file:
+        return b"\0" in file.read(HEAD_BYTES)
+
+
+@lru_cache(maxsize=16)
+def _header(path: Path, changed: int, size: int) -> dict[str, Any]:
+    """The columns of a table by name, without their types; empty if the first line does not tell them."""
+    with open_regular(path) as file:
+        line = first_line(file, path.suffix.lower(), MOST_BYTES).decode("utf-8-sig", "replace")
+    if not line.endswith("\n") or line.count('"') % 2:
+        return {}
+    separator = "\t" if plain_suffix(path.name) == ".tsv" else ","
+    names = next(csv.reader([line], delimiter=separator), [])
+    return dict.fromkeys(names) if all(names) and len(set(names)) == len(names) else {}
 
 
 @lru_cache(maxsize=16)

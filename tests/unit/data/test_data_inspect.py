@@ -10,7 +10,11 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pytest
+from click.testing import CliRunner
 
+from memconsole.cli.data import data
+from memconsole.cli.main import cli
 from memconsole.plan.plan import Plan, replace
 from memconsole_trainer.data.inspect import Inspection, inspect
 
@@ -41,6 +45,17 @@ def test_the_process_prints_json_and_its_exit_code_tells_failures(tmp_path: Path
     code, found = look(str(tmp_path / "bad.h5"))
     assert code == 77
     assert "bad.h5" in found["error"]
+
+
+@pytest.mark.parametrize(("kind", "code"), [("unusable", 2), ("texts", 0)])
+def test_what_no_run_can_train_on_ends_the_command_with_2(
+    kind: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"source": "a.csv", "kind": kind, "columns": ["a int64"]}
+    monkeypatch.setattr(data, "inspection", lambda *_, **__: found)
+    done = CliRunner().invoke(cli, ["data", "inspect", "a.csv"])
+    assert done.exit_code == code
+    assert "a int64" in done.output
 
 
 def test_hdf5_shows_its_datasets_and_why_it_cannot_be_used(tmp_path: Path) -> None:

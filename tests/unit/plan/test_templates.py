@@ -223,6 +223,28 @@ def test_plan_tells_what_chats_need_and_texts_have_no_records(tmp_path: Path) ->
         check(plan(tmp_path / "a.txt", template="chatml"))
 
 
+def test_plan_refuses_a_file_whose_beginning_tells_that_no_run_can_read_it(tmp_path: Path) -> None:
+    def refused(name: str, content: bytes, **settings: Any) -> str:
+        (tmp_path / name).write_bytes(content)
+        try:
+            check(plan(tmp_path / name, **settings))
+        except PlanError as error:
+            return f"{error.key}: {error}"
+        return ""
+
+    assert refused("a.txt", b"a\0b").endswith("a.txt: holds binary data, not text")
+    assert refused("a.txt", b"a b") == ""
+    found = refused("t.csv", b"title,body\nx,y\n")
+    assert (
+        'no column "text"; set data.text_column to one of: title, body; or data.template' in found
+    )
+    assert "one of: title, body" in refused("t.tsv", "\ufefftitle\tbody\nx\ty\n".encode())
+    for content in (b'"text",n\nx,1\n', b'"a\nb",text\n1,x\n', b",n\n1,x\n", b"\nn,text\n1,x\n"):
+        assert refused("t.csv", content) == ""
+    assert refused("t.csv", b"a,b\n1,2\n", text_column="b") == ""
+    assert refused("t.csv", b"a,b\n1,2\n", template="{{ a }}") == ""
+
+
 def test_the_template_of_a_model_is_read_from_its_directory(tmp_path: Path) -> None:
     architecture = {
         "model_type": "gpt2",
