@@ -232,7 +232,9 @@ class Norm(nn.Module):
         weight = 1.0 + self.weight if self.unit_offset else self.weight
         dtype = compute_dtype(x)
         if self.centered:
-            y = F.layer_norm(x.float(), weight.shape, weight, self.bias, self.eps)
+            # Several devices gather weights in 16 bits.
+            bias = None if self.bias is None else self.bias.float()
+            y = F.layer_norm(x.float(), weight.shape, weight.float(), bias, self.eps)
             return y.to(dtype)
         if (
             x.is_cuda and x.dtype == weight.dtype and self.bias is None

@@ -42,13 +42,22 @@ class Block(nn.Module):
         super().__init__()
         width = model.hidden_size
         self.attention = Attention(model)
-        self.attention_norm = nn.LayerNorm(width, eps=model.norm_eps)
+        self.attention_norm = Norm(width, eps=model.norm_eps)
         self.mlp = MLP(width, model.intermediate_size)
-        self.mlp_norm = nn.LayerNorm(width, eps=model.norm_eps)
+        self.mlp_norm = Norm(width, eps=model.norm_eps)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.attention_norm(x + self.attention(x).float())
         return self.mlp_norm(x + self.mlp(x).float())
+
+
+class Norm(nn.LayerNorm):
+    """LayerNorm in fp32, also if several devices gather its weights in 16 bits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(
+            x, self.normalized_shape, self.weight.float(), self.bias.float(), self.eps
+        )
 
 
 class Attention(nn.Module):

@@ -24,6 +24,7 @@ from memconsole.plan.plan import Plan
 from memconsole_torch.exchanges import Exchanges, Mark
 from memconsole_torch.shards import is_shard, rows_held
 from memconsole_torch.techniques.weights.precision import COMPUTE
+from memconsole_torch.techniques.weights.rounding import widen_lookups
 from memconsole_trainer.engine import Array
 
 if TYPE_CHECKING:  # importing it takes a second, and a run on one device does not need it
@@ -77,6 +78,8 @@ def split(plan: Plan, mesh: DeviceMesh, module: nn.Module, exchanges: Exchanges)
     from memconsole_torch.techniques.counted import Gather, Reduce
 
     wanted = COMPUTE.get(plan.optimize.precision)
+    if wanted is not None:  # tables are gathered in 16 bits
+        widen_lookups(module)
     policy = MixedPrecisionPolicy(wanted, torch.float32, cast_forward_inputs=False)
     for block in module.layers:
         fully_shard(block, mesh=mesh, mp_policy=policy)

@@ -6,7 +6,8 @@ While training, each number is dropped with the plan's probability p and the oth
 - `train.attention_dropout`: the attention weights after the softmax (called "shares" in the code);
 - `optimize.lora_dropout`: the input of each adapter (Hu et al. 2021), not of the matrix beside it.
 
-A mask depends on the plan's seed, the step, the micro-batch and its place in the model, and on nothing else. It is
+A mask depends on the plan's seed, the step, the micro-batch and its place in the model. In JAX a mask of attention also
+depends on how many queries the device computes at a time, and in torch every mask on the process's number. It is
 never kept: the backward pass, and a recomputed block, draw it again. So a resumed run has the same masks. Evaluation,
 samples and answers drop nothing.
 """

@@ -47,8 +47,15 @@ def _stride(plan: Plan) -> str | None:
 
 
 def _accumulation(plan: Plan) -> str | None:
+    if plan.hybrid.accumulation != "scale-rate":
+        return None
+    if plan.train.on_out_of_memory == "halve":
+        return (
+            "the rate is divided by the micro-batches of a step, so that halving them after running out of memory "
+            "would lower it; set train.on_out_of_memory = stop"
+        )
     scaled = plan.train.scale_learning_rate
-    if plan.hybrid.accumulation != "scale-rate" or scaled == "none":
+    if scaled == "none":
         return None
     return f"the rate is scaled already; set train.scale_learning_rate = none, not {scaled}"
 

@@ -201,6 +201,8 @@ def test_a_remedy_switches_it_off_and_says_that_the_result_changes() -> None:
          "full_steps to at least 3"),
         ({"hybrid.accumulation": "scale-rate", "train.scale_learning_rate": "sqrt"},
          "hybrid.accumulation", "set train.scale_learning_rate = none"),
+        ({"hybrid.accumulation": "scale-rate", "train.on_out_of_memory": "halve"},
+         "hybrid.accumulation", "set train.on_out_of_memory = stop"),
     ],
 )  # fmt: skip
 def test_what_excludes_hybrid_training_is_refused_by_its_key(

@@ -35,15 +35,20 @@ def narrow(plan: Plan, frozen: Collection[str], module: nn.Module) -> None:
     for p in module.model.parameters():
         if is_rounded(plan, p) or (p.name in apart and stored_narrow(plan, p)):
             own[p.name].data = own[p.name].data.to(COMPUTE[plan.optimize.precision])
-    if plan.optimize.precision != "bf16-sr":
-        return
-    table = getattr(module, "embedding", None)
-    if table is not None:
-        table.forward = _Lookup(table)
+    if plan.optimize.precision == "bf16-sr":
+        widen_lookups(module)
+
+
+def widen_lookups(module: nn.Module) -> None:
+    """Let lookups in tables that are in 16 bits add up their gradients in fp32."""
+    for name in ("embedding", "positions"):
+        table = getattr(module, name, None)
+        if table is not None:
+            table.forward = _Lookup(table)
 
 
 class _Lookup:
-    """Looks up rows of a bf16 table in fp32, so that their gradients are summed in fp32."""
+    """Looks up rows of a 16-bit table in fp32, so that their gradients are summed in fp32."""
 
     def __init__(self, table: nn.Embedding) -> None:
         self._table = table
@@ -54,8 +59,8 @@ class _Lookup:
 
 
 class _WideRows(torch.autograd.Function):
-    """The lookup. A frequent token's gradient is a sum of many terms; in bf16 the later terms would be
-    rounded away."""
+    """The lookup. The gradient of a frequent token, or of a position at which many documents have a token, is a
+    sum of many terms; in bf16 the later terms would be rounded away."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, tokens: Tensor) -> Tensor:
