@@ -207,7 +207,7 @@ class Timeline:
         """The dense gradient of the embedding. If the head is tied, its gradient and the embedding's are summed into a
         third tensor."""
         step, a = self.step, self.step.architecture
-        table = (self.gradient if step.shards > 1 else 4) * step.sizes.embedding
+        table = 4 * step.sizes.embedding
         work = self.stream
         if a.scale_embeddings:
             yield self._at("backward", gradients, 0, 0, 0, 2 * self.stream)
@@ -220,7 +220,7 @@ class Timeline:
             gradients += 0 if step.accumulates or self.stepping else positions
         yield self._at("backward", gradients, 0, 0, 0, work + table + self._embedding_workspace())
         narrow = self.gradient * step.sizes.embedding
-        if step.rounded:
+        if self.gradient < 4:  # summed in fp32, then cast
             yield self._at("backward", gradients, 0, 0, 0, table + narrow)
         if self.tied:
             yield self._at("backward", gradients, 0, 0, 0, 2 * narrow)

@@ -55,10 +55,12 @@ def test_a_device_holds_its_share_and_the_blocks_that_compute(precision: str) ->
     if precision == "fp32":
         assert component(split, "weights", "backward") == share + width * (2 * block + outside)
         return
-    # Gradients outside the blocks are added up last, when nothing is gathered.
-    assert component(split, "weights", "backward") == share
+    # The embedding's gradient, which is added up in fp32 and then cast, is the last before those outside the blocks are
+    # exchanged.
+    assert component(split, "weights", "backward") == share + width * outside
     gradients = component(split, "gradients", "backward")
-    assert gradients == -(-4 * block * model.layers // 8) + (width + 4) * outside
+    own = -(-4 * block * model.layers // 8)
+    assert own + width * outside / 2 < gradients < own + (width + 4) * outside
     assert component(split, "optimizer state", "optimizer step") == -(-8 * whole // 8)
 
 
