@@ -26,7 +26,7 @@ Source: docs.jax.dev, "GPU memory allocation".
 
 PROCESS = {"torch": ("PyTorch", 293 * MIB), "jax": ("JAX", 339 * MIB)}
 """What a trainer's process takes of a CPU's memory in addition to what is estimated for its device: the framework with
-Python, as in `coefficients.json` (`host_bytes`)."""
+Python, as in `coefficients.json` (`host_bytes`). A share of the memory (`device.memory_fraction`) does not include it."""
 
 ORDER = {"torch": ("gpu", "rocm", "apple", "cpu"), "jax": ("tpu", "gpu", "rocm", "cpu")}
 """The kinds of device each backend picks for `auto`, best first."""
@@ -141,7 +141,7 @@ def _local(plan: Plan, reading: DeviceReading) -> Budget:
         usable, why = min(free, limit), "free now"
     else:
         usable = limit
-    if reading.kind == "cpu":
+    if reading.kind == "cpu" and plan.device.memory_fraction is None:
         name, taken = PROCESS.get(plan.backend, PROCESS["torch"])
         usable, why = max(0, usable - taken), f"{why}, less {format_bytes(taken)} for {name}"
     return Budget(

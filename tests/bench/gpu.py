@@ -29,8 +29,6 @@ import msgspec
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = PLACES = [str(ROOT), str(ROOT / "backends")]
-# For the processes that are started here, where memconsole is not installed.
-os.environ["PYTHONPATH"] = os.pathsep.join([*PLACES, os.environ.get("PYTHONPATH", "")])
 
 from memconsole.devices.budget import budget
 from memconsole.devices.probe import read_once
@@ -232,6 +230,9 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--ladder", action="store_true", help="a 3B model, rung by rung")
     options = parser.parse_args()
+    # For the processes that are started here, where memconsole is not installed.
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*PLACES, *([before] if before else [])])
     if options.device == "cpu":
         with tempfile.TemporaryDirectory() as folder:
             results: Results = {}
@@ -242,10 +243,10 @@ def main() -> None:
         sys.exit("no NVIDIA card on this machine; --device cpu rehearses with small models")
     card = card_of("cuda")
     facts = {"command": "python tests/bench/gpu.py", **machine(), "card": card.name}
-    before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    if before and before["card"] != card.name:
+    earlier = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if earlier and earlier["card"] != card.name:
         sys.exit(
-            f"{RESULTS} is of a {before['card']}, and this is a {card.name}: move it away first"
+            f"{RESULTS} is of a {earlier['card']}, and this is a {card.name}: move it away first"
         )
 
     def keep(found: Results) -> None:
@@ -253,7 +254,7 @@ def main() -> None:
         into_page(PAGE, "card", table(found))
 
     cases = ladder() if options.ladder else CASES
-    measure(cases, "cuda", STEPS, card, before.get("results", {}), keep)
+    measure(cases, "cuda", STEPS, card, earlier.get("results", {}), keep)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ MIB, GIB = 2**20, 2**30
 NOW = 1_800_000_000.0
 BUDGET = Budget(
     name="GPU 0", kind="gpu", memory_label="VRAM", total_bytes=24 * GIB, usable_bytes=22 * GIB,
-    why="free now", local=True,
+    why="free now", local=True, peak_flops={"fp32": 2e13},
 )  # fmt: skip
 
 

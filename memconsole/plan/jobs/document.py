@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _PLAIN = re.compile(r"[A-Za-z/~][\w./:~+-]*", re.ASCII)
-_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
+_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "~", "y", "n"})
 
 
 def yaml(document: Mapping[str, Any]) -> str:

@@ -129,6 +129,12 @@ def test_a_lost_gpu_is_not_picked_and_says_why() -> None:
             20 * GIB - 339 * MIB,
             "free now, less 339 MiB for JAX",
         ),
+        (
+            ["device.name=cpu", "device.memory_fraction=0.25"],
+            HOST,
+            8 * GIB,
+            "25 % of total (device.memory_fraction)",
+        ),
         (["device.name=cuda:0"], RADEON, 11 * GIB, "free now"),
     ],
 )

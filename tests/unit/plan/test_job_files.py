@@ -43,6 +43,7 @@ def test_texts_of_several_lines_are_read_line_by_line() -> None:
     text = "one\n  two: 'x'\n\n# three\n"
     assert reference.safe_load(yaml({"a": [{"b": text}]})) == {"a": [{"b": text}]}
     assert yaml({"on": "yes", "v": "3+"}) == '"on": "yes"\nv: "3+"\n'
+    assert yaml({"home": "~"}) == 'home: "~"\n'
 
 
 def export(named: object, *options: str) -> Result:
