@@ -12,9 +12,14 @@ from numpy.typing import NDArray
 def evaluated_rows(count: int, micro_batch: int, limit: int) -> Iterator[NDArray[np.intp]]:
     """Yield the numbers of the rows of each evaluation batch: `micro_batch` of them, fewer in the last one. They
     are all of `count` rows, or as many as fill `limit` batches if it is not 0, at even distances."""
-    rows = even_rows(count, limit * micro_batch if limit else count)
+    rows = evaluated(count, micro_batch, limit)
     for start in range(0, len(rows), micro_batch):
         yield rows[start : start + micro_batch]
+
+
+def evaluated(count: int, micro_batch: int, limit: int) -> NDArray[np.intp]:
+    """The numbers of the rows of all these batches, rising."""
+    return even_rows(count, limit * micro_batch if limit else count)
 
 
 def even_rows(count: int, most: int) -> NDArray[np.intp]:

@@ -25,7 +25,7 @@ from memconsole_trainer.data.ratings.numbering import Numbering, check_room, num
 from memconsole_trainer.data.ratings.reading import Ratings, read_ratings
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.sources.hashes import DataHashes
-from memconsole_trainer.data.spread import evaluated_rows
+from memconsole_trainer.data.spread import evaluated, evaluated_rows
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.engine import Batch, Engine, LossSum
 from memconsole_trainer.tasks.task import Judged, Teller
@@ -127,8 +127,7 @@ class RatingData:
     def judged(self, total: LossSum, shape: BatchShape, limit: int, engine: Engine) -> Judged:
         """The task's measures, and those of popularity and item-kNN on the same held-out items."""
         if self._baselines is None:
-            parts = evaluated_rows(self.validation_rows, shape.micro_batch, limit)
-            held = self._held[np.concatenate([*parts])]
+            held = self._held[evaluated(self.validation_rows, shape.micro_batch, limit)]
             made = Baselines(self._histories, self._model.rows, places(self._model))
             self._baselines = made.measured(held)
         own = zip(task_of(self._plan).measures, total.measures, strict=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memconsole.plan import catalog
 from memconsole.plan.data.rows import keep_counted_rows
@@ -17,7 +16,7 @@ from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
 from memconsole.runs.record.log import events
 from memconsole_trainer.data.sources.documents import DataError
-from memconsole_trainer.data.spread import evaluated_rows
+from memconsole_trainer.data.spread import evaluated, evaluated_rows
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.windows.file import WindowFile, Windows, blocks
 from memconsole_trainer.data.windows.order import Row, WindowOrder, gathered
@@ -145,9 +144,9 @@ class WindowData:
     def _linear_losses(self, shape: BatchShape, limit: int) -> dict[str, float]:
         """Losses on the held-out rows of no control, of one linear map, and of one per family; and
         of the first two on unseen families."""
-        rows = _evaluated(self._held, shape, limit)
+        rows = evaluated(len(self._held.targets), shape.micro_batch, limit)
         held = self._held.take(rows)
-        unseen = self._unseen.take(_evaluated(self._unseen, shape, limit))
+        unseen = self._unseen.take(evaluated(len(self._unseen.targets), shape.micro_batch, limit))
         found = _losses(held, {"zero": 0.0, "linear": predicted(self._maps.of_all, held.windows)})
         if self._families is not None:
             maps = self._maps.of_families[self._families[rows]]
@@ -204,12 +203,6 @@ def _batches(rows: Windows, shape: BatchShape, limit: int) -> Iterator[Batch]:
     one = BatchShape(1, shape.micro_batch, shape.sequence_length)
     for numbers in evaluated_rows(len(rows.targets), shape.micro_batch, limit):
         yield _batch(rows.take(numbers), one)
-
-
-def _evaluated(rows: Windows, shape: BatchShape, limit: int) -> NDArray[np.intp]:
-    """The numbers of the rows in these batches."""
-    parts = evaluated_rows(len(rows.targets), shape.micro_batch, limit)
-    return np.concatenate([np.empty(0, np.intp), *parts])
 
 
 def _batch(rows: Windows, shape: BatchShape) -> Batch:

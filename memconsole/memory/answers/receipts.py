@@ -82,7 +82,9 @@ def calibrated(
     here = [run for run in runs if kin_of(run.plan) == kin_of(plan) and same_machine(run, machine)]
     own = [run for run in here if setup_of(run.plan) == setup]
     if not own and table.formula is not None and not on_cpu(table):
-        return table  # traced numbers tell more than other setups
+        # Traced numbers tell more than other setups. What they are compared with may have a formula alone.
+        formula = calibrated(table.formula, plan, machine, here, price)
+        return msgspec.structs.replace(table, formula=formula)
     base = table.formula or table  # earlier plans are priced by formula
     low, high = base.band_bytes
     prior = math.log(high / low) / (2 * DECILE)
@@ -112,21 +114,29 @@ def calibrated(
     peak, reserved = int(base.peak_bytes * factor), int(base.reserved_bytes * factor)
     device = base.device_bytes + reserved - base.reserved_bytes
     edge = math.exp(DECILE * spread)
-    host = table.host.compiled() if compiled else table.host
-    return msgspec.structs.replace(
-        table,
-        tier=Tier.CALIBRATED,
-        peak_bytes=peak,
-        reserved_bytes=reserved,
-        device_bytes=device,
-        host=host.more(
-            table.devices_in_process * (peak - table.peak_bytes) if on_cpu(table) else 0
-        ),
-        reserved_tier=Tier.CALIBRATED,
-        device_tier=Tier.CALIBRATED if on_cpu(table) else table.device_tier,
-        band_bytes=(int(device / edge), int(device * edge)),
-        band_from=_counted(len(ratios), len(bounds), kin=not own),
-    )
+
+    def corrected(one: MemoryTable) -> MemoryTable:
+        host = one.host.compiled() if compiled else one.host
+        more = one.devices_in_process * (peak - one.peak_bytes) if on_cpu(one) else 0
+        found: MemoryTable = msgspec.structs.replace(
+            one,
+            tier=Tier.CALIBRATED,
+            peak_bytes=peak,
+            reserved_bytes=reserved,
+            device_bytes=device,
+            host=host.more(more),
+            reserved_tier=Tier.CALIBRATED,
+            device_tier=Tier.CALIBRATED if on_cpu(one) else one.device_tier,
+            band_bytes=(int(device / edge), int(device * edge)),
+            band_from=_counted(len(ratios), len(bounds), kin=not own),
+        )
+        return found
+
+    whole = corrected(table)
+    if table.formula is None:
+        return whole
+    # Tables of different tiers are compared by their formulas.
+    return msgspec.structs.replace(whole, formula=corrected(table.formula))
 
 
 def posterior(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from memconsole import regular_file
 from memconsole.plan import catalog
+from memconsole.plan.catalog.entries import DatasetEntry
 from memconsole.plan.data.counted import keep_count, kept_count
 from memconsole.plan.data.lengths import changed
 from memconsole.plan.errors import PlanError
@@ -43,11 +44,8 @@ def training_rows(plan: Plan, model: Model) -> int | None:
     if isinstance(model, Recommender):
         histories = _histories(plan)
         return None if histories is None else histories.rows
-    try:
-        entry = catalog.dataset(plan)
-    except PlanError:
-        return None
-    if entry.bytes is None or entry.kind != "file":
+    entry = _file(plan)
+    if entry is None or entry.bytes is None:
         return None
     rows = entry.bytes // row_bytes(plan, model)
     rows = rows if plan.data.max_examples is None else min(rows, plan.data.max_examples)
@@ -65,6 +63,15 @@ def row_bytes(plan: Plan, model: Model) -> int:
     return sum(array.row_bytes for array in task_of_model(model).inputs(plan, model))
 
 
+def _file(plan: Plan) -> DatasetEntry | None:
+    """The data of a plan, if they are one file that is there."""
+    try:
+        entry = catalog.dataset(plan)
+    except PlanError:
+        return None
+    return entry if entry.kind == "file" and entry.bytes is not None else None
+
+
 class _Histories(NamedTuple):
     rows: int
     """Rows of training."""
@@ -74,11 +81,8 @@ class _Histories(NamedTuple):
 
 def _histories(plan: Plan) -> _Histories | None:
     """What the rating file of a plan is guessed to give; None if it cannot be read."""
-    try:
-        entry = catalog.dataset(plan)
-    except PlanError:
-        return None
-    if entry.bytes is None or entry.kind != "file":
+    entry = _file(plan)
+    if entry is None:
         return None
     d, file = plan.data, Path(entry.where).expanduser()
     version = changed(file)

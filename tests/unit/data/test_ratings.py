@@ -30,6 +30,7 @@ from memconsole_trainer.data.ratings.reading import read_ratings
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.tasks.recommendation import RatingData, open_data
+from tests.unit.data.quiet import Quiet
 
 OPTIONS = {"items": 60, "genres": 5, "history": 12}
 
@@ -314,16 +315,6 @@ def test_made_ratings_are_the_same_for_a_seed_and_nobody_meets_an_item_twice(
 
 
 # a folder
-
-
-class Quiet:
-    """A `Teller` that says nothing."""
-
-    def phase(self, phase: str, detail: str = "") -> None: ...
-
-    def warning(self, message: str) -> None: ...
-
-    def tick(self) -> None: ...
 
 
 def opened(source: Path, directory: Path) -> RatingData:

@@ -25,16 +25,7 @@ from memconsole_trainer.data.text.tokens.tokenizer import train
 from memconsole_trainer.data.text.tokens.tokens import ArrayRows
 from memconsole_trainer.engine import LossSum
 from memconsole_trainer.tasks import recommendation, regression
-
-
-class Quiet:
-    """A `Teller` that says nothing."""
-
-    def phase(self, phase: str, detail: str = "") -> None: ...
-
-    def warning(self, message: str) -> None: ...
-
-    def tick(self) -> None: ...
+from tests.unit.data.quiet import Quiet
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 10, 64, 1000, 4181])

@@ -25,22 +25,13 @@ from memconsole_trainer.data.windows.order import Row, WindowOrder, gathered
 from memconsole_trainer.data.windows.split import HELD, TRAIN, UNSEEN, WindowSplit
 from memconsole_trainer.tasks.linear_maps import LinearMaps, predicted
 from memconsole_trainer.tasks.regression import open_data
+from tests.unit.data.quiet import Quiet
 
 FAMILIES = "yaw_stability,two_masses,cart_pendulum,lane_keeping,dc_motor,path_tracking"
 FEATURES, OUTPUTS = 19, 6
 
 
 def still() -> None: ...
-
-
-class Quiet:
-    """A `Teller` that says nothing."""
-
-    def phase(self, phase: str, detail: str = "") -> None: ...
-
-    def warning(self, message: str) -> None: ...
-
-    def tick(self) -> None: ...
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from memconsole.memory.answers.receipts import (
     posterior,
 )
 from memconsole.memory.estimate import estimate, table_of
+from memconsole.memory.exact.sharpen import alike
 from memconsole.memory.table import Estimate, MemoryTable, Tier
 from memconsole.plan.plan import Plan, replace
 from memconsole.runs.record.directory import runs_root
@@ -147,8 +148,21 @@ def test_a_traced_plan_of_a_gpu_is_not_corrected_by_runs_with_other_optimization
     table = table_of(plan, device)
     traced = msgspec.structs.replace(table, formula=table, tier=Tier.EXACT)
     runs = [a_run(1.3)]
-    assert calibrated(traced, plan, HERE, runs, price) == traced
-    assert calibrated(table, plan, HERE, runs, price) != table
+    by_formula = calibrated(table, plan, HERE, runs, price)
+    assert by_formula != table
+    found = calibrated(traced, plan, HERE, runs, price)
+    assert found == msgspec.structs.replace(traced, formula=by_formula)
+
+
+def test_a_traced_plan_is_compared_with_one_that_is_not_by_corrected_formulas() -> None:
+    runs, plan = [a_run(1.1)], a_plan(optimize__fused_loss=True)
+    before = with_runs(*runs)
+    table = price(plan)
+    traced = msgspec.structs.replace(table, formula=table, tier=Tier.EXACT)
+    now, then = alike(calibrated(traced, plan, HERE, runs, price), before)
+    by_formula = calibrated(table, plan, HERE, runs, price)
+    assert then == before
+    assert now.peak_bytes - then.peak_bytes == by_formula.peak_bytes - before.peak_bytes
 
 
 def test_the_further_away_a_run_is_in_size_the_less_it_tells() -> None:
