@@ -38,6 +38,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     workspace_bytes: int
     """Allocated by the framework, independent of the plan: matmul workspaces. On a CPU: thread pools, lazily loaded
     code and compiled programs."""
+    workspaces: dict[str, int] = {}
+    """`workspace_bytes` of catalog devices that differ from the others of their kind."""
     kernels_16_bytes: int = 0
     """Allocated in addition with 16-bit matmuls: on a CPU oneDNN's compiled kernels, one for each shape."""
     library_bytes: int = 0
@@ -179,10 +181,13 @@ def coefficients() -> Coefficients:
     return typed_json.decode(data, Coefficients)
 
 
-def runtime(backend: str, kind: str) -> Runtime:
-    """Costs of `backend` on a `kind` of device. An unknown backend gets torch's numbers."""
+def runtime(backend: str, kind: str, device: str = "") -> Runtime:
+    """Costs of `backend` on a `kind` of device; `device` is its catalog name, if it has one. An unknown backend gets
+    torch's numbers."""
     kinds = coefficients().runtime.get(backend) or coefficients().runtime["torch"]
-    return kinds[kind] if kind in kinds else kinds["cpu"]
+    costs = kinds[kind] if kind in kinds else kinds["cpu"]
+    own = costs.workspaces.get(device)
+    return costs if own is None else msgspec.structs.replace(costs, workspace_bytes=own)
 
 
 def certainty(backend: str, kind: str) -> Certainty | None:

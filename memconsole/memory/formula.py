@@ -35,7 +35,7 @@ PHASES = ("forward", "loss", "backward", "optimizer step", "evaluation", "checkp
 def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True) -> MemoryTable:
     """Price `plan` for `model` on the device of `budget`, from formulas alone. Without `parts` only totals are filled
     in, no components."""
-    costs = runtime(plan.backend, budget.kind)
+    costs = runtime(plan.backend, budget.kind, budget.catalog_name)
     step = step_of(plan, model, budget.kind)
     largest: dict[str, Moment] = {}
     totals: dict[str, int] = {}

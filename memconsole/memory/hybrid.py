@@ -161,7 +161,7 @@ def _predicted(step: StepSizes, tables: Tables, *, restoring: bool) -> _Column:
     table = tables[plan]
     forward = {c.name: c.at("evaluation") for c in table.components}
     freed = max(_freed(table, phase) for phase in table.step_phases) - _freed(table, "evaluation")
-    costs = runtime(plan.backend, step.kind)
+    costs = runtime(plan.backend, step.kind, table.budget.catalog_name)
     jump = step_of(plan, step.model, step.kind)
     fewer = fewer_rows_bytes(jump, plan.evaluation_batch)
     less = less_in_forward(jump, costs, freed) + fewer

@@ -123,8 +123,7 @@ def card() -> Budget:
 def ask(plan: Plan, kind: str, product: str) -> Exact | None:
     """The backend's own tracer, for one question; None where it has no answer. XLA compiles for a `product` of the
     catalog."""
-    target = product if plan.backend == "jax" else ""
-    question = TracerQuestion(id=1, plan=dumps(plan), kind=kind, target=target)
+    question = TracerQuestion(id=1, plan=dumps(plan), kind=kind, target=product)
     command = [sys.executable, "-m", f"memconsole_{plan.backend}.tracing.trace"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     if plan.backend == "jax":

@@ -82,7 +82,7 @@ class Tracer:
             check_trainable(plan)
             model = catalog.model(plan)
             recording = self.recording(plan, model, question.kind, interrupt)
-            exact = _exact(recording, plan, question.kind, interrupt)
+            exact = _exact(recording, plan, question, interrupt)
         except PlanError as error:
             return TracerAnswer(id=question.id, problem=str(error))
         seconds = time.monotonic() - started
@@ -181,11 +181,14 @@ def _several_steps(live: Liveness) -> list[int]:
 
 
 def _exact(
-    recording: TracedStep, plan: Plan, kind: str, interrupt: Callable[[], None] | None
+    recording: TracedStep,
+    plan: Plan,
+    question: TracerQuestion,
+    interrupt: Callable[[], None] | None,
 ) -> Exact:
     batch, length = plan.train.batch_size, plan.data.sequence_length
     exact = affine.evaluate(recording.timeline, batch, length, plan.evaluation_batch)
-    if kind not in ("gpu", "rocm"):
+    if question.kind not in ("gpu", "rocm"):
         return exact
     if interrupt is not None:
         interrupt()
@@ -195,8 +198,8 @@ def _exact(
         c.factor * (evaluated if phase == "evaluation" else values)[c.term]
         for c, phase in zip(recording.sizes, recording.phases, strict=True)
     ]
-    # The matmul libraries' workspace comes from the same allocator and is never freed.
-    sizes.append(runtime("torch", kind).workspace_bytes)
+    # The matmul libraries' workspaces come from the same allocator and are never freed.
+    sizes.append(runtime("torch", question.kind, question.target).workspace_bytes)
     events = [len(sizes), *recording.events]
     replayed = allocator.replay(events, sizes)
     return msgspec.structs.replace(

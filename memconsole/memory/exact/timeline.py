@@ -72,7 +72,7 @@ class TracerQuestion(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """cpu | gpu | rocm | apple | tpu"""
     target: str = ""
-    """Catalog name of the device to compile for; empty for this machine's own device."""
+    """Catalog name of the device. Empty for a device of this machine that the catalog lacks, or that a tracer may open."""
     urgent: bool = True
     """False for plans one key press away from the current plan. They wait, and a newer urgent question cancels them."""
 

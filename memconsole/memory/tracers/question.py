@@ -25,7 +25,7 @@ class TracedPlan(msgspec.Struct, frozen=True, kw_only=True):
     model: Model
     kind: str
     target: str
-    """Name of the catalog device that XLA compiles for, or that the plan names; empty for this machine's own device."""
+    """Catalog name of the device. Empty for a device of this machine that the catalog lacks, or that a tracer may open."""
     key: str
     """Plans with the same key have the same answer."""
     structure: str
@@ -39,7 +39,7 @@ def traced_plan(plan: Plan, budget: Budget) -> TracedPlan:
     model = model_of(plan)
     structure = f"{plan.backend} {affine.structure_key(plan, model, budget.kind)}"
     target = "" if budget.local else plan.device.name
-    if budget.local and budget.kind == "gpu" and plan.backend == "jax":
+    if budget.local and budget.kind == "gpu":
         target = budget.catalog_name  # a tracer opens no GPU, which may be training
     key = " ".join(
         (

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memconsole.devices.budget import budget as budget_of
 from memconsole.memory.activations import jax_step
-from memconsole.memory.estimate import architecture_of
+from memconsole.memory.estimate import architecture_of, table_of
 from memconsole.memory.formula import PHASES, memory_table
 from memconsole.memory.state.data import AHEAD_BYTES
 from memconsole.memory.state.sizes import sizes
@@ -328,3 +329,14 @@ def test_logits_of_an_evaluation_count_where_less_than_one_copy_is_live() -> Non
     ]
     tokens = plan.evaluation_batch * plan.data.sequence_length
     assert work[1] - work[0] > 0.9 * 4 * 3 * a.vocab_size * tokens
+
+
+def test_recent_nvidia_cards_have_larger_workspaces_of_cublas() -> None:
+    """PyTorch, aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on Hopper and Blackwell, 8.125 MiB on other cards. The
+    threads of the forward and the backward pass have one each."""
+    expected = {"a100-80gb": 2 * 8.125, "h100-80gb": 64, "h200": 64, "b200": 64, "rtx-5090": 64}
+    for name, mebibytes in expected.items():
+        plan = plans.replace(Plan(), {"device.name": name, "backend": "torch"})
+        table = table_of(plan, budget_of(plan, None))
+        runtime = next(c for c in table.components if c.name == "runtime")
+        assert runtime.at("backward") == mebibytes * 2**20, name
