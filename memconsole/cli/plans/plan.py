@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json as json_module
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from memconsole.cli.options import build_plan, plan_options
 from memconsole.cli.plans.cards import cards_document, table_document, table_lines
 from memconsole.cli.plans.disk import disk_lines
 from memconsole.cli.plans.sources import refusal, source_lines, weights_lines
-from memconsole.cli.tables import columns
+from memconsole.cli.tables import columns, in_blocks
 from memconsole.devices.budget import budget
 from memconsole.devices.probe import read_once
 from memconsole.launching import slow_words
@@ -24,7 +27,7 @@ from memconsole.memory.answers.cards import Needed, cards_table, needed
 from memconsole.memory.estimate import estimate
 from memconsole.memory.run_time import start_seconds, steps_are_known
 from memconsole.memory.state.data import cache_bytes
-from memconsole.memory.table import Estimate, MemoryTable, Tier
+from memconsole.memory.table import Estimate, MemoryTable, Saving, Tier
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.data.left_out import left_out
@@ -219,7 +222,7 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
 
 
 def text(plan: Plan, found: Estimate, more: Needed | None = None) -> str:
-    """The estimate as text, about 100 columns wide."""
+    """The estimate as text."""
     table = found.table
     budget = table.budget
     lines = [
@@ -245,7 +248,7 @@ def text(plan: Plan, found: Estimate, more: Needed | None = None) -> str:
             cells = (_cell(component.at(p), component.tier_at(p)) for p in phases)
             rows.append([component.name, *cells])
     rows.append(["total", *(_cell(table.phases[p], table.phase_tier(p)) for p in phases)])
-    lines += columns(rows)
+    lines += in_blocks(rows)
     low, high = table.band_bytes
     lines += [
         "",
@@ -268,26 +271,31 @@ def text(plan: Plan, found: Estimate, more: Needed | None = None) -> str:
         *filter(None, [slow_words(plan, budget)]),
         *(f"note: {note.words}" for note in found.notes),
         "",
-        "what one change would do",
+        *_changes(found.savings),
     ]
-    rows = []
-    for saving in found.savings:
-        label = BY_KEY[saving.key].label if saving.key in BY_KEY else saving.key
-        effect = "no change"
-        if saving.saves_bytes:
-            verb = "saves " if saving.saves_bytes > 0 else "costs "
-            effect = f"{verb}{saving.tier} {format_bytes(abs(saving.saves_bytes)):>8}"
-        rows.append(
-            [
-                label,
-                f"-> {value_word(saving.value)}",
-                effect,
-                f"{saving.time_factor:.2f}x time",
-                saving.reason,
-            ]
-        )
-    lines += columns(rows, left=(0, 1, 2, 4))
     return "\n".join(lines)
+
+
+def _changes(savings: Sequence[Saving]) -> list[str]:
+    """What each change of one setting would do. Values of a setting that have the same effect share a line."""
+    rows = [["what one change would do", "", "memory", "time"]]
+    several = Counter(saving.key for saving in savings)
+    for (key, *effects), group in groupby(savings, _effect):
+        values = [value_word(saving.value) for saving in group]
+        words = ", ".join(values)
+        if len(values) > 2:
+            words = "any" if len(values) == several[key] else f"{values[0]} … {values[-1]}"
+        rows.append([BY_KEY[key].label if key in BY_KEY else key, words, *effects])
+    return columns(rows, left=(0, 1, 2, 4))
+
+
+def _effect(saving: Saving) -> tuple[str, str, str, str]:
+    """The setting, and in words what a change of it does to memory and time, and why."""
+    effect = "no change"
+    if saving.saves_bytes:
+        verb = "saves " if saving.saves_bytes > 0 else "costs "
+        effect = f"{verb}{saving.tier} {format_bytes(abs(saving.saves_bytes)):>8}"
+    return saving.key, effect, f"{saving.time_factor:.2f}x", saving.reason
 
 
 def _run_lines(plan: Plan, found: Estimate) -> list[str]:
