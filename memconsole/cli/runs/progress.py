@@ -11,6 +11,7 @@ from memconsole.runs.read.shown.missing import marked, missing_words
 from memconsole.runs.read.shown.ranks import each_per_second, slow_words
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.shown.words import ended_words
+from memconsole.runs.read.state.facts import RunFacts
 from memconsole.runs.read.state.figures import best_evaluation, figures
 from memconsole.runs.read.state.ranks import highest
 from memconsole.runs.read.state.stages import stage_words
@@ -51,7 +52,7 @@ class ProgressLines:
             self._attempt = facts.started.attempt
             yield from facts.started.platform_lines
             if facts.started.resumed_step:
-                yield f"resumed from step {facts.started.resumed_step:,}"
+                yield f"resumed from step {facts.started.resumed_step:,}{_repeats(facts)}"
         if facts.parameters and not self._built:
             self._built = True
             trainable = facts.trainable_parameters or facts.parameters
@@ -103,6 +104,13 @@ class ProgressLines:
                 f"checkpoint at step {facts.checkpoint.step:,}  "
                 f"{format_bytes(facts.checkpoint.size_bytes)}"
             )
+
+
+def _repeats(facts: RunFacts) -> str:
+    """How many steps since the checkpoint were lost; empty if none were."""
+    resumed = facts.started.resumed_step if facts.started else 0
+    lost = facts.repeats_to - resumed
+    return f", repeats {lost:,} steps that were not saved" if lost > 0 else ""
 
 
 def step_line(run: RunSnapshot) -> str:

@@ -40,6 +40,8 @@ def header_lines(view: RunView, width: int, height: int = 2) -> list[Line]:
         about += f" · {run.job}"
     if run.attempt > 1:
         about += f" · attempt {run.attempt}"
+        if view.live and run.facts.step < run.facts.repeats_to:
+            about += f" · repeats steps to {run.facts.repeats_to:,}"
     if run.pause_requested != paused(run) and view.live:
         about += " · pauses after this step" if run.pause_requested else " · goes on"
     if run.stop_requested_by and view.live:

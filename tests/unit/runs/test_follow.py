@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from memconsole.cli.runs.progress import ProgressLines
 from memconsole.plan.plan import Plan, apply_settings
 from memconsole.runs.read import follow
 from memconsole.runs.read.curves.curve import Curve
@@ -147,6 +148,10 @@ def test_resumed_attempts_are_one_story_and_replace_the_abandoned_steps(
     second = Trainer(run, clock)
     second.start(resumed_step=100)
     resumed = follower.poll()
+    assert resumed.facts.repeats_to == 200
+    assert any(
+        "resumed from step 100, repeats 100 steps" in line for line in ProgressLines().new(resumed)
+    )
     assert resumed.train.steps[-1] == 100
     assert [e.step for e in resumed.evaluations] == [100]
     assert [e.epoch for e in resumed.epochs] == [1]
@@ -161,6 +166,12 @@ def test_resumed_attempts_are_one_story_and_replace_the_abandoned_steps(
     assert snapshot.attempt == 2
     assert snapshot.train.steps == tuple(range(10, 151, 10))
     assert Follower(run).poll().train == snapshot.train
+    third = Trainer(run, clock)
+    third.start(resumed_step=140)
+    assert follower.poll().facts.repeats_to == 200, "this far the first attempt was"
+    fourth = Trainer(run, clock)
+    fourth.start(resumed_step=200)
+    assert follower.poll().facts.repeats_to == 0
 
 
 def test_eta_leaves_out_compilation_and_includes_evaluation_samples_and_saving(

@@ -19,6 +19,9 @@ class FactsSoFar(msgspec.Struct, kw_only=True):
     weights: str = ""
     """Where the model's first weights came from."""
     step: int = 0
+    repeats_to: int = 0
+    """The last step of the attempts before this one. The attempt repeats the steps after its checkpoint up to this one; 0
+    if there are none."""
     total_steps: int | None = None
     steps_per_epoch: int | None = None
     epoch: int = 0

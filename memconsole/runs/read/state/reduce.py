@@ -193,6 +193,8 @@ def _started(state: RunState, record: events.Started) -> None:
     if state.jump is not None and state.jump.step > resumed:
         state.jump = None
     state.gauges.truncate(resumed)
+    last = max(state.step, state.repeats_to)
+    state.repeats_to = last if last > resumed else 0
     state.step = state.side_from_step = resumed
 
 
