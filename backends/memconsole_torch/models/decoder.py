@@ -326,6 +326,13 @@ def scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
 
 def rotate(x: Tensor, positions: Rotation) -> Tensor:
     """Rotate each pair (first half, second half) of x (B, A, T, D) by its position's angle."""
+    if torch.compiler.is_compiling():
+        # The compiler lays new tensors out densely, and attention's output as its queries. With these dimensions the
+        # output needs no second copy for the projection.
+        cos, sin = (angles[:, None] for angles in positions)  # (T, 1, D / 2)
+        first, second = x.transpose(1, 2).float().chunk(2, dim=-1)  # (B, T, A, D / 2)
+        whole = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return whole.to(x.dtype).transpose(1, 2)
     found: Tensor = Rotated.apply(x, *positions)
     return found
 
