@@ -40,8 +40,6 @@ def header_lines(view: RunView, width: int, height: int = 2) -> list[Line]:
         about += f" · {run.job}"
     if run.attempt > 1:
         about += f" · attempt {run.attempt}"
-        if view.live and run.facts.step < run.facts.repeats_to:
-            about += f" · repeats steps to {run.facts.repeats_to:,}"
     if run.pause_requested != paused(run) and view.live:
         about += " · pauses after this step" if run.pause_requested else " · goes on"
     if run.stop_requested_by and view.live:
@@ -84,6 +82,8 @@ def progress_line(view: RunView, run: RunSnapshot, width: int) -> Line:
     steps = f"step {steps_word(run)}"
     if facts.total_steps:
         steps += f"/{facts.total_steps:,}"
+    if facts.step < facts.repeats_to:
+        steps += f" (repeats to {facts.repeats_to:,})"
     if facts.epoch:
         steps += f" · epoch {facts.epoch}"
         if not run.plan.train.max_steps:

@@ -111,12 +111,12 @@ async def test_a_run_that_ends_turns_to_its_summary_and_back_when_resumed(
 
 async def test_a_resumed_run_says_that_it_repeats_steps(make_console: Make) -> None:
     app = make_console()
-    async with app.run_test(size=(120, 30)) as pilot:
+    async with app.run_test(size=(80, 24)) as pilot:
         await show_run(app, pilot, snapshot(step=340, attempt=2, repeats_to=400))
-        assert "attempt 2 · repeats steps to 400" in screen_text(app)
+        assert "step 340/1,200 (repeats to 400)" in screen_text(app)
         app.post_message(SnapshotArrived(snapshot(step=400, attempt=2, repeats_to=400)))
         await settle(pilot)
-        assert "repeats steps" not in screen_text(app)
+        assert "repeats" not in screen_text(app)
 
 
 async def test_a_failed_run_says_why_and_can_be_resumed(make_console: Make) -> None:
