@@ -12,16 +12,19 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from run_story import SUPERVISE, TRAINER, Story
 
+from memconsole.cli.main import cli
+from memconsole.cli.runs import train
 from memconsole.runs.act import control, launch
 from memconsole.runs.act.delete import delete_run
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.life.liveness import liveness, settled
 from memconsole.runs.record import files
-from memconsole.runs.record.directory import RunError
+from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.processes import locks
-from memconsole.runs.record.records import ExitRecord, FinalRecord
+from memconsole.runs.record.records import ExitRecord, FinalRecord, StartRecord
 from memconsole.runs.record.states import Verdict
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -57,6 +60,36 @@ def test_a_stopped_run_resumes_as_its_next_attempt(story: Story) -> None:
     assert liveness(story.run).attempt == 2
     with pytest.raises(RunError, match="running"):
         launch.resume(story.run)
+
+
+def test_an_interrupt_during_a_launch_asks_the_run_to_stop(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hear = launch._hear
+
+    def interrupted(reader: int) -> StartRecord | None:
+        os.kill(os.getpid(), signal.SIGINT)
+        return hear(reader)
+
+    def started(*ignored: object) -> RunDirectory:
+        story.start()
+        return story.run
+
+    monkeypatch.setattr(launch, "_hear", interrupted)
+    monkeypatch.setattr(launch, "resume", lambda *ignored, **changes: started() and 2)
+    monkeypatch.setattr(train, "start", started)
+    small = ["--set", "model.target_params=100000", "--set", "device.name=cpu"]
+    for number, arguments in enumerate(
+        (["train", *small], ["resume", story.run.id, "--follow"], ["train", *small, "--detach"]), 1
+    ):
+        done = CliRunner().invoke(cli, arguments)
+        assert story.run.id in done.output, done.output
+        assert "stopping" in done.output
+        assert done.exit_code == (0 if "--detach" in arguments else 75)
+        story.wait(lambda: settled(story.run).state == "stopped")
+        assert liveness(story.run).attempt == number
+    with pytest.raises(KeyboardInterrupt):
+        story.start()
 
 
 @linux

@@ -25,6 +25,7 @@ def command(
         from memconsole.tui.app.console import run_console
 
         ctx.exit(run_console(attach=found.id, readonly=readonly, ascii=ascii, slow_link=slow_link))
-    from memconsole.cli.runs.train import follow
+    from memconsole.cli.runs.train import Interrupts, follow
 
-    ctx.exit(follow(found))
+    with Interrupts() as interrupts:
+        ctx.exit(follow(found, interrupts))

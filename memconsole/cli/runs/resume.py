@@ -48,21 +48,28 @@ def command(
     With --set, more steps or epochs also continue a run that is finished.
     """
     found = find_run(run)
-    changed = _changed(found, assignments)
-    if changed is None and liveness(found).live and pause_asked(found):
-        request_continue(found, f"{user_name()} (memconsole resume)")
-        click.echo(f"{found.id}: goes on")
-    else:
+
+    def begin() -> None:
+        changed = _changed(found, assignments)
+        if changed is None and liveness(found).live and pause_asked(found):
+            request_continue(found, f"{user_name()} (memconsole resume)")
+            click.echo(f"{found.id}: goes on")
+            return
         attempt = launch.resume(
             found, changed_data=changed_data, from_scratch=from_scratch, changed=changed
         )
         job = found.job()
         waits = f" is in the queue as {job.words}" if job else ""
         click.echo(f"{found.id}: attempt {attempt}{waits}")
-    if watch:
-        from memconsole.cli.runs.train import follow
 
-        ctx.exit(follow(found))
+    if not watch:
+        begin()
+        return
+    from memconsole.cli.runs.train import Interrupts, follow
+
+    with Interrupts() as interrupts:
+        begin()
+        ctx.exit(follow(found, interrupts))
 
 
 def _changed(run: RunDirectory, assignments: tuple[str, ...]) -> Plan | None:

@@ -17,6 +17,7 @@ from memconsole.cli.runs.memory_report import document, memory_lines, remedies_a
 from memconsole.cli.runs.progress import ProgressLines, summary
 from memconsole.cli.tables import columns
 from memconsole.devices.probe import read_once
+from memconsole.devices.reading import Devices
 from memconsole.launching import launch_rows, numbered_words
 from memconsole.plan.plan import Plan, PlanError, quote, replace
 from memconsole.runs.act.control import request_stop
@@ -80,8 +81,12 @@ def command(
         assignments = (*assignments, f"launch.on={where}")
     plan = build_plan(preset, plan_file, assignments, begun)
     if detach:
-        run = _start(plan, name, force=force, quiet=True)
-        click.echo(run.id)
+        devices = _tell(plan, name, force=force, quiet=True)
+        with Interrupts() as interrupts:
+            run = _launch(plan, name, devices)
+            click.echo(run.id)
+            if interrupts.count:
+                _ask_to_stop(run)
         return
     ctx.exit(train_in_foreground(plan, name=name, json=as_json, force=force))
 
@@ -118,13 +123,35 @@ def train_in_foreground(
     force: bool = False,
 ) -> int:
     """Launch `plan`, print its progress and return the command's exit code."""
-    run = _start(plan, name, force=force, quiet=json)
-    click.echo(f"run {run.id}  {run.name}", err=json)
-    return follow(run, json=json)
+    devices = _tell(plan, name, force=force, quiet=json)
+    with Interrupts() as interrupts:
+        run = _launch(plan, name, devices)
+        click.echo(f"run {run.id}  {run.name}", err=json)
+        return follow(run, interrupts, json=json)
 
 
-def _start(plan: Plan, name: str | None, *, force: bool, quiet: bool) -> RunDirectory:
-    """Print what the plan will do, on standard error if `quiet`, and start it."""
+class Interrupts:
+    """Counts SIGINT, instead of `KeyboardInterrupt`, until the block or `end` ends it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> Interrupts:
+        self._previous = signal.signal(signal.SIGINT, self._add)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        signal.signal(signal.SIGINT, self._previous)
+
+    def _add(self, signum: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+
+def _tell(plan: Plan, name: str | None, *, force: bool, quiet: bool) -> Devices:
+    """Print what the plan will do, on standard error if `quiet`. Returns the devices of this machine."""
     check_name((name or "").strip())
     devices = read_once()
     found = calibrated_here(plan, check_launch(plan, devices))
@@ -141,6 +168,10 @@ def _start(plan: Plan, name: str | None, *, force: bool, quiet: bool) -> RunDire
         raise SystemExit(DOES_NOT_FIT)
     rows = [[f"  {label}", words] for label, words in launch_rows(plan, found)]
     click.echo("\n".join(columns(rows, left=(0, 1))), err=quiet)
+    return devices
+
+
+def _launch(plan: Plan, name: str | None, devices: Devices) -> RunDirectory:
     run = start(plan, name, devices)
     if REDACTED in run.name:
         click.echo(f"the name looks like a token or a password: kept as {run.name}", err=True)
@@ -149,37 +180,28 @@ def _start(plan: Plan, name: str | None, *, force: bool, quiet: bool) -> RunDire
     return run
 
 
-def follow(run: RunDirectory, *, json: bool = False) -> int:
-    """Print progress until the run ends. Returns the exit code for how it ended."""
+def follow(run: RunDirectory, interrupts: Interrupts, *, json: bool = False) -> int:
+    """Print progress until the run ends. Returns the exit code for how it ended.
+
+    The first of `interrupts` asks the run to stop; the second one returns.
+    """
     follower = Follower(run)
     lines = ProgressLines()
-    interrupts = 0
-
-    def interrupted(signum: int, frame: FrameType | None) -> None:
-        nonlocal interrupts
-        interrupts += 1
-
-    previous = signal.signal(signal.SIGINT, interrupted)
     asked = False
-    try:
-        while True:
-            snapshot = follower.poll()
-            for line in lines.new(snapshot):
-                click.echo(line, err=json)
-            if snapshot.state not in LIVE:
-                break
-            if interrupts and not asked:
-                asked = True
-                request_stop(run, "memconsole train (Ctrl-C)")
-                click.echo("stopping: finishing the step, then a checkpoint", err=True)
-            if interrupts > 1:
-                click.echo(
-                    f"not waiting for it to stop; memconsole attach {run.id} shows it", err=True
-                )
-                return RESUMABLE
-            time.sleep(POLL_SECONDS)
-    finally:
-        signal.signal(signal.SIGINT, previous)
+    while True:
+        snapshot = follower.poll()
+        for line in lines.new(snapshot):
+            click.echo(line, err=json)
+        if snapshot.state not in LIVE:
+            break
+        if interrupts.count and not asked:
+            asked = True
+            _ask_to_stop(run)
+        if interrupts.count > 1:
+            click.echo(f"not waiting for it to stop; memconsole attach {run.id} shows it", err=True)
+            return RESUMABLE
+        time.sleep(POLL_SECONDS)
+    interrupts.end()
     made = report(run)
     devices = read_once() if made.verdict.reason in OUT_OF_MEMORY else None
     if json:
@@ -190,6 +212,11 @@ def follow(run: RunDirectory, *, json: bool = False) -> int:
         if helped := remedy_lines(remedies_after(run, made, devices)):
             click.echo("\n".join(["", *helped]))
     return exit_code(snapshot)
+
+
+def _ask_to_stop(run: RunDirectory) -> None:
+    request_stop(run, "memconsole train (Ctrl-C)")
+    click.echo("stopping: finishing the step, then a checkpoint", err=True)
 
 
 def exit_code(snapshot: RunSnapshot) -> int:

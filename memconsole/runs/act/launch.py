@@ -186,12 +186,13 @@ def start_supervisor(
     complaint = b""
     try:
         message = _hear(reader)
+        if message is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                complaint = process.communicate(timeout=5.0)[1]
     finally:
         os.close(reader)
         # The process started here exits at once; the supervisor is its grandchild.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            if message is None:
-                complaint = process.communicate(timeout=5.0)[1]
             process.wait(timeout=5.0)
         if process.stderr is not None:
             process.stderr.close()
