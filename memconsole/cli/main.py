@@ -120,6 +120,11 @@ def cli(
     if ctx.invoked_subcommand is not None:
         if named:
             ctx.fail(f"--preset, --plan and --set go after {ctx.invoked_subcommand}")
+        if readonly and ctx.invoked_subcommand != "attach":
+            ctx.fail(
+                f"--readonly is for the console and for attach, not for {ctx.invoked_subcommand}"
+            )
+        ctx.default_map = {"attach": {"readonly": readonly}}
         return
     from memconsole.cli.options import build_plan
 
@@ -132,6 +137,8 @@ def cli(
                 plan if named else None, readonly=readonly, ascii=ascii, slow_link=slow_link
             )
         )
+    if readonly:
+        ctx.fail("--readonly opens the console; expected a terminal as standard input and output")
     from memconsole.cli.runs.train import train_in_foreground
 
     ctx.exit(train_in_foreground(plan, name=None, json=False))

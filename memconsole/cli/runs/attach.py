@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import click
@@ -27,5 +28,6 @@ def command(
         ctx.exit(run_console(attach=found.id, readonly=readonly, ascii=ascii, slow_link=slow_link))
     from memconsole.cli.runs.train import Interrupts, follow
 
-    with Interrupts() as interrupts:
+    interrupts = Interrupts()
+    with contextlib.nullcontext() if readonly else interrupts:
         ctx.exit(follow(found, interrupts))

@@ -135,9 +135,10 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.count = 0
+        self._previous = signal.getsignal(signal.SIGINT)
 
     def __enter__(self) -> Interrupts:
-        self._previous = signal.signal(signal.SIGINT, self._add)
+        signal.signal(signal.SIGINT, self._add)
         return self
 
     def __exit__(self, *raised: object) -> None:

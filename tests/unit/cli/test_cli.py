@@ -3,14 +3,17 @@
 import json
 import os
 import pwd
+import signal
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from memconsole.cli.main import cli
+from memconsole.cli.runs import train
 from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, PlanError, loads
+from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.processes.identity import user_name
 from memconsole.tui.screens.prompt import path_refusal
 
@@ -87,6 +90,35 @@ def test_bad_plans_are_one_clear_line(arguments: list[str], needles: list[str]) 
     assert "\n" not in message
     for needle in needles:
         assert needle in message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--set", "device.name=cpu"], ["train"], ["resume", "latest"], ["runs", "delete", "latest"]],
+)
+def test_readonly_starts_and_changes_no_run(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "start", lambda *ignored: pytest.fail("a run was launched"))
+    result = run("--readonly", *arguments)
+    assert result.exit_code == 2
+    assert "--readonly" in result.output
+
+
+@pytest.mark.parametrize("arguments", [["--readonly", "attach"], ["attach", "--readonly"]])
+def test_attach_in_readonly_leaves_an_interrupt_to_this_command(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    create_run(Plan(), "watched")
+
+    def followed(watched: RunDirectory, interrupts: train.Interrupts) -> int:
+        os.kill(os.getpid(), signal.SIGINT)
+        return 0
+
+    monkeypatch.setattr(train, "follow", followed)
+    assert run("attach").exit_code == 0
+    assert "Aborted" in run(*arguments).output
 
 
 def test_doctor_lists_frameworks() -> None:
