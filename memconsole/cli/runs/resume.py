@@ -15,6 +15,7 @@ from memconsole.runs.act import launch
 from memconsole.runs.act.control import request_continue
 from memconsole.runs.read.life.ladder import rungs
 from memconsole.runs.read.life.liveness import liveness
+from memconsole.runs.record.checkpoints.manifest import step_of
 from memconsole.runs.record.directory import RunDirectory, find_run
 from memconsole.runs.record.processes.identity import user_name
 from memconsole.runs.record.requests import pause_asked
@@ -50,7 +51,7 @@ def command(
     found = find_run(run)
 
     def begin() -> None:
-        changed = _changed(found, assignments)
+        changed = _changed(found, assignments, from_scratch=from_scratch)
         if changed is None and liveness(found).live and pause_asked(found):
             request_continue(found, f"{user_name()} (memconsole resume)")
             click.echo(f"{found.id}: goes on")
@@ -72,7 +73,7 @@ def command(
         ctx.exit(follow(found, interrupts))
 
 
-def _changed(run: RunDirectory, assignments: tuple[str, ...]) -> Plan | None:
+def _changed(run: RunDirectory, assignments: tuple[str, ...], *, from_scratch: bool) -> Plan | None:
     """The run's plan with `assignments` applied; prints what changes. None without any. Raises `PlanError`."""
     if not assignments:
         return None
@@ -86,8 +87,23 @@ def _changed(run: RunDirectory, assignments: tuple[str, ...]) -> Plan | None:
                 "resume it as it is",
                 "device.count",
             )
+    if not from_scratch:
+        _check_length(run, before, after)
     own = run.path / TOKENIZER_JSON
     check(resuming.without_lost_source(after, own) if run.committed_checkpoints() else after)
     if told := resuming.words(before, after):
         click.echo(f"goes on with {told}")
     return after
+
+
+def _check_length(run: RunDirectory, before: Plan, after: Plan) -> None:
+    """Raise `PlanError` if another number of steps is one that the run has trained already."""
+    steps, saved = after.train.max_steps, run.committed_checkpoints()
+    if steps is None or steps == before.train.max_steps or not saved:
+        return
+    reached = step_of(saved[-1])
+    if steps <= reached:
+        raise PlanError(
+            f"train.max_steps = {steps:,}: the run is at step {reached:,} already; expected more than {reached:,}",
+            "train.max_steps",
+        )

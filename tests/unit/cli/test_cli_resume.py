@@ -1,0 +1,49 @@
+"""The settings that `memconsole resume --set` takes and refuses."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from memconsole.cli.main import cli
+from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.runs.act import launch
+from memconsole.runs.record.directory import RunDirectory, create_run
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    """A run of 100 steps that is at step 39."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    made = create_run(replace(Plan(), {"train.max_steps": 100, "device.name": "cpu"}))
+    (made.checkpoints_path / "step-000000039").mkdir()
+    return made
+
+
+def resumed(run: RunDirectory, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["resume", run.id, *arguments])
+
+
+@pytest.mark.parametrize("steps", [1, 39])
+def test_a_length_that_the_run_has_trained_already_is_refused(
+    run: RunDirectory, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "resume", lambda *ignored, **options: pytest.fail("it was resumed"))
+    error = resumed(run, "--set", f"train.max_steps={steps}").exception
+    assert isinstance(error, PlanError)
+    assert "the run is at step 39 already; expected more than 39" in str(error)
+
+
+@pytest.mark.parametrize("steps", [40, 100])
+def test_a_longer_or_the_same_length_is_taken(
+    run: RunDirectory, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "resume", lambda *ignored, **options: 2)
+    assert "attempt 2" in resumed(run, "--set", f"train.max_steps={steps}").output
+
+
+def test_a_run_that_begins_again_may_have_any_length(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "resume", lambda *ignored, **options: 2)
+    assert "attempt 2" in resumed(run, "--from-scratch", "--set", "train.max_steps=5").output
