@@ -7,8 +7,10 @@ import signal
 import time
 
 import pytest
+from click.testing import CliRunner
 from run_story import TRAINER, Story
 
+from memconsole.cli.main import cli
 from memconsole.runs.act import control
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.life.liveness import settled
@@ -71,6 +73,20 @@ def test_a_paused_run_stops_when_asked_and_its_next_attempt_is_not_paused(story:
     story.start(script=PAUSING)
     story.wait_training()
     assert not requests.pause_asked(story.run)
+
+
+def test_the_settings_of_a_living_run_do_not_change(story: Story) -> None:
+    def refusal() -> str:
+        wanted = ["resume", story.run.id, "--set", "train.max_steps=50"]
+        done = CliRunner().invoke(cli, wanted)
+        assert not done.output
+        return str(done.exception)
+
+    story.start(script=PAUSING)
+    story.wait_training()
+    assert "is running; attach to it, or stop it first" in refusal()
+    assert accepted(story, control.request_pause(story.run, "me"))
+    assert "is paused; settings can change only after memconsole stop" in refusal()
 
 
 def test_an_ended_run_cannot_be_paused(story: Story) -> None:

@@ -16,7 +16,7 @@ from memconsole.runs.act.control import request_continue
 from memconsole.runs.read.life.ladder import rungs
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record.checkpoints.manifest import step_of
-from memconsole.runs.record.directory import RunDirectory, find_run
+from memconsole.runs.record.directory import RunDirectory, RunError, find_run
 from memconsole.runs.record.processes.identity import user_name
 from memconsole.runs.record.requests import pause_asked
 
@@ -52,13 +52,20 @@ def command(
 
     def begin() -> None:
         changed = _changed(found, assignments, from_scratch=from_scratch)
-        if changed is None and liveness(found).live and pause_asked(found):
+        if liveness(found).live and pause_asked(found):
+            if changed is not None:
+                raise RunError(
+                    f"run {found.id} is paused; settings can change only after memconsole stop {found.id}"
+                )
             request_continue(found, f"{user_name()} (memconsole resume)")
             click.echo(f"{found.id}: goes on")
             return
+        words = "" if changed is None else resuming.words(found.read_plan(), changed)
         attempt = launch.resume(
             found, changed_data=changed_data, from_scratch=from_scratch, changed=changed
         )
+        if words:
+            click.echo(f"goes on with {words}")
         job = found.job()
         waits = f" is in the queue as {job.words}" if job else ""
         click.echo(f"{found.id}: attempt {attempt}{waits}")
@@ -74,7 +81,7 @@ def command(
 
 
 def _changed(run: RunDirectory, assignments: tuple[str, ...], *, from_scratch: bool) -> Plan | None:
-    """The run's plan with `assignments` applied; prints what changes. None without any. Raises `PlanError`."""
+    """The run's plan with `assignments` applied; None without any. Raises `PlanError`."""
     if not assignments:
         return None
     before = run.read_plan()
@@ -91,8 +98,6 @@ def _changed(run: RunDirectory, assignments: tuple[str, ...], *, from_scratch: b
         _check_length(run, before, after)
     own = run.path / TOKENIZER_JSON
     check(resuming.without_lost_source(after, own) if run.committed_checkpoints() else after)
-    if told := resuming.words(before, after):
-        click.echo(f"goes on with {told}")
     return after
 
 

@@ -39,7 +39,9 @@ def test_a_longer_or_the_same_length_is_taken(
     run: RunDirectory, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "resume", lambda *ignored, **options: 2)
-    assert "attempt 2" in resumed(run, "--set", f"train.max_steps={steps}").output
+    output = resumed(run, "--set", f"train.max_steps={steps}").output
+    assert "attempt 2" in output
+    assert ("goes on with train.max_steps 100 → 40" in output) == (steps == 40)
 
 
 def test_a_run_that_begins_again_may_have_any_length(
