@@ -318,16 +318,23 @@ def from_document(document: Mapping[str, Any], where: str = "plan") -> Plan:
 
 def load(path: Path) -> Plan:
     """Read a plan file; ``~`` is a home directory. Raises `PlanError`, also when the file cannot be read."""
-    return load_run(path)[0]
+    return loads(_text(path), str(path))
 
 
 def load_run(path: Path) -> tuple[Plan, dict[str, float]]:
-    """`parse_run` of a file. Raises `PlanError`, also when the file cannot be read."""
+    """`parse_run` of a file. Raises `PlanError`, also when the file is empty, which that of a run never is, or
+    cannot be read."""
+    text = _text(path)
+    if not text.strip():
+        raise PlanError(f"{printable(str(path))}: is empty; put it back as it was")
+    return parse_run(text, str(path))
+
+
+def _text(path: Path) -> str:
     try:
-        text = regular_file.read(path.expanduser(), PLAN_BYTES).decode("utf-8")
+        return regular_file.read(path.expanduser(), PLAN_BYTES).decode("utf-8")
     except (OSError, ValueError, RuntimeError) as error:
         raise PlanError(f"{printable(str(path))}: cannot be read: {_reason(error)}") from None
-    return parse_run(text, str(path))
 
 
 def _reason(error: OSError | ValueError | RuntimeError) -> str:

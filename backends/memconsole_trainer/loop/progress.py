@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from memconsole.plan.models.model import Model
-from memconsole.plan.plan import Plan, replace
+from memconsole.plan.plan import SETTINGS, Plan, get, quote, replace
 from memconsole.plan.tasks.judging import Score
 from memconsole.plan.training.resuming import CHANGEABLE
 
@@ -149,6 +149,29 @@ def fingerprint(
     setting. How a step's rows are spread over devices and micro-batches does not count, unless the
     plan is taken `as_it_is`, as for older checkpoints.
     """
+    parts = (plan.backend, _counted(plan, free, as_it_is=as_it_is), model)
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+
+
+def counted_settings(plan: Plan) -> dict[str, Any]:
+    """The settings that `fingerprint` counts and those of the model, by key; without those at their default."""
+    sections = {"model": _changed(plan.model, Plan().model), **_counted(plan)}
+    named = {f"{name}.{key}": v for name, own in sections.items() for key, v in own.items()}
+    return {"backend": plan.backend, **named}
+
+
+def difference_words(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """The settings in which two results of `counted_settings` differ, with both values; empty if there are none."""
+    usual = {key: get(_USUAL, key) for key in SETTINGS}
+    before, now = {**usual, **before}, {**usual, **now}
+    keys = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+    return ", ".join(f"{k} {quote(before.get(k))} → {quote(now.get(k))}" for k in keys)
+
+
+def _counted(
+    plan: Plan, free: frozenset[str] = CHANGEABLE, *, as_it_is: bool = False
+) -> dict[str, dict[str, Any]]:
+    """The settings that `fingerprint` counts, by section."""
     if not as_it_is:
         plan = msgspec.structs.replace(
             plan,
@@ -164,8 +187,7 @@ def fingerprint(
         counted.get(section, {}).pop(name, None)
     if plan.hybrid.on:
         counted["hybrid"] = _changed(plan.hybrid, Plan().hybrid)
-    parts = (plan.backend, counted, model)
-    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+    return counted
 
 
 def _changed(section: Any, default: Any) -> dict[str, Any]:

@@ -148,6 +148,7 @@ class Saver:
             "validation_loss": p.validation_loss if p.validation_step == p.step else None,
             "scores": msgspec.to_builtins(p.scores if p.validation_step == p.step else ()),
             "fingerprints": job.fingerprints,
+            "settings": job.settings,
             "read": job.data.hashes.state(),
             "control": job.control.state(),
             "architecture": msgspec.to_builtins(job.model),

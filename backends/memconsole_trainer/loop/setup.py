@@ -69,6 +69,8 @@ class Job:
     control: Controller
     progress: Progress
     fingerprints: dict[str, str]
+    settings: dict[str, Any]
+    """Those that the fingerprint of the plan counts."""
     last_saved: Path | None
     trained: TrainedRows | None = None
     """Training rows that are measured at each evaluation."""
@@ -122,6 +124,7 @@ def set_up(attempt: Attempt) -> Job:
     files = left_out(plan, folder)
     print("\n".join(f"  {words}" for words in (data.description, *files, training)), flush=True)
     fingerprints = {"plan": progress.fingerprint(picked, model), **data.fingerprints}
+    settings = progress.counted_settings(picked)
     first = attempt.run.read_first_plan()
     before = replace(picked, {key: get(first, key) for key in LATER})
     older = {
@@ -143,7 +146,7 @@ def set_up(attempt: Attempt) -> Job:
                 f"{state.total_steps:,} steps of this run: the warm-up takes {warmup:,}"
             )
     else:
-        state = resumed(stored, fingerprints, older)
+        state = resumed(stored, fingerprints, older, settings)
         progress.stretch(state, plan)
         check_unchanged(attempt.run, stored, data, say)
     control = controller_of(plan, state.total_steps)
@@ -189,6 +192,7 @@ def set_up(attempt: Attempt) -> Job:
         control,
         state,
         fingerprints,
+        settings,
         path,
         trained,
     )
@@ -235,16 +239,21 @@ def _held(engine: Engine) -> tuple[int | None, int | None]:
 
 
 def resumed(
-    stored: LoadedCheckpoint, fingerprints: dict[str, str], older: Collection[str] = ()
+    stored: LoadedCheckpoint,
+    fingerprints: dict[str, str],
+    older: Collection[str] = (),
+    settings: dict[str, Any] | None = None,
 ) -> Progress:
     """Read the progress from a checkpoint. `older` are the plan's fingerprints as older checkpoints
-    hold them. Raises `PlanError` or `DataError` if plan or tokenizer
-    have changed, and `DataError` if the checkpoint does not hold it."""
+    hold them, and `settings` those of the plan that its fingerprint counts. Raises `PlanError` or
+    `DataError` if plan or tokenizer have changed, and `DataError` if the checkpoint does not hold it."""
     before = stored.fingerprints
     if before.get("plan") not in {fingerprints["plan"], *older}:
+        then = stored.part("settings", dict[str, Any] | None)  # older checkpoints have none
+        words = progress.difference_words(then, settings or {}) if then else ""
         raise PlanError(
-            f"{stored.path.name} was made with other settings than the run's plan.toml has now; "
-            "start a new run"
+            f"{stored.path.name} was made with other settings than the run's plan.toml has now"
+            f"{words and f' ({words})'}; put plan.toml back as it was, or start a new run"
         )
     for what in fingerprints.keys() - {"plan", "data"}:
         if before.get(what) != fingerprints[what]:

@@ -10,6 +10,7 @@ import msgspec
 from memconsole.cli.completing import run_names
 from memconsole.cli.tables import columns
 from memconsole.plan.differences import differing
+from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.sections.hybrid import PHASES
 from memconsole.plan.tasks import TASKS
 from memconsole.runs.read.follow import status
@@ -74,8 +75,20 @@ def _figures(reports: list[Report]) -> list[tuple[str, list[str]]]:
 
 
 def _settings(found: list[RunDirectory]) -> list[list[str]]:
-    differences = differing([run.read_plan() for run in found])
-    return [[key, *map(str, values)] for key, values in differences.items()]
+    """The settings in which the runs differ; n/a for a run whose plan is damaged."""
+    read = [_plan(run) for run in found]
+    rows = []
+    for key, values in differing([plan for plan in read if plan is not None]).items():
+        known = iter(values)
+        rows.append([key, *("n/a" if plan is None else str(next(known)) for plan in read)])
+    return rows
+
+
+def _plan(run: RunDirectory) -> Plan | None:
+    try:
+        return run.read_plan()
+    except PlanError:
+        return None
 
 
 def _told(made: Report, figure: str) -> str:

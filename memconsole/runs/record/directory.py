@@ -177,7 +177,7 @@ class RunDirectory:
     def read_given_plan(self) -> Plan:
         """The plan as the user set it, for another run. Settings that the recipe chose are left unset. Raises
         `PlanError`."""
-        return plans.load(self.plan_path)
+        return plans.load_run(self.plan_path)[0]
 
     def read_first_plan(self) -> Plan:
         """The plan that the run was launched with. Raises `PlanError`."""

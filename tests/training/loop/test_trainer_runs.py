@@ -297,7 +297,12 @@ def test_changed_data_and_changed_settings_refuse_to_continue(text: Path, tmp_pa
     changed = run.plan_path.read_text().replace("weight_decay = 0.1", "weight_decay = 0.2")
     run.plan_path.write_text(changed)
     assert attempt(run) == 78
-    assert "other settings" in told(run, events.Error)[-1].message
+    message = told(run, events.Error)[-1].message
+    assert "other settings than the run's plan.toml has now" in message
+    assert "(train.weight_decay 0.1 → 0.2); put plan.toml back as it was" in message
+    run.plan_path.write_text("")
+    assert attempt(run) == 78
+    assert "plan.toml: is empty; put it back as it was" in told(run, events.Error)[-1].message
 
 
 def test_bad_data_and_bad_plans_have_their_exit_codes(text: Path, tmp_path: Path) -> None:

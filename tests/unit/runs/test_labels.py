@@ -256,3 +256,14 @@ def test_compare_says_which_run_was_fastest_and_which_leanest() -> None:
     alike = CliRunner().invoke(cli, ["compare", "quick", "quick"]).output
     assert "fastest" not in alike
     assert "leanest" not in alike
+
+
+@pytest.mark.parametrize("content", ["", "backend = 5", "[train"])
+def test_compare_shows_no_settings_of_a_run_whose_plan_is_damaged(content: str) -> None:
+    one, other = (create_run(replace(Plan(), {"train.seed": seed})) for seed in (1, 2))
+    damaged = create_run(Plan())
+    damaged.plan_path.write_text(content)
+    done = CliRunner().invoke(cli, ["compare", one.id, damaged.id, other.id])
+    assert done.exit_code == 0, done.exception
+    row = next(line for line in done.output.splitlines() if line.startswith("train.seed"))
+    assert row.split() == ["train.seed", "1", "n/a", "2"]
