@@ -2,4 +2,6 @@
 
 
 class UserError(Exception):
-    """The message says what is wrong, where, and what is allowed. Commands exit with code 2."""
+    """The message says what is wrong, where, and what is allowed. Commands exit with `exit_code`."""
+
+    exit_code = 2

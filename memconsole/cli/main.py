@@ -7,11 +7,12 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
 
+from memconsole.cli import output
 from memconsole.cli.completing import VARIABLE
 from memconsole.cli.options import plan_options
 from memconsole.errors import UserError
@@ -81,6 +82,16 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command. It is done if the reader of its output, such as `head`, wants no more."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            if not output.failed(error):
+                raise
+            output.give_up()
+            ctx.exit()
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -145,7 +156,7 @@ def cli(
 
 
 def main() -> Any:
-    """Entry point. Prints a user's error as one line on standard error and exits with code 2.
+    """Entry point. Prints a user's error as one line on standard error and exits with its code.
 
     What was typed may hold control characters; error messages show them escaped. Files follow the
     umask, but are never writable for others.
@@ -167,8 +178,13 @@ def main() -> Any:
         click.echo("Aborted!", err=True)
         sys.exit(1)
     except UserError as error:
-        click.echo(f"memconsole: {clean(str(error))}", err=True)
-        sys.exit(2)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(1)
+        _end(error)
+    except OSError as error:
+        if not output.failed(error):
+            raise
+        _end(output.OutputError(error))
+
+
+def _end(error: UserError) -> NoReturn:
+    click.echo(f"memconsole: {clean(str(error))}", err=True)
+    sys.exit(error.exit_code)

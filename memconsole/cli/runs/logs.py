@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 import click
 
+from memconsole.cli import output
 from memconsole.cli.completing import run_names
 from memconsole.regular_file import NotRegularError, open_regular
 from memconsole.runs.read.follow import status
@@ -47,9 +48,9 @@ def command(run: str, watch: bool, attempt: int | None, raw: bool) -> None:
         raise RunError(f"{found.id}: attempt {number} has no output") from None
     except NotRegularError as error:
         raise RunError(f"{found.id}: attempt {number}: out.log is {error.strerror}") from None
-    except BrokenPipeError:
-        raise
     except OSError as error:
+        if output.failed(error):
+            raise
         problem = f"out.log cannot be read: {error.strerror}"
         raise RunError(f"{found.id}: attempt {number}: {problem}") from None
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json as json_module
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
 import click
 
 from memconsole.calibration import calibrated_here
+from memconsole.cli import output
 from memconsole.cli.options import build_plan, plan_options
 from memconsole.cli.plans.plan import DOES_NOT_FIT
 from memconsole.cli.runs.memory_report import document, memory_lines, remedies_after, remedy_lines
@@ -84,7 +87,8 @@ def command(
         devices = _tell(plan, name, force=force, quiet=True)
         with Interrupts() as interrupts:
             run = _launch(plan, name, devices)
-            click.echo(run.id)
+            with _naming(run):
+                click.echo(run.id)
             if interrupts.count:
                 _ask_to_stop(run)
         return
@@ -126,7 +130,8 @@ def train_in_foreground(
     devices = _tell(plan, name, force=force, quiet=json)
     with Interrupts() as interrupts:
         run = _launch(plan, name, devices)
-        click.echo(f"run {run.id}  {run.name}", err=json)
+        with _naming(run):
+            click.echo(f"run {run.id}  {run.name}", err=json)
         return follow(run, interrupts, json=json)
 
 
@@ -191,8 +196,9 @@ def follow(run: RunDirectory, interrupts: Interrupts, *, json: bool = False) -> 
     asked = False
     while True:
         snapshot = follower.poll()
-        for line in lines.new(snapshot):
-            click.echo(line, err=json)
+        with _naming(run):
+            for line in lines.new(snapshot):
+                click.echo(line, err=json)
         if snapshot.state not in LIVE:
             break
         if interrupts.count and not asked:
@@ -213,6 +219,18 @@ def follow(run: RunDirectory, interrupts: Interrupts, *, json: bool = False) -> 
         if helped := remedy_lines(remedies_after(run, made, devices)):
             click.echo("\n".join(["", *helped]))
     return exit_code(snapshot)
+
+
+@contextlib.contextmanager
+def _naming(run: RunDirectory) -> Iterator[None]:
+    """Say which run goes on if its progress cannot be printed."""
+    try:
+        yield
+    except OSError as error:
+        if not output.failed(error):
+            raise
+        words = f"; run {run.id} goes on; memconsole attach {run.id} shows it"
+        raise output.OutputError(error, words) from None
 
 
 def _ask_to_stop(run: RunDirectory) -> None:
