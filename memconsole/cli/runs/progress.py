@@ -10,7 +10,7 @@ from memconsole.runs.read.shown.jumps import counts_word, jump_words
 from memconsole.runs.read.shown.missing import marked, missing_words
 from memconsole.runs.read.shown.ranks import each_per_second, slow_words
 from memconsole.runs.read.shown.snapshot import RunSnapshot
-from memconsole.runs.read.shown.words import ended_words
+from memconsole.runs.read.shown.words import ended_words, resume_command
 from memconsole.runs.read.state.facts import RunFacts
 from memconsole.runs.read.state.figures import best_evaluation, figures
 from memconsole.runs.read.state.ranks import highest
@@ -218,7 +218,7 @@ def summary(run: RunSnapshot) -> str:
     width = max(len(label) for label, _ in rows) + 2
     lines += [f"  {label + ':':<{width}} {value}" for label, value in rows]
     if run.verdict is not None and run.verdict.resumable and run.state != "finished":
-        lines.append(f"  resume with: memconsole resume {run.id}")
+        lines.append(f"  resume with: {resume_command(run.id, run.verdict.reason)}")
     return "\n".join(lines)
 
 

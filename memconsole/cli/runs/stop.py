@@ -10,7 +10,7 @@ from memconsole.cli.completing import run_names
 from memconsole.runs.act.control import request_kill, request_stop
 from memconsole.runs.act.launch import attend
 from memconsole.runs.read.follow import status
-from memconsole.runs.read.shown.words import state_word
+from memconsole.runs.read.shown.words import resume_command, state_word
 from memconsole.runs.record.directory import find_run
 from memconsole.runs.record.processes.identity import user_name
 from memconsole.runs.record.states import LIVE
@@ -43,8 +43,9 @@ def command(ctx: click.Context, run: str, yes: bool, kill: bool, wait: bool) -> 
     while wait:
         now = status(found)
         if now.state not in LIVE:
-            resumable = f"; memconsole resume {found.id}" if now.state != "finished" else ""
-            click.echo(f"{found.id}: {state_word(now)} at step {now.step:,}{resumable}")
+            resumable = now.state != "finished"
+            more = f"; {resume_command(found.id, now.ended_by)}" if resumable else ""
+            click.echo(f"{found.id}: {state_word(now)} at step {now.step:,}{more}")
             return
         if now.unsaved and not told:
             told = True

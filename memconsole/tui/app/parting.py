@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from memconsole.runs.read.shown.words import ended_words
+from memconsole.runs.read.shown.words import ended_words, resume_command
 from memconsole.sanitize import clean_line
 from memconsole.tui.draw.ink import cleaned
 from memconsole.tui.views.run_view import RunView
@@ -28,7 +28,9 @@ def parting_words(view: RunView, ascii_only: bool = False) -> list[str]:
         lines = [f"Run {run_id}: {ended_words(run)}, step {run.facts.step:,}"]
         lines.append(f"  memconsole report {run_id}   shows its figures")
         if view.resumable:
-            lines.append(f"  memconsole resume {run_id}   goes on from its last checkpoint")
+            lines.append(
+                f"  {resume_command(run_id, run.ended_by)}   goes on from its last checkpoint"
+            )
     return [cleaned(line, ascii_only) for line in lines]
 
 

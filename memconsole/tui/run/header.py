@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from memconsole.runs.read.shown.snapshot import RunSnapshot
-from memconsole.runs.read.shown.words import ended_why, paused, state_word
+from memconsole.runs.read.shown.words import ANOTHER_RATE, ended_why, paused, state_word
 from memconsole.runs.read.state.stages import TIMED, stage_words
 from memconsole.runs.record.states import LIVE, OUT_OF_MEMORY
 from memconsole.tui.draw.bars import bar
@@ -157,6 +157,8 @@ def ended_lines(view: RunView, run: RunSnapshot, width: int) -> list[Line]:
     key = ""
     if verdict.reason in OUT_OF_MEMORY:
         key = f" — {view.keys.shown('run', 'remedies')} lists what would have saved it"
+    elif verdict.resumable and verdict.reason == "nan":
+        key = f" — memconsole resume {ANOTHER_RATE} goes on"
     elif verdict.resumable:
         key = f" — {view.keys.shown('run', 'resume')} resumes it"
     rows = 1 if good or view.symptom is not None else 2

@@ -22,7 +22,7 @@ from memconsole.tui.app.parting import parting_words
 from memconsole.tui.draw.ink import plain
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.plan.screen import PlanScreen
-from memconsole.tui.run.header import progress_line, steps_word, time_line
+from memconsole.tui.run.header import header_lines, progress_line, steps_word, time_line
 from memconsole.tui.run.output_pane import OutputPane
 from memconsole.tui.run.predictions import predicted
 from memconsole.tui.run.screen import RunScreen
@@ -380,6 +380,11 @@ def test_leaving_an_ended_run_tells_where_its_figures_are() -> None:
     )
     assert "memconsole resume" in "\n".join(parting_words(RunView(stopped)))
     assert parting_words(RunView()) == []
+    not_finite = Verdict(reason="nan", evidence="the loss was not finite", resumable=True)
+    view = RunView(snapshot(state="failed", verdict=not_finite))
+    assert "--set train.learning_rate=…   goes on" in "\n".join(parting_words(view))
+    header = "".join(span.text for line in header_lines(view, 120, 2) for span in line)
+    assert "memconsole resume --set train.learning_rate=… goes on" in header
 
 
 def test_a_loss_that_is_not_finite_is_named() -> None:

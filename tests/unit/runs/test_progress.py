@@ -70,6 +70,17 @@ def test_the_summary_of_a_live_run_claims_no_end() -> None:
     assert "unknown" not in text
 
 
+@pytest.mark.parametrize(
+    ("reason", "more"), [("nan", " --set train.learning_rate=…"), ("crashed", "")]
+)
+def test_a_run_whose_loss_was_not_finite_is_resumed_with_another_rate(
+    reason: str, more: str
+) -> None:
+    verdict = Verdict(reason=reason, evidence="it ended", resumable=True)
+    text = summary(changed(state="failed", verdict=verdict))
+    assert text.endswith(f"resume with: memconsole resume {RUN.id}{more}")
+
+
 def test_the_summary_of_a_finished_run_has_its_figures() -> None:
     ended = Ended(
         step=10, best_validation_loss=5.0, final_validation_loss=5.0, final_train_loss=4.5,

@@ -71,6 +71,15 @@ def ended_why(reason: str, evidence: str) -> str:
     return ": ".join(filter(None, (word, evidence)))
 
 
+ANOTHER_RATE = "--set train.learning_rate=…"
+
+
+def resume_command(run_id: str, ended_by: str) -> str:
+    """The command that resumes a run, with another learning rate after numbers that were not finite: a resumed run
+    computes the same ones again."""
+    return " ".join(["memconsole resume", run_id, *([ANOTHER_RATE] if ended_by == "nan" else [])])
+
+
 def total_minutes(facts: FactsSoFar, elapsed_seconds: float) -> float:
     """The minutes of training in all attempts, without starts and pauses. For a finished or stopped run it is
     the trainer's own count."""
