@@ -117,18 +117,19 @@ def _speed(made: Report) -> str:
 
 
 def _best(reports: list[Report], names: list[str]) -> str:
-    """Which run was fastest, if all count the same, and which one took the least memory. Empty if nothing differs."""
-    named = list(zip(reports, names, strict=True))
+    """Which run was fastest, if all count the same, and which one took the least memory, of those that trained a step.
+    Empty if nothing differs."""
+    named = [(made, name) for made, name in zip(reports, names, strict=True) if made.steps]
     speeds = [(made.average_units_per_second, name) for made, name in named]
     peaks = [(made.memory.measured.peak_bytes, name) for made, name in named]
     known = [(speed, run) for speed, run in speeds if speed is not None]
     sizes = [(size, run) for size, run in peaks if size is not None]
     words = []
-    if len(known) == len(reports) > 1 and len({made.unit for made in reports}) == 1:
+    if len(known) == len(named) > 1 and len({made.unit for made, _ in named}) == 1:
         fast, slow = max(known), min(known)
         if fast[0] > slow[0] > 0:
             words.append(f"fastest: {fast[1]}, x{fast[0] / slow[0]:.2f} the slowest")
-    if len(sizes) == len(reports) > 1 and min(sizes)[0] < max(sizes)[0]:
+    if len(sizes) == len(named) > 1 and min(sizes)[0] < max(sizes)[0]:
         least, most = min(sizes), max(sizes)
         words.append(f"leanest: {least[1]}, {format_bytes(most[0] - least[0])} less than the most")
     return "; ".join(words)

@@ -228,15 +228,15 @@ def test_the_end_of_a_run_does_not_say_its_reason_twice() -> None:
     assert ended_why("failed", "") == "failed"
 
 
-def a_run(name: str, speed: float, peak_bytes: int) -> RunDirectory:
-    """A stopped run of two steps with this speed and measured peak."""
+def a_run(name: str, speed: float, peak_bytes: int, steps: int = 2) -> RunDirectory:
+    """A stopped run of these steps with this speed and measured peak."""
     run = create_run(Plan(), name)
     log = EventWriter(run.attempt_path(run.new_attempt()))
     memory = events.Memory(
         step=2, phase="train", allocated_bytes=peak_bytes, peak_bytes=peak_bytes, reserved_bytes=None,
         device_bytes=None, device_total_bytes=None, host_bytes=2**30,
     )  # fmt: skip
-    for record in (step(1, speed, 1.0), step(2, speed, 1.0), memory):
+    for record in (*(step(n + 1, speed, 1.0) for n in range(steps)), memory):
         log.write(record)
     log.close()
     return ended(run, "stopped")
@@ -253,6 +253,9 @@ def test_compare_says_which_run_was_fastest_and_which_leanest() -> None:
     namesake = a_run("quick", 300.0, 90 * 2**20).id
     both = CliRunner().invoke(cli, ["compare", unnamed, namesake, namesake]).output
     assert both.splitlines()[0].split() == [unnamed, namesake, namesake]
+    a_run("untrained", 300.0, 2**20, steps=0)
+    three = CliRunner().invoke(cli, ["compare", unnamed, namesake, "untrained"]).output
+    assert three.splitlines()[-1] == lines[-1]
     alike = CliRunner().invoke(cli, ["compare", "quick", "quick"]).output
     assert "fastest" not in alike
     assert "leanest" not in alike
