@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -336,9 +337,26 @@ def test_a_trainer_that_cannot_start_is_a_clear_error(story: Story) -> None:
 def test_two_supervisors_of_one_run_cannot_be(story: Story) -> None:
     story.start()
     story.wait_training()
-    with pytest.raises(RunError, match="held by process"):
+    with pytest.raises(RunError, match="is running; attach to it, or stop it first"):
         story.start()
     assert story.run.newest_attempt() == 1
+
+
+def test_a_run_that_is_started_twice_at_once_is_said_to_be_starting(story: Story) -> None:
+    script = "import time; time.sleep(60)"
+    story.start(script=script)
+    with pytest.raises(RunError, match="is starting; attach to it, or stop it first"):
+        story.start(script=script)
+    assert story.run.newest_attempt() == 1
+
+
+def test_a_start_waits_for_the_supervisor_of_an_ended_attempt(story: Story) -> None:
+    story.start(script="raise SystemExit(1)")
+    story.wait(lambda: settled(story.run).state == "failed")
+    lock = locks.take(story.run.supervisor_lock)
+    threading.Timer(0.3, lock.release).start()
+    story.start()
+    story.wait_training()
 
 
 def test_a_finished_run_is_not_resumed(story: Story) -> None:

@@ -20,6 +20,7 @@ import msgspec
 from memconsole.runs.act.supervise import daemon
 from memconsole.runs.act.supervise.spawn import TrainerCommand, trainer_command
 from memconsole.runs.act.supervise.supervision import Supervisor, say
+from memconsole.runs.read.life.liveness import settled
 from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.processes import locks
 from memconsole.runs.record.records import StartRecord
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None, command: TrainerCommand = train
     daemon.adopt_descendants()
     supervisor = None
     try:
-        supervisor = Supervisor(run)
+        supervisor = _only_one(run)
         attempt = supervisor.adopt() if options.mode == "adopt" else supervisor.start(command)
     except (RunError, locks.LockHeld, OSError, ValueError) as error:
         say(str(error))
@@ -53,6 +54,20 @@ def main(arguments: Sequence[str] | None = None, command: TrainerCommand = train
     _tell(options.ready_fd, StartRecord(attempt=attempt))
     see_through(supervisor, command).close()
     return 0
+
+
+def _only_one(run: RunDirectory) -> Supervisor:
+    """A new supervisor, once that of an ended attempt is gone. Raises `RunError` if the run lives."""
+    try:
+        return Supervisor(run)
+    except locks.NoLocks:
+        raise
+    except locks.LockHeld:
+        now = settled(run)
+        if now.live:
+            words = f"run {run.id} is {now.state}; attach to it, or stop it first"
+            raise RunError(words) from None
+    return Supervisor(run)
 
 
 def see_through(supervisor: AnySupervisor, command: TrainerCommand) -> AnySupervisor:
