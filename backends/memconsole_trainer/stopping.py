@@ -11,11 +11,13 @@ from types import FrameType
 
 import psutil
 
+from memconsole.runs.act.trainer.attempt import STOP_SIGNALS
+
 POLL_SECONDS = 0.5
 
 
 def pass_on(stopping: Path, *, watch: bool) -> None:
-    """Pass SIGTERM and SIGINT on to all children from now on, and then create the file `stopping` for children that
+    """Pass the signals of `STOP_SIGNALS` on to all children from now on, as SIGTERM, and then create the file `stopping` for children that
     are still starting.
 
     With `watch`, children are also stopped once the file exists, because a signal does not reach other nodes.
@@ -27,7 +29,7 @@ def pass_on(stopping: Path, *, watch: bool) -> None:
 
     if watch:
         threading.Thread(target=_obey, args=(stopping,), daemon=True).start()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         signal.signal(number, stop)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 

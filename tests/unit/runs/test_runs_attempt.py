@@ -50,11 +50,12 @@ def test_an_older_or_second_attempt_leaves_with_76(run: RunDirectory) -> None:
         pass
 
 
-def test_signals_ask_to_stop_however_often(run: RunDirectory) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_signals_ask_to_stop_however_often(run: RunDirectory, number: signal.Signals) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with Attempt(run, 1) as attempt:
         assert not attempt.stop_requested
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         assert attempt.stop_requested
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGHUP)

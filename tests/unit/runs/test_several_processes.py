@@ -15,13 +15,14 @@ from memconsole.plan.processes import processes
 from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole.plan.training.resuming import changed, words
 from memconsole.runs.act.supervise import again
-from memconsole.runs.act.trainer.attempt import STOPPING, Attempt
+from memconsole.runs.act.trainer.attempt import STOP_SIGNALS, STOPPING, Attempt
 from memconsole.runs.act.trainer.member import Member
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.processes import locks
 from memconsole.runs.record.records import ErrorRecord
 from memconsole.runs.record.states import Verdict
+from memconsole_trainer import stopping
 from memconsole_trainer.loop.progress import fingerprint
 
 TWO = {"device.count": 2, "optimize.sharding": "fsdp", "train.batch_size": 6}
@@ -160,6 +161,23 @@ def test_the_leader_tells_what_another_process_failed_of(run: RunDirectory) -> N
     with leader, Member(run, number, 1) as member:
         member.report(MemoryError("out of memory"))
         assert leader.report(RuntimeError("connection closed by peer")) == "out_of_memory"
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_to_stop_is_passed_on(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[Path] = []
+    monkeypatch.setattr(stopping, "_stop_children", lambda: stopped.append(tmp_path))
+    before = {each: signal.getsignal(each) for each in (*STOP_SIGNALS, signal.SIGHUP)}
+    try:
+        stopping.pass_on(tmp_path / "stopping", watch=False)
+        signal.raise_signal(number)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert stopped
+    assert (tmp_path / "stopping").exists()
 
 
 def test_several_processes_stop_when_they_agree(run: RunDirectory) -> None:

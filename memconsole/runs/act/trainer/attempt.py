@@ -50,10 +50,14 @@ class Fenced(SystemExit):
         self.message = message
 
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""Signals that ask a trainer to save and stop. Slurm sends SIGUSR1 to people's own jobs (sbatch --signal=USR1@60)."""
+
+
 class Attempt:
     """The trainer holds this for its whole life: ``with Attempt(run, number) as attempt:``.
 
-    SIGTERM and SIGINT only set `stop_requested`. Forked children inherit these handlers and so
+    Signals of `STOP_SIGNALS` only set `stop_requested`. Forked children inherit these handlers and so
     survive a signal to the whole process group. Entering raises `Fenced` if the run belongs to a
     newer attempt, another trainer or orphans of an older attempt.
     """
@@ -308,7 +312,7 @@ class Attempt:
 
     def _install(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in STOP_SIGNALS:
                 self._handlers[number] = signal.signal(number, self._on_stop)
             self._handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
