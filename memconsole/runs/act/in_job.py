@@ -27,7 +27,7 @@ from memconsole.runs.act.supervise.spawn import TrainerCommand, trainer_command
 from memconsole.runs.act.supervise.supervision import POLL_SECONDS, Supervisor, say
 from memconsole.runs.act.supervise.supervisor import see_through
 from memconsole.runs.act.trainer.attempt import STOPPING
-from memconsole.runs.record import files, spares
+from memconsole.runs.record import files, requests
 from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.failures.failure import ExitCode
 from memconsole.runs.record.processes import locks
@@ -102,11 +102,10 @@ class JobSupervisor(Supervisor):
             attempt=self.attempt,
             time_wall=time.time(),
         )
-        path = self.run.control_path / "cmd" / f"{request.id}.json"
         try:
-            spares.write_struct(self.run.spares_path, path, request)
+            requests.write(self.run, request)
         except OSError as error:
-            say(f"{path.name}: {error}")
+            say(f"{request.id}: {error}")
             if self.handle is not None:
                 self.handle.signal(signal.SIGTERM)
 

@@ -92,6 +92,15 @@ def pending(run: RunDirectory) -> list[tuple[Request | None, Path]]:
     ]
 
 
+def write(run: RunDirectory, request: Request) -> None:
+    """Write a request for the run's supervisor; make the folders of requests and replies if somebody has removed them.
+    Raises `OSError`."""
+    for folder in (run.control_path, run.control_path / "cmd", run.control_path / "ack"):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    path = run.control_path / "cmd" / f"{request.id}.json"
+    spares.write_struct(run.spares_path, path, request)
+
+
 def settle(run: RunDirectory, path: Path, given: Reply) -> None:
     """Write the reply to the request in `path`, then delete the request. Raises `OSError`."""
     spares.write_struct(run.spares_path, run.control_path / "ack" / path.name, given)

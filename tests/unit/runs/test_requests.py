@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,9 @@ from click.testing import CliRunner
 
 from memconsole.cli.main import cli
 from memconsole.plan.plan import Plan
+from memconsole.runs.act import control
+from memconsole.runs.read.life.liveness import Liveness
+from memconsole.runs.record import requests
 from memconsole.runs.record.directory import RunError, create_run
 from memconsole.runs.record.processes import locks
 
@@ -29,3 +34,17 @@ def test_a_paused_run_is_not_waited_for_to_record_its_steps(
         f"run {run.id} is paused; resume it first (memconsole resume {run.id})"
     )
     assert not list((run.control_path / "cmd").iterdir())
+
+
+def test_a_removed_folder_of_requests_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    run = create_run(Plan())
+    shutil.rmtree(run.control_path)
+    live = Liveness("running", 1, os.getpid(), os.getpid())
+    monkeypatch.setattr(control, "liveness", lambda run: live)
+    asked = [control.request_stop(run, "me"), control.request_kill(run, "me")]
+    assert [request.id for request, _ in requests.pending(run) if request] == asked
+    assert (run.control_path / "ack").is_dir()
+    assert run.control_path.stat().st_mode & 0o777 == 0o700
