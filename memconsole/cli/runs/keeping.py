@@ -13,7 +13,7 @@ from memconsole.plan.machine.trackers import NAMES, check_trackers
 from memconsole.runs.act.delete import begun_from, check_deletable, delete_run
 from memconsole.runs.act.trackers import start_trackers
 from memconsole.runs.record import labels
-from memconsole.runs.record.directory import RunDirectory, RunError, find_run
+from memconsole.runs.record.directory import RunDirectory, WriteError, find_run
 from memconsole.runs.record.names import rename_run
 from memconsole.units import format_bytes
 
@@ -103,6 +103,6 @@ def _writing(run: RunDirectory) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(
+        raise WriteError(
             f"run {run.id}: {run.path / labels.FILE} cannot be written: {error.strerror}"
         ) from None

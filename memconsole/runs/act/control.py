@@ -9,7 +9,7 @@ from memconsole.runs.act import launch, slurm
 from memconsole.runs.act.family import wake
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record import requests
-from memconsole.runs.record.directory import RunDirectory, RunError
+from memconsole.runs.record.directory import RunDirectory, RunError, WriteError
 from memconsole.runs.record.requests import Order, Reply, Request, pause_asked, reply_to
 from memconsole.sanitize import clean_line
 
@@ -77,7 +77,7 @@ def _request(run: RunDirectory, command: Order, who: str, steps: int = 0) -> str
     try:
         requests.write(run, request)
     except OSError as error:
-        raise RunError(f"run {run.id}: the request cannot be written: {error.strerror}") from None
+        raise WriteError(f"run {run.id}: the request cannot be written: {error.strerror}") from None
     if now.supervisor_pid is None:
         launch.adopt(run)
     return request.id

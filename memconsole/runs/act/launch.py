@@ -23,7 +23,7 @@ from memconsole.runs.act.trackers import start_trackers
 from memconsole.runs.read.life.liveness import liveness, refusal, settled
 from memconsole.runs.record import consent
 from memconsole.runs.record.checkpoints import borrowed
-from memconsole.runs.record.directory import RunDirectory, RunError, create_run
+from memconsole.runs.record.directory import RunDirectory, RunError, WriteError, create_run
 from memconsole.runs.record.files import write_atomic
 from memconsole.runs.record.processes.identity import user_name
 from memconsole.runs.record.records import StartRecord
@@ -50,9 +50,9 @@ def launch(
     """
     environment = recorded_environment(trainer_environment(plan, os.environ))
     run = create_run(plan, name, environment, by_recipe)
-    if estimate is not None:
-        write_atomic(run.path / "estimate.json", estimate)
     try:
+        if estimate is not None:
+            _write_estimate(run, estimate)
         _keep_source(run, plan)
         if plan.launch.on == "slurm":
             slurm.submit(run, plan)
@@ -64,6 +64,14 @@ def launch(
         raise
     start_trackers(run)
     return run
+
+
+def _write_estimate(run: RunDirectory, estimate: bytes) -> None:
+    path = run.path / "estimate.json"
+    try:
+        write_atomic(path, estimate)
+    except OSError as error:
+        raise WriteError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _keep_source(run: RunDirectory, plan: Plan) -> None:
@@ -130,7 +138,7 @@ def resume(
         try:
             consent.agree(run, user_name())
         except OSError as error:
-            raise RunError(
+            raise WriteError(
                 f"run {run.id}: {run.control_path} cannot be written: {error.strerror}"
             ) from None
     plan = changed or run.read_plan()

@@ -8,7 +8,7 @@ import secrets
 
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.record.checkpoints import manifest, verified
-from memconsole.runs.record.directory import RunDirectory, RunError
+from memconsole.runs.record.directory import RunDirectory, RunError, WriteError
 
 ROOM_BYTES = 1 << 20
 """What a new attempt writes before it trains: records, logs, the first events."""
@@ -27,7 +27,7 @@ def check_room(run: RunDirectory) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise RunError(
+        raise WriteError(
             f"run {run.id} cannot be resumed: {run.path} cannot be written: {error.strerror}; "
             "free some room there"
         ) from None

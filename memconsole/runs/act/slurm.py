@@ -17,7 +17,7 @@ from memconsole.plan.plan import Plan
 from memconsole.plan.processes import nodes
 from memconsole.runs.read.life.slurm import QUEUE
 from memconsole.runs.record import files
-from memconsole.runs.record.directory import RunDirectory, RunError
+from memconsole.runs.record.directory import RunDirectory, RunError, WriteError
 from memconsole.runs.record.records import JobPlace, JobRecord
 from memconsole.slurm_command import NotInstalled, Refused, SlurmError, output_of
 
@@ -78,7 +78,7 @@ def submit(run: RunDirectory, plan: Plan) -> JobRecord:
     try:
         files.write_atomic(path, script(run, plan).encode(), 0o700)
     except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror}") from None
+        raise WriteError(f"{path}: cannot be written: {error.strerror}") from None
     before = run.newest_attempt() or 0
     answer = _ask(run, "sbatch", "--parsable", f"--chdir={run.path}", str(path)).strip()
     if not JOB_ID.fullmatch(answer):
@@ -90,7 +90,7 @@ def submit(run: RunDirectory, plan: Plan) -> JobRecord:
         files.write_struct(run.job_path, job)
     except OSError as error:
         _ask(run, "scancel", *_named(job))
-        raise RunError(f"{run.job_path}: cannot be written: {error.strerror}") from None
+        raise WriteError(f"{run.job_path}: cannot be written: {error.strerror}") from None
     QUEUE.forget()
     return job
 
@@ -101,7 +101,7 @@ def cancel(run: RunDirectory, job: JobRecord, who: str) -> None:
     try:
         files.write_struct(run.job_path, msgspec.structs.replace(job, cancelled_by=who))
     except OSError as error:
-        raise RunError(f"{run.job_path}: cannot be written: {error.strerror}") from None
+        raise WriteError(f"{run.job_path}: cannot be written: {error.strerror}") from None
     QUEUE.forget()
 
 

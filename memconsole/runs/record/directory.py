@@ -34,6 +34,12 @@ class RunError(UserError):
     """A problem with a run; the message is one line for the user."""
 
 
+class WriteError(RunError):
+    """A file or a folder of a run cannot be written, as on a full disk."""
+
+    exit_code = 1
+
+
 class RunDirectory:
     """The files of one run. Holds no state: every property reads the disk."""
 
@@ -236,7 +242,7 @@ def make_runs_root() -> Path:
         for folder in missing:
             files.sync_directory(folder.parent)
     except OSError as error:
-        raise RunError(f"{root}: cannot be made: {error.strerror}") from None
+        raise WriteError(f"{root}: cannot be made: {error.strerror}") from None
     check_private(root)
     return root
 
@@ -286,7 +292,7 @@ def create_run(
         except FileExistsError:
             continue
         except OSError as error:
-            raise RunError(f"{path}: cannot be made: {error.strerror}") from None
+            raise WriteError(f"{path}: cannot be made: {error.strerror}") from None
     run = RunDirectory(path)
     record = RunRecord(
         id=run.id,
@@ -307,7 +313,7 @@ def create_run(
         files.sync_directory(root)
     except OSError as error:
         shutil.rmtree(path, ignore_errors=True)
-        raise RunError(f"{path}: cannot be written: {error.strerror}") from None
+        raise WriteError(f"{path}: cannot be written: {error.strerror}") from None
     return run
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import errno
 import io
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
 import pytest
 
+from memconsole.cli.main import main
 from memconsole.plan.plan import Plan
+from memconsole.runs.act import launch
 from memconsole.runs.act.control import request_stop
 from memconsole.runs.act.supervise.serving import Serving
 from memconsole.runs.act.supervise.stop_deadline import (
@@ -23,7 +27,7 @@ from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.shown.unsaved import unsaved_words
 from memconsole.runs.read.shown.words import state_word
 from memconsole.runs.record import files, requests, spares
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory, create_run, list_runs
 from memconsole.runs.record.processes.heartbeat import Heartbeat
 from memconsole.runs.record.redaction import OutputStream
 from memconsole.tui.run.header import header_lines
@@ -50,6 +54,26 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(files, "write_atomic", refused)
+
+
+@pytest.mark.parametrize("module", [files, launch])
+def test_a_launch_on_a_full_disk_fails_and_leaves_no_run(
+    module: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(module, "write_atomic", refused)
+    monkeypatch.setattr(sys, "argv", ["memconsole", "train", "--set", "device.name=cpu"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert "cannot be written: No space left on device" in capsys.readouterr().err
+    assert list_runs() == []
 
 
 class Disk(io.StringIO):
