@@ -92,6 +92,8 @@ def command(
     device. Ends with 1 when --exact is given but exact numbers are not available:
     the numbers then come from the formula.
     """
+    if as_json and (as_toml or keys or list_catalog):
+        ctx.fail("--json is for prices; --toml, --keys and --catalog print none")
     if keys:
         click.echo(_keys())
         return

@@ -59,7 +59,12 @@ RESUMABLE = 75
     help="Where it trains: this machine, or a job of a Slurm cluster (see launch.… of --set).",
 )
 @click.option("--force", is_flag=True, help="Launch even if the estimate does not fit.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON at the end.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the report as JSON at the end; with --detach, an object with the id.",
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -88,7 +93,7 @@ def command(
         with Interrupts() as interrupts:
             run = _launch(plan, name, devices)
             with _naming(run):
-                click.echo(run.id)
+                click.echo(json_module.dumps({"id": run.id}) if as_json else run.id)
             if interrupts.count:
                 _ask_to_stop(run)
         return

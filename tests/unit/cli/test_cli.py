@@ -69,6 +69,24 @@ def test_toml_of_a_plan_reads_back(tmp_path: Path) -> None:
     assert again.output == result.output
 
 
+@pytest.mark.parametrize("other", ["--toml", "--keys", "--catalog"])
+def test_json_is_refused_where_something_else_is_printed(other: str) -> None:
+    result = run("plan", other, "--json")
+    assert result.exit_code == 2
+    assert "--json" in result.output
+
+
+def test_a_detached_run_is_told_as_json_if_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    made = create_run(Plan())
+    monkeypatch.setattr(train, "start", lambda *ignored: made)
+    small = ("--set", "device.name=cpu", "--set", "model.target_params=100000")
+    assert run("train", "--detach", *small).stdout == f"{made.id}\n"
+    assert json.loads(run("train", "--detach", "--json", *small).stdout) == {"id": made.id}
+
+
 @pytest.mark.parametrize(
     ("arguments", "needles"),
     [
