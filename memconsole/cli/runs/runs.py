@@ -21,6 +21,8 @@ HEADS = (
     *("run", "name", "state", "model", "backend", "step", "loss"),
     *("validation", "peak", "duration", "age", "tags"),
 )
+NAME_WIDTH = 40
+"""Characters of a name in the table; a longer one is cut."""
 
 
 @click.group(invoke_without_command=True)
@@ -86,7 +88,7 @@ def _row(run: RunStatus) -> list[str]:
     total = f"/{run.total_steps:,}" if run.total_steps else ""
     return [
         run.id,
-        run.name,
+        run.name if len(run.name) <= NAME_WIDTH else f"{run.name[: NAME_WIDTH - 1]}…",
         state_word(run),
         run.model,
         run.backend,

@@ -1,4 +1,4 @@
-"""Which names a run can have: no word that commands read as another run, and no other run's name."""
+"""Which names a run can have: no word that commands read as another run or as an option, and no other run's name."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ from collections.abc import Mapping
 
 from memconsole.runs.record import labels
 from memconsole.runs.record.directory import LATEST, RUN_ID, RunDirectory, RunError, list_runs
+from memconsole.runs.record.labels import NAME_CHARACTERS
+from memconsole.sanitize import clean_line
 
 
 def check_name(name: str) -> None:
-    """Raise `RunError` if commands read `name` as the newest run or as an id."""
+    """Raise `RunError` if commands read `name` as the newest run, as an id or as an option, or if it is nothing but
+    dots."""
+    if name.startswith("-") or (name and not name.strip(".")):
+        raise RunError(
+            f'the name "{clean_line(name, NAME_CHARACTERS)}" begins with - or has only dots; expected another name'
+        )
     if name == LATEST or RUN_ID.fullmatch(name):
         what = "the newest run" if name == LATEST else "the run that has this id"
         raise RunError(f'the name "{name}" stands for {what}; expected another name')

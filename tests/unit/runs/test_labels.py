@@ -70,6 +70,13 @@ def test_a_renamed_run_keeps_its_paths_while_it_trains_and_is_found_by_its_new_n
         lock.release()
 
 
+def test_a_long_name_is_cut_in_the_table_alone() -> None:
+    run = create_run(Plan(), "x" * 300)
+    table = command()
+    assert f"  {'x' * 39}…  " in table
+    assert json.loads(command("--json"))[0]["name"] == run.name
+
+
 def test_a_run_is_not_given_a_name_that_means_another_run() -> None:
     first, second = create_run(Plan(), "first"), create_run(Plan(), "second")
     refused = command("rename", "first", "second", code=2)
@@ -78,6 +85,10 @@ def test_a_run_is_not_given_a_name_that_means_another_run() -> None:
         "rename", "first", "latest", code=2
     )
     assert "stands for the run that has this id" in command("rename", "first", second.id, code=2)
+    for name in ("..", "--json"):
+        assert f'the name "{name}" begins with - or has only dots' in command(
+            "rename", "first", "--", name, code=2
+        )
     assert first.name == "first"
     assert "is called first" in command("rename", "first", "first")
 
