@@ -195,12 +195,25 @@ def test_the_last_items_of_each_user_are_held_out_and_the_others_are_targets_onc
         for place in range(start + 1, start + len(person) - last)
     ]
     assert sorted(seen) == wanted
-    for (begin, first, end), start, last in zip(
-        found.held_rows(8), starts[2:], held[2:], strict=False
-    ):
-        assert end - first == last
-        assert max(start, end - 9) == begin
     assert histories(0.0)[0].held_out == 0
+    assert not len(histories(0.0)[0].held_rows(8))
+
+
+@pytest.mark.parametrize("length", [1, 2, 8, 9, 100])
+def test_every_held_out_item_is_evaluated_once_after_enough_context(length: int) -> None:
+    sizes = (1, 3, 40, 700, 5)
+    users = np.repeat(np.arange(len(sizes)), sizes)
+    found = Histories(users, np.ones(sum(sizes), np.int32), 0.2)
+    rows = found.held_rows(length)
+    assert (rows[:, 2] - rows[:, 0]).max() <= length + 1
+    targets = [at for _, first, end in rows for at in range(first, end)]
+    spans = zip(found.train_ends, found.ends, strict=True)
+    assert targets == [at for train_end, end in spans for at in range(train_end, end)]
+    assert len(targets) == found.held_out == 0 + 1 + 8 + 140 + 1
+    for begin, first, _ in rows:
+        start = found.starts[users[begin]]
+        assert users[begin] == users[first]
+        assert first - begin >= min(max(1, length // 2), first - start)
 
 
 def test_rows_are_shuffled_each_epoch_and_go_on_exactly_where_they_stopped() -> None:

@@ -53,11 +53,15 @@ class Histories:
         return np.stack([begin, np.minimum(begin + length + 1, self.train_ends[owner])], axis=1)
 
     def held_rows(self, length: int) -> Int64:
-        """Beginning, first held-out item and end of the row of each user with held-out items (rows, 3)."""
-        own = self.train_ends < self.ends
-        begin = np.maximum(self.starts, self.ends - length - 1)
-        first = np.maximum(self.train_ends, begin + 1)
-        return np.stack([begin, first, self.ends], axis=1)[own]
+        """Beginning, first target and end of each row of evaluation (rows, 3), at most length + 1 items. Every held-out
+        item is a target once; a row has at most length // 2 targets, so that half of it or more is context."""
+        most = max(1, length // 2)
+        rows = -(-(self.ends - self.train_ends) // most)
+        owner = np.repeat(np.arange(len(self)), rows)
+        number = np.arange(len(owner)) - np.repeat(np.cumsum(rows) - rows, rows)
+        first = self.train_ends[owner] + number * most
+        end = np.minimum(first + most, self.ends[owner])
+        return np.stack([np.maximum(self.starts[owner], end - length - 1), first, end], axis=1)
 
     def train_items(self) -> tuple[Int64, Int32]:
         """Number of the user and item of every interaction of training."""
