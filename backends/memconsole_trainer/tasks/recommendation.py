@@ -13,15 +13,22 @@ from memconsole import regular_file, typed_json
 from memconsole.plan import catalog
 from memconsole.plan.data.rows import keep_counted_rows
 from memconsole.plan.models.model import Model
-from memconsole.plan.models.recommender import Recommender
+from memconsole.plan.models.recommender import ITEMS_JSON, Recommender
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
+from memconsole.plan.training.origin import checkpoint_of
 from memconsole.runs.record import files
 from memconsole.runs.record.log import events
 from memconsole_trainer.data.ratings.baselines import Baselines
 from memconsole_trainer.data.ratings.histories import Histories, HistoryRows, batch_of
 from memconsole_trainer.data.ratings.metadata import find_metadata
-from memconsole_trainer.data.ratings.numbering import Numbering, check_room, number, places
+from memconsole_trainer.data.ratings.numbering import (
+    Numbering,
+    check_room,
+    extended,
+    number,
+    places,
+)
 from memconsole_trainer.data.ratings.reading import Ratings, read_ratings
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.sources.hashes import DataHashes
@@ -30,8 +37,6 @@ from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.engine import Batch, Engine, LossSum
 from memconsole_trainer.tasks.task import Judged, Teller
 
-FILE = "items.json"
-"""In the run's directory: its `Numbering`, so that a resumed run has the same clusters."""
 MOST_BYTES = 1 << 30
 
 
@@ -44,15 +49,19 @@ def open_data(
     say.phase("data", plan.data.source)
     path = Path(catalog.dataset(plan).where).expanduser()
     ratings = _first_users(read_ratings(path, say.tick), plan.data.max_examples)
-    check_room(path, ratings, model)
     metadata = find_metadata(path)
     data = ratings.fingerprint + (metadata.fingerprint if metadata else "")
     say.phase("data", "clustering")
-    stored = directory / FILE
+    stored = directory / ITEMS_JSON
     try:
-        numbering = typed_json.decode(regular_file.read(stored, MOST_BYTES), Numbering)
+        numbering = _read(stored)
     except (OSError, msgspec.DecodeError):
-        numbering = number(ratings, metadata, model, plan.data.validation_fraction, say.tick)
+        checkpoint = checkpoint_of(plan)
+        if checkpoint is None:
+            check_room(path, ratings, model)
+            numbering = number(ratings, metadata, model, plan.data.validation_fraction, say.tick)
+        else:
+            numbering = extended(_of_run(checkpoint), path, ratings, model)
         files.write_atomic(stored, msgspec.json.encode(numbering))
     unknown = numbering.unknown(ratings.items)
     if unknown is not None:
@@ -72,6 +81,24 @@ def open_data(
             "no metadata beside the ratings: items are clustered by the items near them in histories"
         )
     return found
+
+
+def _read(path: Path) -> Numbering:
+    return typed_json.decode(regular_file.read(path, MOST_BYTES), Numbering)
+
+
+def _of_run(checkpoint: Path) -> Numbering:
+    """The items of the run that wrote a checkpoint. Raises `DataError`."""
+    path = (
+        checkpoint.resolve().parents[1] / ITEMS_JSON
+    )  # "best" is a link to the checkpoint of a step
+    try:
+        return _read(path)
+    except (OSError, msgspec.DecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise DataError(
+            f"model.weights = {checkpoint}: the items of its table cannot be read from {path}: {why}"
+        ) from None
 
 
 def _first_users(ratings: Ratings, most: int | None) -> Ratings:

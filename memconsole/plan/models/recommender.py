@@ -21,6 +21,8 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Parameter
 
 ITEMS, CLUSTERS = "items.weight", "clusters.weight"
+ITEMS_JSON = "items.json"
+"""The file in a run's directory that tells which item of the data each row of the table stands for."""
 CHUNK_BYTES = 32 << 20
 """Most bytes of the items that a chunk of positions is scored against, or of their scores, all fp32."""
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from memconsole.cli.runs.train import weights_of
 from memconsole.plan import catalog
+from memconsole.plan import plan as plans
 from memconsole.plan.data.made import Size
+from memconsole.plan.models.recommender import ITEMS_JSON
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.training.trained import frozen_names
 from memconsole.runs.read.report.report import BestLine, report
+from memconsole.runs.record.checkpoints import borrowed
 from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.log import events
 from memconsole_trainer.data.make.__main__ import make
@@ -123,6 +129,27 @@ def test_ratings_that_changed_since_the_run_began_are_refused(
         path.write_bytes(ratings.read_bytes() + line.encode())
         assert attempt(run) != 0
         assert message in told(run, events.Error)[-1].message
+
+
+def test_a_run_from_anothers_weights_knows_its_items_after_the_ratings_have_grown(
+    ratings: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "ratings.dat"
+    path.write_bytes(ratings.read_bytes())
+    first = create_run(plan(path, "torch", model__items=66, train__max_steps=1))
+    assert attempt(first) == 0
+    path.write_bytes(
+        ratings.read_bytes() + b"".join(b"1::%d::5::%d\n" % (n, 2 * 10**9 + n) for n in (98, 99))
+    )
+    wanted = weights_of(first.id)
+    second = create_run(wanted)
+    second.plan_path.write_text(plans.dumps(borrowed.keep(second, wanted), full=True))
+    items = json.loads((first.path / ITEMS_JSON).read_bytes())["numbers"]
+    shutil.rmtree(first.path)  # its frozen weights and its items are kept in the second run
+    assert attempt(second) == 0, told(second, events.Error)
+    found = json.loads((second.path / ITEMS_JSON).read_bytes())["numbers"]
+    assert all(own == item for own, item in zip(found, items, strict=True) if item >= 0)
+    assert [own for own, item in zip(found, items, strict=True) if own != item] == [98, 99]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from memconsole.plan.check import check
 from memconsole.plan.data.made import Size
 from memconsole.plan.data.rows import row_fill, training_rows
 from memconsole.plan.machine.budget import Budget
-from memconsole.plan.models.recommender import Recommender
+from memconsole.plan.models.recommender import ITEMS_JSON, Recommender
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_trainer.data.inspect import inspect
 from memconsole_trainer.data.make.__main__ import make
 from memconsole_trainer.data.make.maker import Request
-from memconsole_trainer.data.ratings import reading
+from memconsole_trainer.data.ratings import numbering, reading
 from memconsole_trainer.data.ratings.baselines import Baselines, ranked
 from memconsole_trainer.data.ratings.clusters import balanced, from_histories
 from memconsole_trainer.data.ratings.histories import Histories, HistoryRows, batch_of
@@ -167,6 +168,47 @@ def test_items_are_numbered_by_cluster_and_found_again(tmp_path: Path) -> None:
         assert found == number(ratings, metadata, six, 0.05, nothing)
     with pytest.raises(PlanError, match=r"holds \d+ items, the model 20; set model\.items = "):
         check_room(path, ratings, model(20, 2))
+
+
+def opened_from(run: Path, source: Path, directory: Path, **changes: int) -> list[int]:
+    """The numbering of a run in `directory` that starts from the weights of `run`."""
+    directory.mkdir()
+    sizes = {f"model.{key}": value for key, value in changes.items()}
+    asked = plan(**{"model.weights": str(run / "checkpoints" / "step-000000001")})
+    asked = replace(asked, {"data.source": str(source), **sizes})
+    open_data(asked, catalog.model(asked), directory, Quiet(), {})
+    kept: list[int] = json.loads((directory / ITEMS_JSON).read_bytes())["numbers"]
+    return kept
+
+
+def test_a_run_from_the_weights_of_another_keeps_its_items_in_their_places(tmp_path: Path) -> None:
+    path, grown, sizes = made(tmp_path), tmp_path / "ratings.dat", {"items": 62, "clusters": 6}
+    first = plan(**{"data.source": str(path), "model.items": 62, "model.clusters": 6})
+    run = tmp_path / "run"
+    run.mkdir()
+    open_data(first, catalog.model(first), run, Quiet(), {})
+    before = json.loads((run / ITEMS_JSON).read_bytes())["numbers"]
+    own = set(before) - {-1}
+    new = list(range(900, 962 - len(own)))
+    text = path.read_text()
+    grown.write_text(text + "".join(f"1::{item}::5::{2 * 10**9 + item}\n" for item in new))
+    after = opened_from(run, grown, tmp_path / "grown", **sizes)
+    assert [item for item, old in zip(after, before, strict=True) if old < 0 <= item] == new
+    assert all(item == old for item, old in zip(after, before, strict=True) if old >= 0)
+    places = {place + 1 for place, item in enumerate(after) if item >= 0}
+    assert places == set(numbering.places(model(**sizes)).tolist())
+    assert opened_from(run, path, tmp_path / "same", **sizes) == before
+    with pytest.raises(PlanError, match=r"in 7 clusters: .* in other places"):
+        opened_from(run, path, tmp_path / "other", items=62, clusters=7)
+    grown.write_text(grown.read_text() + "1::999::5::2000000999\n")
+    full = (
+        rf"{len(new) + 1} items .* {len(new)} free places; train new weights with model\.items = 63"
+    )
+    with pytest.raises(PlanError, match=full):
+        opened_from(run, grown, tmp_path / "full", **sizes)
+    (run / ITEMS_JSON).unlink()
+    with pytest.raises(DataError, match=r"the items of its table cannot be read from .*: No such"):
+        opened_from(run, path, tmp_path / "gone", **sizes)
 
 
 # histories

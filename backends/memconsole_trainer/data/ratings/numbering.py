@@ -56,6 +56,28 @@ def check_room(path: Path, ratings: Ratings, model: Recommender) -> None:
         )
 
 
+def extended(begun: Numbering, path: Path, ratings: Ratings, model: Recommender) -> Numbering:
+    """The numbering of the run whose weights are taken, with new items in free places. Raises `PlanError` if the
+    model has other places, or too few free ones."""
+    numbers, exist = np.array(begun.numbers), places(model) - 1
+    if len(numbers) != model.rows - 1 or (np.delete(numbers, exist) >= 0).any():
+        raise PlanError(
+            f"model.items = {model.items:,} in {model.clusters:,} clusters: the run of model.weights has its "
+            "items in other places; expected its model.items and model.clusters",
+            "model.items",
+        )
+    new, free = np.setdiff1d(ratings.items, numbers), exist[numbers[exist] < 0]
+    if len(new) > len(free):
+        found = model.items - len(free) + len(new)
+        raise PlanError(
+            f"{path}: holds {len(new):,} items that the run of model.weights does not have, and its table has "
+            f"{len(free):,} free places; train new weights with model.items = {found}",
+            "model.weights",
+        )
+    numbers[free[: len(new)]] = new
+    return Numbering(numbers.tolist())
+
+
 def number(
     ratings: Ratings,
     metadata: Metadata | None,

@@ -9,6 +9,7 @@ from pathlib import Path
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.models.files import TOKENIZER_JSON
+from memconsole.plan.models.recommender import ITEMS_JSON
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.training.origin import checkpoint_of
 from memconsole.plan.training.trained import frozen_names
@@ -40,6 +41,9 @@ def _kept(folder: Path, plan: Plan) -> Plan:
     for file in sorted(checkpoint.iterdir()):
         _linked(file, into / file.name)
     changes: dict[str, object] = {"model.weights": str(into)}
+    items = other.path / ITEMS_JSON
+    if items.is_file():
+        _linked(items, own / ITEMS_JSON)
     tokenizer = other.path / TOKENIZER_JSON
     if tokenizer.is_file():
         _linked(tokenizer, own / TOKENIZER_JSON)
