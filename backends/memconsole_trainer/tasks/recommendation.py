@@ -123,10 +123,10 @@ class RatingData:
         self._plan, self._model, self._histories = plan, model, histories
         self._held = histories.held_rows(plan.data.sequence_length)
         self._baselines: dict[str, float] | None = None
-        named = sum(number >= 0 for number in numbering.numbers)
+        self._named = numbering.named
         self.description = (
             f"{plan.data.source}: {len(histories.items):,} interactions of {len(histories):,} users with "
-            f"{named:,} items, {histories.held_out:,} held out"
+            f"{len(self._named):,} items, {histories.held_out:,} held out"
         )
         numbers = np.array(numbering.numbers).tobytes()
         self.fingerprints: Mapping[str, str] = {
@@ -155,7 +155,7 @@ class RatingData:
         """The task's measures, and those of popularity and item-kNN on the same held-out items."""
         if self._baselines is None:
             held = self._held[evaluated(self.validation_rows, shape.micro_batch, limit)]
-            made = Baselines(self._histories, self._model.rows, places(self._model))
+            made = Baselines(self._histories, self._model.rows, self._named)
             self._baselines = made.measured(held)
         own = zip(task_of(self._plan).measures, total.measures, strict=True)
         return Judged(self._baselines | {m.key: v / max(total.weight, 1e-9) for m, v in own})

@@ -18,6 +18,7 @@ from memconsole.plan.data.rows import row_fill, training_rows
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.recommender import ITEMS_JSON, Recommender
 from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.tasks.recommendation import RANKED
 from memconsole_trainer.data.inspect import inspect
 from memconsole_trainer.data.make.__main__ import make
 from memconsole_trainer.data.make.maker import Request
@@ -30,6 +31,7 @@ from memconsole_trainer.data.ratings.numbering import check_room, number
 from memconsole_trainer.data.ratings.reading import read_ratings
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchShape
+from memconsole_trainer.engine import LossSum
 from memconsole_trainer.tasks.recommendation import RatingData, open_data
 from tests.unit.data.quiet import Quiet
 
@@ -338,6 +340,16 @@ def test_the_baselines_are_those_of_their_definitions() -> None:
     assert not told
 
 
+def test_the_baselines_rank_only_the_items_of_the_data(tmp_path: Path) -> None:
+    path, sums = made(tmp_path), LossSum(0.0, 0.0, (0.0,) * len(RANKED))
+    own = len(np.unique(read_ratings(path, nothing).items))
+    told = []
+    for items in (own, 20 * own):
+        data = opened(path, tmp_path / f"{items}", items)
+        told.append(data.judged(sums, BatchShape(1, 4, 8), 0, None).metrics)  # type: ignore[arg-type]
+    assert told[0] == pytest.approx(told[1])
+
+
 def test_the_measures_of_a_ranking_follow_their_definitions() -> None:
     found = ranked(np.array([1, 2, 6, 50]))
     assert found["recall_at_1"] == 0.25
@@ -372,9 +384,9 @@ def test_made_ratings_are_the_same_for_a_seed_and_nobody_meets_an_item_twice(
 # a folder
 
 
-def opened(source: Path, directory: Path) -> RatingData:
+def opened(source: Path, directory: Path, items: int = 60) -> RatingData:
     directory.mkdir()
-    wanted = {"data.source": str(source), "model.items": 60, "model.clusters": 6}
+    wanted = {"data.source": str(source), "model.items": items, "model.clusters": 6}
     asked = plan(**wanted)
     check(asked)
     return open_data(asked, catalog.model(asked), directory, Quiet(), {})

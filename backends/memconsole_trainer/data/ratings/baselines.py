@@ -23,7 +23,7 @@ class Baselines:
     """Popularity and item-kNN, both counted on the interactions of training."""
 
     def __init__(self, histories: Histories, items: int, places: Int64) -> None:
-        """`items` counts the rows of the model's table, and `places` are those that hold an item."""
+        """`items` counts the rows of the model's table, and `places` are those that stand for an item of the data."""
         self._histories, self._places = histories, places
         users, found = histories.train_items()
         self._counts = np.bincount(found, minlength=items).astype(np.int64)

@@ -26,6 +26,11 @@ class Numbering(msgspec.Struct, frozen=True):
 
     numbers: list[int]
 
+    @property
+    def named(self) -> Int64:
+        """The model's items that stand for an item of the data, sorted. A model may have room for more."""
+        return np.flatnonzero(np.array(self.numbers) >= 0) + 1
+
     def unknown(self, numbers: Int64) -> int | None:
         """The first of `numbers` that no item has; None if there is none."""
         missing = np.setdiff1d(numbers, self.numbers)
@@ -39,7 +44,7 @@ class Numbering(msgspec.Struct, frozen=True):
 
 
 def places(model: Recommender) -> Int64:
-    """The items that exist, sorted: some last places of clusters are empty."""
+    """The items that the model has, sorted: some last places of clusters hold none."""
     number = np.arange(model.rows - 1)
     members = np.array([model.members(c) for c in range(model.clusters)])
     cluster, member = number // model.cluster_size, number % model.cluster_size
