@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from textual import events
 
+from memconsole.plan.tasks import task_of
 from memconsole.tui.draw.ink import Line, Span, fit, rule, wrap
 from memconsole.tui.draw.words import measure_word
 from memconsole.tui.run.summary import summary_lines
@@ -29,7 +30,9 @@ def sample_lines(view: RunView, width: int) -> list[Line]:
     """A sampled text, the newest unless an earlier one was stepped to. Its prompt is highlighted."""
     run = view.snapshot
     if run is None or run.facts.sample is None:
-        return [[Span(" a text is sampled at each evaluation", "dim")]]
+        why = task_of(run.plan).not_applicable(run.plan).get("train.sample_tokens") if run else None
+        words = f"no text is sampled: {why}" if why else "a text is sampled at each evaluation"
+        return [[Span(fit(f" {words}", width), "dim")]]
     sample, words = run.facts.sample, ""
     many = len(run.samples)
     if many > 1:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from memconsole.memory.table import Estimate
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, replace
 from memconsole.runs.read.shown.snapshot import Help, RunSnapshot, Symptom
 from memconsole.runs.read.state.stages import Stage
 from memconsole.runs.record.directory import create_run
@@ -23,7 +23,7 @@ from memconsole.tui.draw.ink import plain
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.plan.screen import PlanScreen
 from memconsole.tui.run.header import header_lines, progress_line, steps_word, time_line
-from memconsole.tui.run.output_pane import OutputPane
+from memconsole.tui.run.output_pane import OutputPane, sample_lines
 from memconsole.tui.run.predictions import predicted
 from memconsole.tui.run.screen import RunScreen
 from memconsole.tui.screens.confirm import ConfirmScreen
@@ -195,6 +195,22 @@ async def test_the_lower_pane_switches_between_output_sample_and_summary(
         await pilot.press("o")
         await settle(pilot)
         assert "validation loss" in screen_text(app)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("stories", "a text is sampled at each evaluation"),
+        ("lqr", "no text is sampled: the data are windows of numbers, not text"),
+        ("efficientids", "no text is sampled: the data are histories of items, not text"),
+    ],
+)
+def test_the_sample_pane_of_a_task_without_text_says_that_none_is_sampled(
+    model: str, words: str
+) -> None:
+    run = snapshot(sample=None, plan=replace(Plan(), {"model.name": model}))
+    (line,) = sample_lines(RunView(run), 80)
+    assert plain(line).strip() == words
 
 
 async def test_a_slow_link_begins_with_the_log_closed_and_sends_none_of_it(
