@@ -44,12 +44,10 @@ def _without_adapters(key: str) -> Callable[[Plan], str | None]:
     usual = plans.SETTINGS[key].default
 
     def why(plan: Plan) -> str | None:
-        given = plans.get(plan, key) != usual
-        return (
-            "there are no adapters; set optimize.lora_rank"
-            if given and not plan.optimize.lora_rank
-            else None
-        )
+        if plans.get(plan, key) == usual or plan.optimize.lora_rank:
+            return None
+        absent = task_of(plan).not_applicable(plan).get("optimize.lora_rank")
+        return absent or "there are no adapters; set optimize.lora_rank"
 
     return why
 
@@ -108,8 +106,10 @@ def _base_is_trained(plan: Plan) -> str | None:
     o = plan.optimize
     if o.base_storage == "bf16" or o.lora_rank or o.freeze_base:
         return None
-    needed = "freeze_base" if task_of(plan).beside_base else "lora_rank"
-    return f"only a frozen base can be stored in codes; set optimize.{needed} too"
+    task = task_of(plan)
+    absent = task.not_applicable(plan).get("optimize.base_storage")
+    needed = "freeze_base" if task.beside_base else "lora_rank"
+    return absent or f"only a frozen base can be stored in codes; set optimize.{needed} too"
 
 
 def _codes_said(plan: Plan, kind: str) -> str | None:

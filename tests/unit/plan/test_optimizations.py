@@ -267,6 +267,23 @@ def test_what_excludes_another_is_refused_by_its_key_and_reason(
     assert str(error.value).startswith(f"{key} = ")
 
 
+@pytest.mark.parametrize(
+    ("preset", "settings", "reason"),
+    [
+        ("lqr", {"optimize.base_storage": "nf4"}, "there is no pretrained base to freeze"),
+        ("lqr", {"optimize.lora_alpha": 8.0}, "there is no pretrained base to freeze"),
+        ("efficientids", {"optimize.lora_alpha": 8.0}, "are trained instead of adapters"),
+    ],
+)
+def test_a_refusal_does_not_advise_what_the_task_refuses(
+    preset: str, settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(PlanError, match=reason) as error:
+        check_conflicts(replace(catalog.preset(preset), settings))
+    assert error.value.key in settings
+    assert "set optimize" not in str(error.value)
+
+
 def test_an_evaluation_needs_no_optimization_of_training_and_loses_none_of_its_own() -> None:
     plan = replace(
         Plan(),
