@@ -13,7 +13,8 @@ from memconsole.plan.data.check_records import check_records
 from memconsole.plan.data.mixture import MIX, VALIDATION, check_mixture, parts, validation_plan
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.tokenizer_file import tokenizer_vocab_size
-from memconsole.plan.plan import BACKENDS, Plan, PlanError, quote
+from memconsole.plan.plan import BACKENDS, SETTINGS, Plan, PlanError, get, quote
+from memconsole.plan.sections.data import OF_TEXT
 from memconsole.plan.tasks import task_of
 from memconsole.plan.toggles.optimizations import check_conflicts
 from memconsole.plan.training.origin import RANDOM, checkpoint_of
@@ -29,6 +30,15 @@ _UNSUPPORTED = {
     ("jax", "apple"): "the jax backend has no Apple GPU; use backend = torch, or device cpu",
     ("torch", "tpu"): "the torch backend has no TPU; use backend = jax",
 }
+_ONE_SOURCE = "learns from one source and holds out a share of it"
+_WITHOUT_TEXT = {
+    MIX: _ONE_SOURCE,
+    VALIDATION: _ONE_SOURCE,
+    "data.held_out": "has its own way to hold out, set it to spread",
+}
+"""What a model that reads no text does in place of a setting of text."""
+_IN_VAIN = ("data.stride", "data.isolate_documents", "optimize.fused_loss")
+"""Settings that are refused where a task does not use them. Others say only how data are held, or what is shown."""
 
 
 def check(plan: Plan) -> None:
@@ -49,7 +59,7 @@ def check(plan: Plan) -> None:
             if part is not None:
                 check_records(part)
     else:
-        _check_text_alone(plan)
+        _check_without_text(plan)
         _check_no_dropout(plan)
     _check_rows(plan)
     _check_validation(plan)
@@ -127,13 +137,16 @@ def _check_vocabulary(plan: Plan, architecture: Architecture) -> None:
         )
 
 
-def _check_text_alone(plan: Plan) -> None:
-    for key, value in ((MIX, plan.data.mix), (VALIDATION, plan.data.validation)):
-        if value is not None:
-            reason = (
-                f"is for text; {plan.model.name} learns from one source and holds out a share of it"
-            )
-            raise _error(key, quote(value), reason)
+def _check_without_text(plan: Plan) -> None:
+    """Refuse what only tasks with text use, and what a task without text says that it does not use."""
+    for key in OF_TEXT:
+        if get(plan, key) != SETTINGS[key].default:
+            reason = _WITHOUT_TEXT.get(key, "reads none, leave it out")
+            raise _error(key, quote(get(plan, key)), f"is for text; {plan.model.name} {reason}")
+    unused = task_of(plan).not_applicable(plan)
+    for key in _IN_VAIN:
+        if key in unused and get(plan, key) != SETTINGS[key].default:
+            raise _error(key, quote(get(plan, key)), f"{unused[key]}; leave it out")
 
 
 def _check_rows(plan: Plan) -> None:
@@ -165,10 +178,7 @@ def _check_validation(plan: Plan) -> None:
 
 
 def _check_last(plan: Plan) -> None:
-    """Refuse `data.held_out = last` for data that is not text, or whose end is not known."""
-    if not isinstance(catalog.model(plan), Architecture):
-        reason = f"is for text; {plan.model.name} has its own way to hold out, set it to spread"
-        raise _error("data.held_out", '"last"', reason)
+    """Refuse `data.held_out = last` for data whose end is not known."""
     for part in parts(plan):
         if part.plan.data.streaming and catalog.dataset(part.plan).kind == "hub":
             reason = (

@@ -28,7 +28,8 @@ from memconsole.plan.models.model import Model
 from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.models.sizing import default_vocab_size, size
 from memconsole.plan.models.tokenizer_file import tokenizer_vocab_size
-from memconsole.plan.plan import Plan, PlanError, get, nearest, quote, replace
+from memconsole.plan.plan import SETTINGS, Plan, PlanError, get, nearest, quote, replace
+from memconsole.plan.sections.data import OF_TEXT
 
 __all__ = [
     "LOCAL_DEVICES",
@@ -69,6 +70,15 @@ _MEANT_FOR = {
     "data.source": ("data.max_examples", "data.mix", "data.validation"),
 }
 """Settings that are reset when another value is chosen for the key."""
+_OF_LANGUAGE = (
+    *OF_TEXT,
+    "data.stride",
+    "data.isolate_documents",
+    "optimize.fused_loss",
+    "train.dropout",
+    "train.attention_dropout",
+)
+"""Settings that are reset when a model of another task than language is chosen."""
 
 Entry = TypeVar("Entry", ModelEntry, CatalogDevice, DatasetEntry, PresetEntry)
 
@@ -207,11 +217,15 @@ def default_plan() -> Plan:
 def choose(plan: Plan, key: str, value: object) -> Plan:
     """`plan` with one setting changed, and settings reset that depend on it. Raises `PlanError`.
 
-    A new model resets the target size, and a new dataset resets the limit on documents.
+    A new model resets the target size, and settings of text if it reads none. A new dataset resets the limit on
+    documents.
     """
     changes = {key: value}
     if value != get(plan, key):
         changes |= dict.fromkeys(_MEANT_FOR.get(key, ()))
+    chosen = models().get(str(value)) if key == "model.name" else None
+    if chosen is not None and chosen.task != "language":
+        changes |= {of: SETTINGS[of].default for of in _OF_LANGUAGE}
     return replace(plan, changes)
 
 

@@ -10,6 +10,22 @@ from memconsole.plan.sections.section import MOST, Section, about
 
 HeldOut = Literal["spread", "last"]
 LossOn = Literal["all", "answers"]
+OF_TEXT = (
+    "data.text_column",
+    "data.template",
+    "data.loss_on",
+    "data.split",
+    "data.tokenizer",
+    "data.tokenizer_examples",
+    "data.vocab_size",
+    "data.characters",
+    "data.lowercase",
+    "data.code_field",
+    "data.held_out",
+    "data.validation",
+    "data.mix",
+)
+"""The settings of tasks that read text. Other tasks refuse them."""
 
 
 class DataChoice(Section, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from importlib import import_module
 import pytest
 
 from memconsole.plan import catalog
+from memconsole.plan.check import check
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import ModelChoice, Plan, PlanError, get, replace
 from memconsole.plan.tasks import TASKS, Task, task_of, task_of_model
@@ -69,6 +70,48 @@ def test_a_frozen_base_is_refused_or_not_trained(task: Task, setting: dict[str, 
             task.check(frozen, model)
     else:
         assert len(task.trained(frozen, model)) < len(task.trained(plan, model)), key
+
+
+@pytest.mark.parametrize("preset", ["lqr", "efficientids"])
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"data.template": "chatml"}, "is for text"),
+        ({"data.tokenizer": "x"}, "is for text"),
+        ({"data.split": "foo"}, "is for text"),
+        ({"data.held_out": "last"}, "is for text"),
+        ({"data.isolate_documents": True}, "leave it out"),
+        ({"optimize.fused_loss": True}, "leave it out"),
+    ],
+)
+def test_settings_that_do_nothing_for_a_task_are_refused(
+    preset: str, setting: dict[str, object], words: str
+) -> None:
+    own = catalog.preset(preset)
+    check(own)
+    (key,) = setting
+    with pytest.raises(PlanError, match=words) as error:
+        check(replace(own, setting))
+    assert error.value.key == key
+
+
+def test_a_stride_is_refused_where_the_rows_are_given() -> None:
+    with pytest.raises(PlanError, match=r"data\.stride = 5: the file holds the windows"):
+        check(replace(catalog.preset("lqr"), {"data.stride": 5}))
+    check(replace(catalog.preset("efficientids"), {"data.stride": 5}))
+
+
+@pytest.mark.parametrize("before", sorted(catalog.presets()))
+@pytest.mark.parametrize("model", ["lqr", "efficientids"])
+def test_choosing_a_model_without_text_drops_what_was_meant_for_text(
+    before: str, model: str
+) -> None:
+    whole = {"optimize.lora_rank": 0, "optimize.freeze_base": False, "data.sequence_length": 32}
+    text = {"data.held_out": "last", "optimize.fused_loss": True, "train.dropout": 0.1}
+    plan = catalog.choose(replace(catalog.preset(before), whole | text), "model.name", "stories")
+    assert (plan.data.held_out, plan.train.dropout) == ("last", 0.1)
+    plan = catalog.choose(plan, "model.name", model)
+    check(catalog.choose(plan, "data.source", catalog.preset(model).data.source))
 
 
 def test_a_measure_has_one_key(task: Task) -> None:
