@@ -21,7 +21,7 @@ def outputs(model: Model, weights: WeightSource, arrays: Mapping[str, Array]) ->
     """The model's outputs, float32, for the arrays of one micro-batch."""
     stored = {n: jnp.asarray(s.gather(weights.tensor)) for n, s in stacks(model).items()}
     task, own = tasks.of(model), {n: jnp.asarray(x) for n, x in arrays.items()}
-    return np.array(jax.jit(lambda *found: task.outputs(model, *found))(stored, own))
+    return np.array(jax.jit(lambda *found: task.outputs(Plan(), model, *found))(stored, own))
 
 
 def logits(

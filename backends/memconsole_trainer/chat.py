@@ -40,6 +40,7 @@ def talk(options: argparse.Namespace) -> int:
     """Answer the user's messages until the user ends the chat. Returns the exit code."""
     try:
         found = trained.read(options.run, options.checkpoint)
+        positions = found.architecture.max_positions
         template = template_of(found.plan)
         if template is None or not template.chat:
             chats = [name for name, one in templates().items() if "messages" in one.text]
@@ -53,7 +54,6 @@ def talk(options: argparse.Namespace) -> int:
         print(f"memconsole: {error}", file=sys.stderr)
         return 2
     print(f"step {found.checkpoint.step:,}{found.note}; {COMMANDS}", file=sys.stderr)
-    positions = found.architecture.max_positions
     answerer = Answerer(template, tokenizer, options.tokens or MOST_ANSWER_TOKENS, positions)
     first: list[Message] = []
     if options.system:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from memconsole.plan.plan import Plan, PlanError, nearest, quote, replace
 from memconsole.plan.templates.chat import CHAT_ANSWER, RecordError
 from memconsole.plan.templates.choice import template_of
-from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.data.sources.records import Record
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 from memconsole_trainer.engine import Engine
@@ -82,14 +81,10 @@ def ready(found: trained.TrainedModel) -> tuple[Tokenizer, Engine]:
     If the weights are stored in fp32, the engine also computes in fp32, as programs that load an export do.
     """
     tokenizer = found.tokenizer()
-    alone = replace(found.plan, {"device.count": 1, "optimize.sharding": "none"})
-    found = dataclasses.replace(found, plan=alone)
     if not found.adapted and found.plan.optimize.precision in ("bf16", "fp16"):
         plan = replace(found.plan, {"optimize.precision": "fp32"})
         found = dataclasses.replace(found, plan=plan)
-    engine = engine_factory(found.plan.backend)(found.plan, None)
-    found.build(engine)
-    return tokenizer, engine
+    return tokenizer, found.engine()
 
 
 def asked(plan: Plan, fields: Sequence[str], message: str | None) -> dict[str, Any] | None:

@@ -34,6 +34,7 @@ COMMANDS = {
     "compare": "runs side by side",
     "sample": "a prompt continued, or a record answered, by a run's model",
     "chat": "a conversation with a run's model",
+    "predict": "what a run's recommender or regressor predicts for new data",
     "export": "a run's weights as a Hugging Face directory",
     "export-job": "a plan as a job file of SkyPilot or Kubernetes",
     "devices": "devices and how full they are",
@@ -44,7 +45,7 @@ COMMANDS = {
 }
 ROOMS = {
     "plans": "plan fit",
-    "runs": "train runs attach stop pause profile resume logs report compare sample chat export export-job",
+    "runs": "train runs attach stop pause profile resume logs report compare sample chat predict export export-job",
     "machine": "devices doctor",
     "data": "data",
 }

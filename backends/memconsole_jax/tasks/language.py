@@ -13,7 +13,6 @@ from memconsole.plan.plan import Plan
 from memconsole.plan.tasks.language import MASKED
 from memconsole.plan.training.trained import adapter_scale
 from memconsole_jax.models import dropout
-from memconsole_jax.models.decoder import assemble
 from memconsole_jax.tasks.sampling import TokenSampler
 from memconsole_jax.tasks.task import Evaluation, Head, Loss, Tree
 from memconsole_jax.techniques.activations import checkpointing
@@ -47,9 +46,11 @@ class Language:
     def sampler(self, plan: Plan, model: Architecture, weights: Any, place: Any) -> TokenSampler:
         return TokenSampler(model, weights, place, adapter_scale(plan))
 
-    def outputs(self, model: Architecture, weights: Tree, arrays: Tree) -> Array:
+    def outputs(self, plan: Plan, model: Architecture, weights: Tree, arrays: Tree) -> Array:
         """Logits (B, T, V) of tokens (B, T)."""
-        return assemble(model, weights)(arrays["inputs"], documents=arrays.get("documents"))
+        decoder = assembled(model, weights, adapter_scale(plan))
+        dtype = precision.compute_dtype(plan)
+        return decoder(arrays["inputs"], dtype, arrays.get("documents")).astype(jnp.float32)
 
 
 def summed_nats(

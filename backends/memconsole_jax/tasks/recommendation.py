@@ -58,9 +58,9 @@ class Recommendation:
     def sampler(self, plan: Plan, model: Recommender, weights: Any, place: Any) -> None:
         return None
 
-    def outputs(self, model: Recommender, weights: Tree, arrays: Tree) -> Array:
+    def outputs(self, plan: Plan, model: Recommender, weights: Tree, arrays: Tree) -> Array:
         """log P of every item at every position (B, T, C · M)."""
-        return two_level.scores(model, assemble(model, weights)(arrays["items"]))
+        return two_level.scores(model, _projected(plan, model)(weights, arrays))
 
 
 def _projected(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ class Regression:
         return jnp.sum(arrays["mask"])
 
     def loss(self, plan: Plan, model: Regressor, disk: Disk | None = None) -> Loss:
-        errors = _errors(plan, model, disk)
+        outputs = _outputs(plan, model, disk)
 
         def loss(
             trained: Tree,
@@ -34,16 +34,17 @@ class Regression:
             sums: Tree | None = None,
             share: Array | float = 1.0,
         ) -> Array:
-            missed = errors({**trained, **kept}, arrays, sums)
+            missed = outputs({**trained, **kept}, arrays, sums) - arrays["targets"]
             return jnp.sum(arrays["mask"] * jnp.square(missed)) * share
 
         return loss
 
     def evaluation(self, plan: Plan, model: Regressor) -> Evaluation:
-        errors = _errors(plan, model)
+        outputs = _outputs(plan, model)
 
         def evaluation(trained: Tree, kept: Tree, arrays: Tree) -> Array:
-            missed, mask = errors({**trained, **kept}, arrays), arrays["mask"]
+            missed = outputs({**trained, **kept}, arrays) - arrays["targets"]
+            mask = arrays["mask"]
             return jnp.stack([jnp.sum(mask * jnp.square(missed)), jnp.sum(mask * jnp.abs(missed))])
 
         return evaluation
@@ -56,20 +57,19 @@ class Regression:
     def sampler(self, plan: Plan, model: Regressor, weights: Any, place: Any) -> None:
         return None
 
-    def outputs(self, model: Regressor, weights: Tree, arrays: Tree) -> Array:
+    def outputs(self, plan: Plan, model: Regressor, weights: Tree, arrays: Tree) -> Array:
         """(B, outputs) of windows (B, T, features)."""
-        return assemble(model, weights)(arrays["windows"])
+        return _outputs(plan, model)(weights, arrays)
 
 
-def _errors(plan: Plan, model: Regressor, disk: Disk | None = None) -> Any:
-    """(weights, arrays, sums or None) -> outputs minus targets, (B, outputs)."""
+def _outputs(plan: Plan, model: Regressor, disk: Disk | None = None) -> Callable[..., Array]:
+    """(weights, arrays, sums or None) -> outputs (B, outputs)."""
     dtype, around = precision.compute_dtype(plan), checkpointing.of_plan(plan, disk)
 
-    def errors(weights: Tree, arrays: Tree, sums: Tree | None = None) -> Array:
-        found = assemble(model, weights)(arrays["windows"], dtype, around, sums)
-        return found - arrays["targets"]
+    def outputs(weights: Tree, arrays: Tree, sums: Tree | None = None) -> Array:
+        return assemble(model, weights)(arrays["windows"], dtype, around, sums)
 
-    return errors
+    return outputs
 
 
 REGRESSION = Regression()

@@ -76,6 +76,7 @@ class Task(Protocol):
         task has no samples."""
         ...
 
-    def outputs(self, model: Any, weights: Tree, arrays: Tree) -> Array:
-        """The model's outputs for the arrays of one micro-batch, in float32."""
+    def outputs(self, plan: Plan, model: Any, weights: Tree, arrays: Tree) -> Array:
+        """The model's outputs for the arrays of one micro-batch, in float32, computed as an
+        evaluation of `plan` computes them."""
         ...

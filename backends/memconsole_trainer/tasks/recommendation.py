@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -52,9 +51,8 @@ def open_data(
     metadata = find_metadata(path)
     data = ratings.fingerprint + (metadata.fingerprint if metadata else "")
     say.phase("data", "clustering")
-    stored = directory / ITEMS_JSON
     try:
-        numbering = _read(stored)
+        numbering = read_numbering(directory)
     except (OSError, msgspec.DecodeError):
         checkpoint = checkpoint_of(plan)
         if checkpoint is None:
@@ -62,7 +60,7 @@ def open_data(
             numbering = number(ratings, metadata, model, plan.data.validation_fraction, say.tick)
         else:
             numbering = extended(_of_run(checkpoint), path, ratings, model)
-        files.write_atomic(stored, msgspec.json.encode(numbering))
+        files.write_atomic(directory / ITEMS_JSON, msgspec.json.encode(numbering))
     unknown = numbering.unknown(ratings.items)
     if unknown is not None:
         raise DataError(
@@ -83,21 +81,20 @@ def open_data(
     return found
 
 
-def _read(path: Path) -> Numbering:
-    return typed_json.decode(regular_file.read(path, MOST_BYTES), Numbering)
+def read_numbering(directory: Path) -> Numbering:
+    """The items of the run in `directory`. Raises OSError and `msgspec.DecodeError`."""
+    return typed_json.decode(regular_file.read(directory / ITEMS_JSON, MOST_BYTES), Numbering)
 
 
 def _of_run(checkpoint: Path) -> Numbering:
     """The items of the run that wrote a checkpoint. Raises `DataError`."""
-    path = (
-        checkpoint.resolve().parents[1] / ITEMS_JSON
-    )  # "best" is a link to the checkpoint of a step
+    directory = checkpoint.resolve().parents[1]  # "best" is a link to the checkpoint of a step
     try:
-        return _read(path)
+        return read_numbering(directory)
     except (OSError, msgspec.DecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise DataError(
-            f"model.weights = {checkpoint}: the items of its table cannot be read from {path}: {why}"
+            f"model.weights = {checkpoint}: the items of its table cannot be read from {directory / ITEMS_JSON}: {why}"
         ) from None
 
 
@@ -128,10 +125,9 @@ class RatingData:
             f"{plan.data.source}: {len(histories.items):,} interactions of {len(histories):,} users with "
             f"{len(self._named):,} items, {histories.held_out:,} held out"
         )
-        numbers = np.array(numbering.numbers).tobytes()
         self.fingerprints: Mapping[str, str] = {
             "data": fingerprint,
-            "clustering": hashlib.sha256(numbers).hexdigest(),
+            "clustering": numbering.fingerprint,
         }
         self.hashes = DataHashes((), {})  # the fingerprint is that of all bytes
         self.validation_rows = len(self._held)

@@ -109,7 +109,7 @@ class WindowData:
             arrays = (first[name] for name in ("windows", "targets", "mask"))
             found = Windows(*(a.reshape(-1, *a.shape[2:]) for a in arrays))  # type: ignore[arg-type]
         found = found.take(np.arange(shape.rows) % len(found.targets))
-        return _batch(found._replace(mask=np.ones_like(found.mask)), shape)
+        return batch_of(found._replace(mask=np.ones_like(found.mask)), shape)
 
     def room_for_sample(self) -> bool:
         return False
@@ -137,7 +137,7 @@ class WindowData:
         def policy(windows: Any) -> Any:
             blank = np.zeros((len(windows), self._file.outputs), np.float32)
             shape = BatchShape(1, len(windows), windows.shape[1])
-            return engine.outputs(_batch(Windows(windows, blank, blank), shape))
+            return engine.outputs(batch_of(Windows(windows, blank, blank), shape))
 
         return policy
 
@@ -195,17 +195,17 @@ class WindowRows:
         return gathered(rows)
 
     def batch(self, joined: Windows, shape: BatchShape) -> tuple[Batch, int]:
-        return _batch(joined, shape), len(joined.targets)
+        return batch_of(joined, shape), len(joined.targets)
 
 
 def _batches(rows: Windows, shape: BatchShape, limit: int) -> Iterator[Batch]:
     """Evaluation batches of `rows`. A `limit` of them, 0 for none, is spread over all rows."""
     one = BatchShape(1, shape.micro_batch, shape.sequence_length)
     for numbers in evaluated_rows(len(rows.targets), shape.micro_batch, limit):
-        yield _batch(rows.take(numbers), one)
+        yield batch_of(rows.take(numbers), one)
 
 
-def _batch(rows: Windows, shape: BatchShape) -> Batch:
+def batch_of(rows: Windows, shape: BatchShape) -> Batch:
     """A batch of at most `shape.rows` rows, padded with rows whose mask is zero."""
     arrays = {}
     for name, values in zip(("windows", "targets", "mask"), rows, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import sys
 from dataclasses import dataclass
@@ -16,12 +17,13 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.files import has_weights
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.recommender import Recommender, is_of_decoder
-from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.tasks import task_of_model
 from memconsole.plan.training.origin import RANDOM, checkpoint_of
 from memconsole.plan.training.trained import frozen_names
 from memconsole.runs.record.checkpoints.manifest import step_of, verify
 from memconsole.runs.record.directory import RunDirectory
+from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, file_fingerprint, load
 from memconsole_trainer.engine import Engine, WeightsError, WeightSource
 from memconsole_trainer.techniques.adapters import FINGERPRINT, Fingerprinted, Merged, check_base
@@ -54,10 +56,15 @@ class TrainedModel:
         """The model of a run that learned language. Raises `PlanError` for one of another task."""
         if not isinstance(self.model, Architecture):
             raise PlanError(
-                f"the run learned {task_of_model(self.model).name}; only language models write text "
-                "and are exported"
+                f"the run learned {task_of_model(self.model).name}; only language models write text: "
+                "use memconsole predict"
             )
         return self.model
+
+    @property
+    def directory(self) -> Path:
+        """The run's directory."""
+        return self.checkpoint.path.parents[1]
 
     @property
     def adapted(self) -> bool:
@@ -89,6 +96,14 @@ class TrainedModel:
             for name in names:
                 base.tensor(name)
             check_base(base.fingerprint(), self.checkpoint.tensor(FINGERPRINT))
+
+    def engine(self) -> Engine:
+        """An engine with the trained weights on one device of the plan. Raises `PlanError`,
+        `WeightsError`."""
+        plan = replace(self.plan, {"device.count": 1, "optimize.sharding": "none"})
+        engine = engine_factory(plan.backend)(plan, None)
+        dataclasses.replace(self, plan=plan).build(engine)
+        return engine
 
     def build(self, engine: Engine) -> None:
         """Build `engine` with the trained weights, with adapters and average as in training."""

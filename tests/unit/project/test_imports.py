@@ -24,6 +24,7 @@ def loaded_after(code: str) -> set[str]:
         "memconsole.start",
         "memconsole.cli.plans.plan",
         "memconsole.cli.runs.train",
+        "memconsole.cli.runs.predict",
         "memconsole.cli.machine.doctor",
         "memconsole.runs.act.supervise.supervisor",
         "memconsole_trainer.trackers.__main__",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +31,19 @@ class Numbering(msgspec.Struct, frozen=True):
     def named(self) -> Int64:
         """The model's items that stand for an item of the data, sorted. A model may have room for more."""
         return np.flatnonzero(np.array(self.numbers) >= 0) + 1
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash that a checkpoint keeps."""
+        return hashlib.sha256(np.array(self.numbers).tobytes()).hexdigest()
+
+    def ids(self) -> list[str | None]:
+        """The id in the data of each of the model's items, from item 1; None where there is none."""
+        return [str(number) if number >= 0 else None for number in self.numbers]
+
+    def knows(self, numbers: Int64) -> NDArray[np.bool_]:
+        """Which of `numbers` of the data are items of the model."""
+        return np.isin(numbers, self.numbers)
 
     def unknown(self, numbers: Int64) -> int | None:
         """The first of `numbers` that no item has; None if there is none."""

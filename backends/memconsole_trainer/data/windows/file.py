@@ -8,7 +8,8 @@ A file holds `input_sequences` (rows, length, features), `controls` (rows, outpu
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from memconsole_trainer.data.spread import spread_order
 from memconsole_trainer.data.windows.systems import (
     StoredFamily,
     family_names,
+    output_scales,
     process_noise,
     read_systems,
 )
@@ -60,17 +62,24 @@ class Windows(NamedTuple):
 
 
 class WindowFile:
-    """One file of windows. Only the last `length` steps of each window are used."""
+    """One file of windows. Only the last `length` steps of each window are used. With `datasets` it
+    needs to hold only the first ones of `DATASETS`; the parts of `Windows` that it lacks are zero."""
 
     def __init__(
-        self, path: Path, features: int, outputs: int, length: int, max_examples: int | None
+        self,
+        path: Path,
+        features: int,
+        outputs: int,
+        length: int,
+        max_examples: int | None,
+        datasets: Sequence[str] = DATASETS,
     ) -> None:
         """Raises `PlanError` if the file does not fit the model, `DataError` if it is damaged."""
         self.path, self._length = path, length
         self.features, self.outputs = features, outputs
         lines = describe(path)
         found = {line.partition(" ")[0] for line in lines}
-        missing = [name for name in DATASETS if name not in found]
+        missing = [name for name in datasets if name not in found]
         if missing:
             lines = [line for line in lines if "/" not in line.partition(" ")[0]]
             raise PlanError(
@@ -81,7 +90,7 @@ class WindowFile:
         first = Hdf5Dataset(path, DATASETS[0], max_examples)
         self._parts = [
             first,
-            *(Hdf5Dataset(path, name, max_examples, first.block_size) for name in DATASETS[1:]),
+            *(Hdf5Dataset(path, name, max_examples, first.block_size) for name in datasets[1:]),
         ]
         rows = first.shape[0]
         self._check_shapes(length)
@@ -138,7 +147,7 @@ class WindowFile:
     def read_into(self, start: int, stop: int, into: Windows, at: int) -> None:
         """Read rows `start` to `stop` to rows `at` and following of `into`. Raises what `read`
         raises."""
-        for part, values in zip(self._parts, into, strict=True):
+        for part, values in zip(self._parts, into, strict=False):
             rows = values[at : at + stop - start]
             with np.errstate(over="ignore"):  # a number too large for float32 is found below
                 part.read_into(start, stop, rows, self._length if part is self._parts[0] else None)
@@ -190,6 +199,15 @@ class WindowFile:
             )
         return found.astype(np.int64)
 
+    def output_scales(self) -> NDArray[np.float64] | None:
+        """What the outputs of each of `families` were divided by (families, outputs), as
+        `systems.output_scales`; None if the file does not say it. Raises `DataError`."""
+        if not self.families:
+            return None
+        read = partial(output_scales, families=self.families, outputs=self.outputs)
+        found: NDArray[np.float64] = self._parts[0].of_file(read)
+        return found
+
     def _family_names(self) -> tuple[str, ...]:
         if self._variants is not None:
             return tuple(family.variants.family for family in self.systems)
@@ -199,14 +217,15 @@ class WindowFile:
         return tuple(sorted(named))
 
     def _check_shapes(self, length: int) -> None:
-        shapes = [part.shape for part in self._parts]
-        width = shapes[0][1] if len(shapes[0]) == 3 else 0
-        rows = ((width, self.features), (self.outputs,), (self.outputs,))
-        for name, shape, row in zip(DATASETS, shapes, rows, strict=True):
-            if shape[1:] != row or shape[0] != shapes[0][0]:
+        shapes = {part.name: part.shape for part in self._parts}
+        first = shapes[DATASETS[0]]
+        width = first[1] if len(first) == 3 else 0
+        for name, shape in shapes.items():
+            row = (width, self.features) if name == DATASETS[0] else (self.outputs,)
+            if shape[1:] != row or shape[0] != first[0]:
                 wanted = ("length", self.features) if name == DATASETS[0] else row
                 raise PlanError(
-                    f"{self.path}: {name} has shape {shape}; expected ({shapes[0][0]:,}, "
+                    f"{self.path}: {name} has shape {shape}; expected ({first[0]:,}, "
                     f"{', '.join(map(str, wanted))}) for this model",
                     "data.source",
                 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,23 @@ def _attribute(file: Any, family: str, name: str) -> Any:
 def family_names(file: Any) -> list[str]:
     """Names of the families of an open file that stores what each was divided by."""
     return list(file[NORMALIZATION]) if NORMALIZATION in file else []
+
+
+def output_scales(file: Any, families: Sequence[str], outputs: int) -> Matrix:
+    """What the controls of each family of an open file were divided by (families, outputs); 0 for outputs
+    that a family does not have. Raises `DataError` with file and family."""
+    found = np.zeros((len(families), outputs))
+    for row, family in zip(found, families, strict=True):
+        name = f"{NORMALIZATION}/{family}/control_max"
+        if name not in file:
+            raise DataError(f"{file.filename}: lacks {name}, what controls were divided by")
+        own = _array(file, name).reshape(-1)
+        if len(own) > outputs:
+            raise DataError(
+                f"{file.filename}: {name} holds {len(own)} numbers; expected at most {outputs}"
+            )
+        row[: len(own)] = own
+    return found
 
 
 def process_noise(file: Any) -> float:

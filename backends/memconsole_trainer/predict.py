@@ -1,0 +1,75 @@
+"""``python -m memconsole_trainer.predict RUN_DIR INPUT OUTPUT``: write what a run's model predicts for new
+data."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from memconsole.plan.plan import PlanError
+from memconsole.plan.tasks import task_of_model
+from memconsole_trainer.predictions import items, windows
+from memconsole_trainer.weights import trained
+
+TOP = 10
+"""Items for each user, if not said otherwise."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("input", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--top", type=int)
+    parser.add_argument("--seen", action="store_true")
+    parser.add_argument("--overwrite", action="store_true")
+    parser.add_argument("--checkpoint", default=trained.BEST_OR_LAST)
+    options = parser.parse_args()
+    try:
+        found = trained.read(options.run, options.checkpoint)
+        task = task_of_model(found.model).name
+        if task == "language":
+            raise PlanError("the run learned language: use memconsole sample")
+        if task != "recommendation" and (options.top or options.seen):
+            raise PlanError(f"--top and --seen choose items, but the run learned {task}")
+        with replaced(options.input, options.output, options.overwrite) as out:
+            if task == "recommendation":
+                top = options.top or TOP
+                said = items.write(found, options.input, out, top, options.seen, warn)
+            else:
+                said = windows.write(found, options.input, out, warn)
+    except (PlanError, ValueError, OSError) as error:
+        print(f"memconsole: {error}", file=sys.stderr)
+        return 2
+    print(f"step {found.checkpoint.step:,}{found.note}: {said} in {options.output}")
+    return 0
+
+
+def warn(words: str) -> None:
+    print(f"warning: {words}", file=sys.stderr)
+
+
+@contextmanager
+def replaced(source: Path, output: Path, overwrite: bool) -> Iterator[Path]:
+    """A path beside `output` for a new file, which becomes `output` if nothing is raised. Raises
+    `FileExistsError` if `output` exists and is not empty, unless `overwrite`, and OSError."""
+    if output.is_dir() or not output.parent.is_dir():
+        raise FileNotFoundError(f"{output}: expected the name of a file in a folder that exists")
+    if output.exists() and source.exists() and output.samefile(source):
+        raise FileExistsError(f"{output}: is the input")
+    if output.exists() and output.stat().st_size and not overwrite:
+        raise FileExistsError(f"{output}: exists and is not empty; --overwrite replaces it")
+    part = output.with_name(f".{output.name}.{os.getpid()}.part")
+    try:
+        yield part
+        os.replace(part, output)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Recommends items to the users of a file of ratings."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole.plan.catalog.ratings import ratings_in
+from memconsole.plan.models.recommender import ITEMS_JSON, Recommender
+from memconsole.plan.tasks.recommendation import PADDING
+from memconsole_trainer.data.ratings.histories import Histories, batch_of
+from memconsole_trainer.data.ratings.numbering import Numbering
+from memconsole_trainer.data.ratings.reading import read_ratings
+from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.stream import BatchShape
+from memconsole_trainer.tasks.recommendation import read_numbering
+from memconsole_trainer.weights.trained import TrainedModel
+
+COLUMNS = ("user", "rank", "item", "score")
+NAMED = 5
+"""Most unknown items that the warning names."""
+Int64 = NDArray[np.int64]
+
+
+def write(
+    found: TrainedModel,
+    source: Path,
+    out: Path,
+    top: int,
+    seen: bool,
+    warn: Callable[[str], None],
+) -> str:
+    """Write the `top` items that follow each user's last items to `out`, a CSV file with `COLUMNS`. A score is
+    log P(item). Items that the user already has are left out unless `seen`. Returns what was written, in
+    words. Raises `DataError`, `PlanError`, `WeightsError` and OSError.
+
+    Users are scored in batches; of a batch the scores of all items at all positions are in memory.
+    """
+    model, length = found.model, found.plan.data.sequence_length
+    assert isinstance(model, Recommender)
+    numbering = numbering_of(found)
+    source = ratings_in(source) or source
+    ratings = read_ratings(source, lambda: None)
+    known = numbering.knows(ratings.items)
+    if not known.any():
+        raise DataError(f"{source}: holds no item that the run knows")
+    users = ratings.users[known]
+    histories = Histories(users, numbering.items_of(ratings.items[known]), 0.0)
+    if not known.all():
+        others = len(np.unique(ratings.users)) - len(histories)
+        warn(_unknown(source, np.unique(ratings.items[~known]), others))
+    engine = found.engine()
+    ids = numbering.ids()
+    named = np.array([name is not None for name in ids])
+    rows = min(found.plan.evaluation_batch, max(1, model.scored_positions // length))
+    shape = BatchShape(1, rows, length)
+    with open(out, "x", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(COLUMNS)
+        for begin in range(0, len(histories), rows):
+            numbers = range(begin, min(begin + rows, len(histories)))
+            own = [histories.items[histories.starts[n] : histories.ends[n]] for n in numbers]
+            # The item after the last one is not known, so it is padding.
+            contexts = [(np.append(items[-length:], np.int32(PADDING)), 1) for items in own]
+            scores = engine.outputs(batch_of(contexts, shape))
+            for n, items, of_positions in zip(numbers, own, scores, strict=False):
+                allowed = named.copy()
+                if not seen:
+                    allowed[items - 1] = False
+                of_items = np.where(allowed, of_positions[min(len(items), length) - 1], -np.inf)
+                best = np.argsort(-of_items, kind="stable")[: min(top, int(allowed.sum()))]
+                user = str(users[histories.starts[n]])
+                table.writerows(
+                    (user, rank, ids[item], f"{of_items[item]:.6f}")
+                    for rank, item in enumerate(best.tolist(), start=1)
+                )
+    return f"{top} items for each of {len(histories):,} users"
+
+
+def numbering_of(found: TrainedModel) -> Numbering:
+    """The items of a trained model. Raises `DataError` if the run lost them or has others now."""
+    path = found.directory / ITEMS_JSON
+    try:
+        numbering = read_numbering(found.directory)
+    except (OSError, msgspec.DecodeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+    if numbering.fingerprint != found.checkpoint.fingerprints.get("clustering"):
+        raise DataError(f"{path}: does not hold the items that the run was trained with")
+    return numbering
+
+
+def _unknown(source: Path, items: Int64, users: int) -> str:
+    """The warning about items that the run does not know, and about users who have no others."""
+    shown = ", ".join(map(str, items[:NAMED])) + (", …" if len(items) > NAMED else "")
+    said = f"{source}: left out items that the run does not know ({len(items):,}): {shown}"
+    return said + (f"; left out users without other items: {users:,}" if users else "")

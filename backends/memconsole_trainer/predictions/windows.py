@@ -1,0 +1,58 @@
+"""Predicts the outputs of the windows of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from memconsole.plan.models.regressor import Regressor
+from memconsole.plan.tasks.regression import DATASETS
+from memconsole_trainer.data.stream import BatchShape
+from memconsole_trainer.data.windows.file import WindowFile
+from memconsole_trainer.tasks.regression import batch_of
+from memconsole_trainer.weights.trained import TrainedModel
+
+OUTPUTS, NORMALIZED = "outputs", "normalized_outputs"
+
+
+def write(found: TrainedModel, source: Path, out: Path, warn: Callable[[str], None]) -> str:
+    """Write the predictions for all windows of `source` to `out`, an HDF5 file with two datasets (rows, outputs)
+    in float32: `NORMALIZED`, on the scale of the controls that the run was trained with, and
+    `OUTPUTS`, multiplied by what the file says that controls were divided by. Outputs that a system does not
+    have are zero in `OUTPUTS`. Returns what was written, in words.
+    Raises `DataError`, `PlanError`, `WeightsError` and OSError.
+
+    A block of the file, and the outputs of a batch, are in memory at a time.
+    """
+    import h5py
+
+    model, length = found.model, found.plan.data.sequence_length
+    assert isinstance(model, Regressor)
+    file = WindowFile(source, model.features, model.outputs, length, None, DATASETS[:1])
+    scales = file.output_scales()
+    if scales is None:
+        warn(
+            f"{source} does not say what controls were divided by (system_ids and normalization): "
+            f"{OUTPUTS} are the {NORMALIZED}"
+        )
+    engine = found.engine()
+    shape = BatchShape(1, found.plan.evaluation_batch, length)
+    with h5py.File(out, "x") as made:
+        size = (file.count, model.outputs)
+        outputs, normalized = (
+            made.create_dataset(name, size, np.float32) for name in (OUTPUTS, NORMALIZED)
+        )
+        for start in range(0, file.count, file.block_rows):
+            stop = min(start + file.block_rows, file.count)
+            windows = file.read(start, stop)
+            block = np.empty((stop - start, model.outputs), np.float32)
+            for at in range(0, len(block), shape.rows):
+                part = block[at : at + shape.rows]
+                batch = batch_of(windows.take(np.arange(at, at + len(part))), shape)
+                part[...] = engine.outputs(batch)[: len(part)]
+            normalized[start:stop] = block
+            scale = 1.0 if scales is None else scales[file.family_numbers(start, stop)]
+            outputs[start:stop] = block * scale + 0.0  # no negative zeros
+    return f"outputs of {file.count:,} windows"

@@ -1,0 +1,50 @@
+"""`memconsole predict`: what a run's model predicts for new data."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from memconsole.cli.completing import run_names
+from memconsole.cli.options import checkpoint_option
+from memconsole.runs.record.directory import find_run
+
+
+@click.command()
+@click.argument("run", shell_complete=run_names)
+@click.argument("input", type=click.Path(path_type=Path))
+@click.argument("output", type=click.Path(path_type=Path))
+@click.option(
+    "--top", type=click.IntRange(1), metavar="N", help="Items for each user. Default: 10."
+)
+@click.option("--seen", is_flag=True, help="Also recommend items that the user already has.")
+@click.option("--overwrite", is_flag=True, help="Replace OUTPUT if it exists.")
+@checkpoint_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    run: str,
+    input: Path,
+    output: Path,
+    top: int | None,
+    seen: bool,
+    overwrite: bool,
+    checkpoint: str,
+) -> None:
+    """Write what the model of RUN predicts for INPUT to OUTPUT.
+
+    Of a run that learned recommendation, INPUT is a file of ratings, and OUTPUT a CSV file with the items
+    that follow each user's last ones: user, rank, item, score.
+
+    Of a run that learned regression, INPUT is an HDF5 file with input_sequences, and OUTPUT an HDF5
+    file with outputs and normalized_outputs.
+    """
+    found = find_run(run)
+    argv = ["-P", "-m", "memconsole_trainer.predict", str(found.path), str(input), str(output)]
+    argv += [] if top is None else [f"--top={top}"]
+    argv += [f"--{name}" for name, given in (("seen", seen), ("overwrite", overwrite)) if given]
+    argv.append(f"--checkpoint={checkpoint}")
+    ctx.exit(subprocess.run([sys.executable, *argv], stdin=subprocess.DEVNULL).returncode)
