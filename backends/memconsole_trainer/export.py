@@ -1,5 +1,5 @@
 """``python -m memconsole_trainer.export RUN_DIR OUT [bitnet|peft]``: export a run's weights to a Hugging
-Face directory."""
+Face directory, or those of a recommender or a regressor with a program that computes with them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 from memconsole.plan.plan import PlanError
+from memconsole.plan.tasks import task_of_model
+from memconsole_trainer.predictions.export import export_model
 from memconsole_trainer.weights import trained
 from memconsole_trainer.weights.bitnet_accuracy import export_bitnet
 from memconsole_trainer.weights.export import DTYPES
@@ -26,7 +28,12 @@ def main() -> int:
         found = trained.read(options.run, options.checkpoint)
         found.check_base()
         out, lines = options.out, []
-        if options.form == "bitnet":
+        if task_of_model(found.model).name != "language":
+            if options.form is not None:
+                raise PlanError(f"--format {options.form}: is for runs that learned language")
+            lines = export_model(found, out, options.dtype)
+            names = sorted(path.name for path in out.iterdir())
+        elif options.form == "bitnet":
             lines = export_bitnet(found, out)
             names = sorted(path.name for path in out.iterdir())
         elif options.form == "peft":

@@ -35,7 +35,7 @@ COMMANDS = {
     "sample": "a prompt continued, or a record answered, by a run's model",
     "chat": "a conversation with a run's model",
     "predict": "what a run's recommender or regressor predicts for new data",
-    "export": "a run's weights as a Hugging Face directory",
+    "export": "a run's weights as a directory that transformers or torch loads",
     "export-job": "a plan as a job file of SkyPilot or Kubernetes",
     "devices": "devices and how full they are",
     "data": "look into a dataset, or make one",

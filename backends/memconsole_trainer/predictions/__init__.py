@@ -1,1 +1,2 @@
-"""What a trained model predicts for new data: items for users, outputs for windows."""
+"""What a trained model predicts for new data, items for users and outputs for windows; and how it leaves
+this program."""

@@ -1,4 +1,4 @@
-"""`memconsole export`: a run's weights as a Hugging Face directory."""
+"""`memconsole export`: a run's weights as a directory that other programs load."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from memconsole.runs.record.directory import find_run
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
-    help="Type of the exported weights. Default: that of the weights the run started from; fp32 for adapters.",
+    help="Type of the exported weights. Default: that of the weights the run started from; fp32 for adapters, recommenders and regressors.",
 )
 @checkpoint_option
 @click.pass_context
@@ -36,6 +36,9 @@ def command(
 ) -> None:
     """Write a checkpoint of RUN to DIRECTORY, as transformers loads it: configuration, weights,
     tokenizer, chat template and what ends a text.
+
+    Of a run that learned recommendation or regression, write weights, sizes, the ids of items or the
+    constants of normalization, and model.py, which computes with them in plain torch.
 
     If the run keeps a moving average of the weights (train.ema_decay), the average is written.
     """

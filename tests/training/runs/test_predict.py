@@ -1,9 +1,11 @@
-"""`memconsole predict` gives what evaluations measured, in both backends."""
+"""`memconsole predict` gives what evaluations measured, in both backends, and so do exported models."""
 
 from __future__ import annotations
 
 import csv
+import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from memconsole.errors import UserError
 from memconsole.plan.plan import Plan, replace
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.log import events
-from memconsole_trainer import chat, predict, sample
+from memconsole_trainer import chat, export, predict, sample
 from memconsole_trainer.data.ratings.baselines import ranked
 from memconsole_trainer.data.ratings.histories import Histories
 from memconsole_trainer.data.ratings.reading import read_ratings
@@ -296,3 +298,78 @@ def test_the_command_runs_the_trainer_with_its_options(
     done = CliRunner().invoke(cli, ["predict", run.id, str(ratings), str(out), *options])
     assert done.exit_code == 0
     assert {len(listed) for listed in recommended(out).values()} == {3}
+
+
+ALONE = """
+import runpy, sys
+sys.modules |= dict.fromkeys(("memconsole", "memconsole_trainer", "memconsole_torch"))
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a program that cannot import memconsole."""
+
+
+def alone(folder: Path, *arguments: object) -> str:
+    """What the program of an exported model prints, in a process of its own."""
+    command = [sys.executable, "-I", "-c", ALONE, str(folder / "model.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_exported_recommender_recommends_the_same_without_memconsole(
+    backend: str, runs: Runs, ratings: Path, tmp_path: Path
+) -> None:
+    """The checkpoint lacks the frozen decoder; the export holds it."""
+    run, out = runs("recommendation", backend), tmp_path / "model"
+    assert called(export, run.path, out, "--checkpoint=last") == 0
+    assert {path.name for path in out.iterdir()} == {
+        *("config.json", "items.json", "model.py", "model.safetensors")
+    }
+    expected = recommended(predicted(run, ratings, tmp_path / "next.csv"))["9"]
+    stored = read_ratings(ratings, lambda: None)
+    history = stored.items[stored.users == 9]
+    assert len(history) > LENGTH
+    found = [line.split("\t") for line in alone(out, *history).splitlines()]
+    assert [item for item, _ in found] == [item for item, _ in expected]
+    scores = [float(score) for _, score in found]
+    assert scores == pytest.approx([score for _, score in expected], abs=2e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_exported_regressor_gives_the_same_outputs_without_memconsole(
+    backend: str, runs: Runs, windows: Path, tmp_path: Path
+) -> None:
+    run, out = runs("regression", backend), tmp_path / "model"
+    assert called(export, run.path, out, "--checkpoint=last") == 0
+    made = predicted(run, windows, tmp_path / "outputs.h5")
+    with h5py.File(windows) as file:
+        np.save(tmp_path / "windows.npy", file["input_sequences"][:])
+    alone(out, tmp_path / "windows.npy", tmp_path / "outputs.npy")
+    with h5py.File(made) as file:
+        expected = file["normalized_outputs"][:]
+    np.testing.assert_allclose(np.load(tmp_path / "outputs.npy"), expected, atol=2e-5)
+
+
+def test_exports_hold_the_constants_of_the_data_and_refuse_what_is_of_language(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = regression.write_windows(
+        tmp_path / "windows.h5", 200, system_ids=np.array([b"cart"] * 200)
+    )
+    with h5py.File(source, "a") as file:
+        file["normalization/cart/state_max"] = [1.0, 2.0]
+        file["normalization/cart/control_max"] = [10.0]
+    run = Runs({"regression": source})("regression", "torch")
+    assert called(export, run.path, tmp_path / "model") == 0
+    constants = json.loads((tmp_path / "model" / "normalization.json").read_text())
+    assert constants == {"cart": {"state_max": [1.0, 2.0], "control_max": [10.0]}}
+    assert "normalization.json" in capsys.readouterr().out
+    assert called(export, run.path, tmp_path / "other", "peft") == 2
+    assert "--format peft: is for runs that learned language" in capsys.readouterr().err
+    assert called(export, run.path, tmp_path / "model") == 2
+    assert "exists and is not empty" in capsys.readouterr().err
+    source.unlink()
+    assert called(export, run.path, tmp_path / "narrow", "--dtype=bfloat16") == 0
+    assert "without normalization.json: " in capsys.readouterr().out
+    assert not (tmp_path / "narrow" / "normalization.json").exists()
+    assert json.loads((tmp_path / "narrow" / "config.json").read_text())["dtype"] == "bfloat16"

@@ -25,6 +25,11 @@ OF_PACKAGES = {
     "memconsole/web/server.py", "backends/memconsole_jax/tracing/trace_targets.py",
 }  # fmt: skip
 """They read files that were installed."""
+STANDALONE = {
+    f"backends/memconsole_trainer/predictions/standalone/{task}.py"
+    for task in ("recommendation", "regression")
+}
+"""They run beside the files that they read, without this program."""
 
 
 def test_files_that_are_named_are_opened_in_one_way() -> None:
@@ -34,4 +39,4 @@ def test_files_that_are_named_are_opened_in_one_way() -> None:
         for path in (ROOT / package).rglob("*.py")
         if READING.search(path.read_text())
     }
-    assert found == OF_THE_SYSTEM | OF_PACKAGES
+    assert found == OF_THE_SYSTEM | OF_PACKAGES | STANDALONE

@@ -25,6 +25,7 @@ from memconsole_trainer.data.spread import spread_order
 from memconsole_trainer.data.windows.systems import (
     StoredFamily,
     family_names,
+    normalization,
     output_scales,
     process_noise,
     read_systems,
@@ -206,6 +207,11 @@ class WindowFile:
             return None
         read = partial(output_scales, families=self.families, outputs=self.outputs)
         found: NDArray[np.float64] = self._parts[0].of_file(read)
+        return found
+
+    def normalization(self) -> dict[str, dict[str, list[float]]]:
+        """See `systems.normalization`. Raises `DataError`."""
+        found: dict[str, dict[str, list[float]]] = self._parts[0].of_file(normalization)
         return found
 
     def _family_names(self) -> tuple[str, ...]:

@@ -105,6 +105,17 @@ def family_names(file: Any) -> list[str]:
     return list(file[NORMALIZATION]) if NORMALIZATION in file else []
 
 
+def normalization(file: Any) -> dict[str, dict[str, list[float]]]:
+    """What the states and controls of each family of an open file were divided by: `state_max` and
+    `control_max`. Raises `DataError` with file and family."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for family in family_names(file):
+        for name in ("state_max", "control_max"):
+            values = _array(file, f"{NORMALIZATION}/{family}/{name}")
+            found.setdefault(family, {})[name] = values.reshape(-1).tolist()
+    return found
+
+
 def output_scales(file: Any, families: Sequence[str], outputs: int) -> Matrix:
     """What the controls of each family of an open file were divided by (families, outputs); 0 for outputs
     that a family does not have. Raises `DataError` with file and family."""

@@ -1,0 +1,69 @@
+"""Exports a recommender or a regressor: weights, sizes and a program that computes with them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from memconsole.plan import catalog
+from memconsole.plan.models.recommender import Recommender
+from memconsole.plan.models.regressor import Regressor
+from memconsole.plan.plan import PlanError
+from memconsole.plan.tasks import task_of_model
+from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.windows.file import WindowFile
+from memconsole_trainer.predictions.items import numbering_of
+from memconsole_trainer.weights.export import DTYPES, make_folder, narrowed
+from memconsole_trainer.weights.trained import TrainedModel
+
+STANDALONE = Path(__file__).parent / "standalone"
+NORMALIZATION = "normalization.json"
+
+
+def export_model(found: TrainedModel, out: Path, dtype: str | None = None) -> list[str]:
+    """Write model.safetensors with all weights, frozen ones too, config.json and model.py; of a recommender
+    items.json, the id of each row of its table; of a regressor `NORMALIZATION`, if the
+    run's data are still there. Returns remarks for the user.
+
+    All weights are in memory at once. Raises `PlanError`, `DataError`, OSError and `FileExistsError`.
+    """
+    from safetensors.numpy import save_file
+
+    task, model, dtype = task_of_model(found.model).name, found.model, dtype or DTYPES[0]
+    remarks: list[str] = []
+    beside: dict[str, Any] = {}
+    if isinstance(model, Recommender):
+        beside["items.json"] = [None, *numbering_of(found).ids()]  # row 0 is padding
+    else:
+        try:
+            beside[NORMALIZATION] = _normalization(found)
+        except (DataError, PlanError) as error:
+            remarks = [f"without {NORMALIZATION}: {error}"]
+    make_folder(out)
+    named = {p.name: narrowed(found.tensor(p.name), dtype) for p in model.parameters()}
+    save_file(named, out / "model.safetensors", metadata={"format": "pt"})
+    sizes = msgspec.to_builtins(model)
+    length = found.plan.data.sequence_length
+    beside["config.json"] = {"task": task, "dtype": dtype, "sequence_length": length, **sizes}
+    for name, content in beside.items():
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        (out / name).write_text(text, encoding="utf-8")
+    shutil.copyfile(STANDALONE / f"{task}.py", out / "model.py")
+    return remarks
+
+
+def _normalization(found: TrainedModel) -> dict[str, dict[str, list[float]]]:
+    """What the states and controls of each system were divided by, from the run's data. Raises `DataError`,
+    `PlanError`."""
+    plan, model = found.plan, found.model
+    assert isinstance(model, Regressor)
+    path = Path(catalog.dataset(plan).where).expanduser()
+    length, most = plan.data.sequence_length, plan.data.max_examples
+    file = WindowFile(path, model.features, model.outputs, length, most)
+    if file.fingerprint != found.checkpoint.fingerprints.get("data"):
+        raise DataError(f"{path}: has changed since the run was trained")
+    return file.normalization()

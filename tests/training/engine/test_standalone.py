@@ -1,0 +1,34 @@
+"""The program of an exported recommender computes with every decoder what the trainer computes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from memconsole_torch import comparison
+from memconsole_trainer.predictions.standalone.recommendation import Recommender
+from tests.training.engine.test_recommender import MODEL, Weights, existing
+from tests.training.harness.tiny_models import ARCHITECTURES
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_scores_are_those_of_the_trainer(family: str, tmp_path: Path) -> None:
+    decoder = msgspec.structs.replace(ARCHITECTURES[family], layers=3)
+    model = msgspec.structs.replace(MODEL, decoder=decoder)
+    weights = Weights(model, 1)
+    save_file(
+        {p.name: weights.tensor(p.name) for p in model.parameters()},
+        tmp_path / "model.safetensors",
+    )
+    (tmp_path / "config.json").write_text(json.dumps(msgspec.to_builtins(model)))
+    (tmp_path / "items.json").write_text(json.dumps([None, *map(str, range(1, model.rows))]))
+    items = np.random.default_rng(0).integers(1, model.rows, (2, 40), np.int32)
+    expected = comparison.outputs(model, weights, {"items": items})
+    found = Recommender(tmp_path).scores(torch.from_numpy(items)).numpy()
+    np.testing.assert_allclose(existing(found), existing(expected), atol=1e-4)
