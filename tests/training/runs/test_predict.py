@@ -82,8 +82,8 @@ class Runs:
         source = self._sources[task]
         if task == "regression":
             return replace(regression.plan(source, backend, **changes), SHORT)
-        sizes = {"model.items": ITEMS, "model.clusters": 4, "data.sequence_length": LENGTH}
-        return replace(recommendation.plan(source, backend, **changes), {**SHORT, **sizes})
+        sizes = {"model__items": ITEMS, "model__clusters": 4, "data__sequence_length": LENGTH}
+        return replace(recommendation.plan(source, backend, **(sizes | changes)), SHORT)
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,7 @@ def test_both_backends_predict_the_same_with_the_same_weights(
 def test_users_get_new_items_and_unknown_items_are_named_once(
     runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = runs("recommendation", "torch")
+    run = runs("recommendation", "torch", model__items=ITEMS + 1)  # one place holds no item
     source = tmp_path / "new.csv"
     # User 7 has more items than the context; user 9 has none that the run knows.
     own = [*range(1, 11), 99, 98]
