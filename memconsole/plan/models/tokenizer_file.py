@@ -63,12 +63,12 @@ def tokenizer_vocab_size(path: str) -> int:
         ) from None
 
 
-def control_tokens(path: str) -> tuple[str, ...]:
-    """The special tokens of a tokenizer; none if it cannot be read."""
+def control_tokens(path: str) -> tuple[str, ...] | None:
+    """The special tokens of a tokenizer; None if it cannot be read."""
     try:
         return _of(path).control
     except (OSError, ValueError, RuntimeError, RecursionError):
-        return ()
+        return None
 
 
 def tag_tokens(path: str) -> frozenset[str] | None:

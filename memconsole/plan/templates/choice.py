@@ -14,7 +14,7 @@ import msgspec
 from memconsole import regular_file, typed_json
 from memconsole.plan import catalog
 from memconsole.plan.models import tokenizer_config
-from memconsole.plan.models.tokenizer_file import END_OF_TEXT, control_tokens
+from memconsole.plan.models.tokenizer_file import control_tokens
 from memconsole.plan.plan import Plan, PlanError, nearest, quote
 
 if TYPE_CHECKING:
@@ -56,9 +56,7 @@ def templates() -> Mapping[str, NamedTemplate]:
 def templates_with_fields(columns: Iterable[str]) -> tuple[str, ...]:
     """The named templates that write records whose fields are all among `columns`."""
     known = set(columns)
-    found = (
-        (name, _compiled(row.text, (), (END_OF_TEXT,)).fields) for name, row in templates().items()
-    )
+    found = ((name, _compiled(row.text, ()).fields) for name, row in templates().items())
     return tuple(name for name, fields in found if fields and known.issuperset(fields))
 
 
@@ -68,8 +66,8 @@ def template_of(plan: Plan) -> Template | None:
     if name is None:
         return None
     source, variables = source_of(plan)
-    directory = catalog.model_directory(plan)
-    guarded = control_tokens(plan.data.tokenizer or directory or "") or (END_OF_TEXT,)
+    given = plan.data.tokenizer or catalog.model_directory(plan)
+    guarded = control_tokens(given) if given is not None else None
     return _compiled(source, tuple(variables.items()), guarded)
 
 
@@ -123,7 +121,7 @@ def _of_model(directory: Path) -> tuple[str, dict[str, str]]:
 
 @lru_cache(maxsize=8)
 def _compiled(
-    source: str, variables: tuple[tuple[str, str], ...], guarded: tuple[str, ...]
+    source: str, variables: tuple[tuple[str, str], ...], guarded: tuple[str, ...] | None = None
 ) -> Template:
     from memconsole.plan.templates.template import (  # Jinja takes 60 ms
         Template,

@@ -17,7 +17,7 @@ from jinja2 import TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from memconsole.plan.models.tokenizer_file import TAG
+from memconsole.plan.models.tokenizer_file import END_OF_TEXT, TAG
 from memconsole.plan.templates.chat import CHAT_ANSWER, Message, RecordError, messages_of
 from memconsole.plan.templates.rendered import (
     ANSWER,
@@ -80,13 +80,17 @@ class Question(NamedTuple):
 
 
 class Template:
-    """Writes records. `guarded` are control tokens that the text of a record cannot produce."""
+    """Writes records."""
 
     def __init__(
-        self, source: str, guarded: Iterable[str] = (), variables: Mapping[str, str] | None = None
+        self,
+        source: str,
+        guarded: Iterable[str] | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
-        """`variables` such as `bos_token` are known to the template. Raises
-        `TemplateSyntaxError`."""
+        """`guarded` are the control tokens of a given tokenizer, which the text of a record cannot produce; None stands
+        for those of a tokenizer that the run trains: the end-of-text token and the template's tags. `variables` such as
+        `bos_token` are known to the template. Raises `TemplateSyntaxError`."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -97,8 +101,6 @@ class Template:
         environment.globals["raise_exception"] = _refuse
         environment.filters["tojson"] = _json
         self._variables = dict(variables or {})
-        self.identity = (source, tuple(sorted(guarded)), tuple(sorted(self._variables.items())))
-        """Two templates of the same identity write the same."""
         tree = environment.parse(source)
         self._template = environment.from_string(source)
         known = {*self._variables, *environment.globals, "add_generation_prompt"}
@@ -115,7 +117,10 @@ class Template:
         literals += [n.value for n in tree.find_all(nodes.Const) if isinstance(n.value, str)]
         self.tags = tuple(dict.fromkeys(tag for text in literals for tag in TAG.findall(text)))
         """Words like `<cause>` that the template writes: control tokens of a trained tokenizer."""
-        guards = sorted({*guarded, *self.tags}, key=len, reverse=True)
+        made = (END_OF_TEXT, *self.tags)
+        guards = sorted({*(made if guarded is None else guarded)}, key=lambda t: (-len(t), t))
+        self.identity = (source, tuple(guards), tuple(sorted(self._variables.items())))
+        """Two templates of the same identity write the same."""
         self._guarded = re.compile("|".join(map(re.escape, guards))) if guards else None
 
     @property
