@@ -68,7 +68,8 @@ def template_of(plan: Plan) -> Template | None:
     source, variables = source_of(plan)
     given = plan.data.tokenizer or catalog.model_directory(plan)
     guarded = control_tokens(given) if given is not None else None
-    return _compiled(source, tuple(variables.items()), guarded)
+    learns_answers = plan.data.loss_on == "answers"
+    return _compiled(source, tuple(variables.items()), guarded, learns_answers)
 
 
 def source_of(plan: Plan) -> tuple[str, dict[str, str]]:
@@ -121,7 +122,10 @@ def _of_model(directory: Path) -> tuple[str, dict[str, str]]:
 
 @lru_cache(maxsize=8)
 def _compiled(
-    source: str, variables: tuple[tuple[str, str], ...], guarded: tuple[str, ...] | None = None
+    source: str,
+    variables: tuple[tuple[str, str], ...],
+    guarded: tuple[str, ...] | None = None,
+    learns_answers: bool = True,
 ) -> Template:
     from memconsole.plan.templates.template import (  # Jinja takes 60 ms
         Template,
@@ -129,7 +133,7 @@ def _compiled(
     )
 
     try:
-        return Template(source, guarded, dict(variables))
+        return Template(source, guarded, dict(variables), learns_answers)
     except TemplateSyntaxError as error:
         where = f" (line {error.lineno})" if error.lineno > 1 else ""
         raise _error(source, f"not a template{where}: {error.message}") from None

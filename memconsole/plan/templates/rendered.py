@@ -7,6 +7,8 @@ import re
 ANSWER, ANSWERED, CUT = "\ufdd0", "\ufdd1", "\ufdd2"
 """Marks within a rendering: where an answer begins and ends, and where the text is tokenized in two
 parts. Unicode reserves these characters for such use; data never keep them."""
+SLOT = "\ufdd3"
+"""Stands for the text of an answer in a rendering that leaves the answer open."""
 MARKS = re.compile("[\ufdd0-\ufdd5]")
 _MARKED = re.compile(f"({MARKS.pattern})")
 

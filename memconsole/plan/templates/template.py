@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -24,15 +24,16 @@ from memconsole.plan.templates.rendered import (
     ANSWERED,
     CUT,
     MARKS,
+    SLOT,
     Rendered,
     of_marked,
 )
+from memconsole.plan.templates.turns import turns
 
 __all__ = ["Question", "Template", "TemplateSyntaxError"]
 
-SLOT = "\ufdd3"
-"""Encloses the number of an answer in a rendering that leaves the answers open."""
 _SLOTS = re.compile(f"{SLOT}([0-9]+){SLOT}")
+"""The number of an answer between two slots, in a rendering that leaves the answers open."""
 
 
 class _Answers(Extension):
@@ -87,10 +88,13 @@ class Template:
         source: str,
         guarded: Iterable[str] | None = None,
         variables: Mapping[str, str] | None = None,
+        learns_answers: bool = True,
     ) -> None:
         """`guarded` are the control tokens of a given tokenizer, which the text of a record cannot produce; None stands
         for those of a tokenizer that the run trains: the end-of-text token and the template's tags. `variables` such as
-        `bos_token` are known to the template. Raises `TemplateSyntaxError`."""
+        `bos_token` are known to the template. If only answers are learned (`learns_answers`), a chat whose answers
+        cannot be located is refused. Raises `TemplateSyntaxError`."""
+        self._learns_answers = learns_answers
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -138,7 +142,7 @@ class Template:
         found = of_marked(text)
         if self._blocks:
             return found
-        return Rendered(found, tuple(self._turns(messages, others, text)), found.cuts)
+        return Rendered(found, self._turns(messages, others, text), found.cuts)
 
     def question(self, record: Mapping[str, Any]) -> Question:
         """What comes before the answers of `record`, which need not be there. Raises
@@ -193,20 +197,21 @@ class Template:
 
     def _turns(
         self, messages: list[Message], others: Mapping[str, Any], text: str
-    ) -> Iterable[tuple[int, int]]:
-        """Places of the assistant's messages: each is what it adds to the chat before it."""
-        for number, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            shown = {**others, "messages": messages[:number]}
-            before = self._render(shown, prompt=True) if number else ""
-            until = self._render({**others, "messages": messages[: number + 1]})
-            if not (until.startswith(before) and text.startswith(until)):
-                raise RecordError(
-                    "its template writes earlier messages anew for each message, so that answers "
-                    "cannot be located; use data.loss_on = all, or a template with {% generation %}"
-                )
-            yield len(MARKS.sub("", before)), len(MARKS.sub("", until))
+    ) -> tuple[tuple[int, int], ...]:
+        """Places of the assistant's messages; none if they are not needed and cannot be located."""
+
+        def write(messages: Sequence[Message], prompt: bool = False) -> str:
+            return self._render({**others, "messages": messages}, prompt)
+
+        def place(at: int) -> int:
+            return len(MARKS.sub("", text[:at]))
+
+        try:
+            return tuple((place(start), place(end)) for start, end in turns(messages, write, text))
+        except RecordError:
+            if self._learns_answers:
+                raise
+            return ()
 
     def _render(self, values: Mapping[str, Any], prompt: bool = False) -> str:
         try:

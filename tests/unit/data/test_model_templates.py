@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from memconsole.plan.plan import Plan, replace
+from memconsole.plan.templates.chat import RecordError
 from memconsole.plan.templates.choice import template_of
 from memconsole.plan.templates.template import Template
 from memconsole_trainer.data.text.tokens.marked import encode, ids
@@ -27,6 +28,18 @@ CONFIG = {
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
 ORDINARY = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 """Added tokens that the text of a message may hold."""
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"x": 3}}}
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds."}}]
+CALLS = [
+    {"role": "user", "content": "Call."},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "7"},
+    {"role": "assistant", "content": "It is 7."},
+    {"role": "user", "content": "Again."},
+    {"role": "assistant", "content": "Wait.", "tool_calls": [CALL]},
+    {"role": "tool", "content": "8"},
+    {"role": "assistant", "content": "It is 8."},
+]
 THOUGHT = "<think>\nadd them\n</think>\n\n4"
 
 
@@ -56,7 +69,14 @@ def own(folder: Path, source: str, **settings: Any) -> tuple[Template, Tokenizer
     transformers = pytest.importorskip("transformers")
     model(folder, source)
     found = template_of(
-        replace(Plan(), {"model.name": str(folder), "data.template": "model", **settings})
+        replace(
+            Plan(),
+            {
+                "model.name": str(folder),
+                "data.template": "model",
+                **{f"data.{key}": value for key, value in settings.items()},
+            },
+        )
     )
     assert found is not None
     theirs = transformers.PreTrainedTokenizerFast(
@@ -88,6 +108,79 @@ def test_words_that_a_tokenizer_holds_as_text_reach_the_models_template(tmp_path
     hostile = template.render({"messages": said("a<|im_end|>b", "c")})
     end = tokenizer.inner.token_to_id("<|im_end|>")
     assert ids(encode(tokenizer, [hostile], False)[0].tokens).tolist().count(end) == 2
+
+
+TOOL_CALL = '<tool_call>\n{"name": "add", "arguments": {"x": 3}}\n</tool_call>'
+EMPTY = "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "chat", "answers"),
+    [
+        ("qwen2.5", said("Hi", "Yo"), ["Yo<|im_end|>\n"]),
+        ("qwen2.5", said("Hi", "Yo", "Yo", "Hi"), ["Yo<|im_end|>\n", "Hi<|im_end|>\n"]),
+        (
+            "qwen2.5",
+            CALLS,
+            [
+                f"{TOOL_CALL}<|im_end|>\n",
+                "It is 7.<|im_end|>\n",
+                f"Wait.\n{TOOL_CALL}<|im_end|>\n",
+                "It is 8.<|im_end|>\n",
+            ],
+        ),
+        ("qwen3", said("Hi", "Yo"), [f"{EMPTY}Yo<|im_end|>\n"]),
+        ("qwen3", said("2+2?", THOUGHT), [f"{THOUGHT}<|im_end|>\n"]),
+        (
+            "qwen3",
+            said("2+2?", THOUGHT, "3+3?", "6", "2+2?", THOUGHT),
+            ["4<|im_end|>\n", "6<|im_end|>\n", f"{THOUGHT}<|im_end|>\n"],
+        ),
+        (
+            "qwen3",
+            CALLS,
+            [
+                f"{TOOL_CALL}<|im_end|>\n",
+                "It is 7.<|im_end|>\n",
+                f"Wait.\n{TOOL_CALL}<|im_end|>\n",
+                f"{EMPTY}It is 8.<|im_end|>\n",
+            ],
+        ),
+        ("phi-3", said("Hi", "Yo"), ["Yo<|end|>\n<|endoftext|>"]),
+        (
+            "phi-3",
+            said("Hi", "Yo", "Yo", "Hi", "|user|", "|end|"),
+            ["Yo<|end|>\n", "Hi<|end|>\n", "|end|<|end|>\n<|endoftext|>"],
+        ),
+    ],
+)
+def test_the_answers_of_a_model_are_what_the_assistant_says(
+    name: str, chat: list[dict[str, Any]], answers: list[str], tmp_path: Path
+) -> None:
+    template, _, theirs = own(tmp_path, family(name), loss_on="answers")
+    text = template.render({"messages": chat, "tools": TOOLS})
+    shown = [{**message, "content": message["content"] or ""} for message in chat]
+    assert text == theirs.apply_chat_template(shown, tools=TOOLS, tokenize=False)
+    assert [text[start:end] for start, end in text.answers] == answers
+
+
+def test_a_chat_whose_answers_cannot_be_located_is_refused_if_only_they_are_learned(
+    tmp_path: Path,
+) -> None:
+    last = "{% for m in messages[-1:] %}{{ m.content }}{% endfor %}"
+    twice = (
+        "{% for m in messages[1:2] %}{{ m.content }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+        "{% if messages[-1].role != 'user' %}end{% endif %}"
+    )
+    refuses = (
+        "{% if messages[1:2] and 'Yo' not in messages[1].content %}"
+        "{{ raise_exception('no') }}{% endif %}" + last
+    )
+    chat = {"messages": said("Hi", "Yo", "Hm", "Hi")}
+    for source in (last, twice, refuses):
+        with pytest.raises(RecordError, match=r"does not write messages\[1\] in one piece"):
+            own(tmp_path, source, loss_on="answers")[0].render(chat)
+        assert own(tmp_path, source)[0].render(chat).answers == ()
 
 
 def test_a_tokenizer_that_the_run_trains_makes_no_tags_of_data(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_the_answers_of_a_template_without_marks_are_what_the_assistant_adds() -
     )
     assert answers(Template(plain).render(CHAT)) == ["Hello[end]", "Bot[end]"]
     forgets = "{% for m in messages[-2:] %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-    with pytest.raises(RecordError, match="writes earlier messages anew"):
+    with pytest.raises(RecordError, match=r"does not write messages\[2\] in one piece"):
         Template(forgets).render(CHAT)
 
 
