@@ -11,6 +11,8 @@ ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "as
 """Other names of roles."""
 CHAT_ANSWER = "answer"
 """Name of a chat's answer: its last message, if the assistant wrote it."""
+OPTIONS = "chat_template_kwargs"
+"""Field of a chat with values for its template, such as `enable_thinking`, as datasets of TRL have it."""
 
 Message = dict[str, Any]
 

@@ -69,7 +69,8 @@ def template_of(plan: Plan) -> Template | None:
     given = plan.data.tokenizer or catalog.model_directory(plan)
     guarded = control_tokens(given) if given is not None else None
     learns_answers = plan.data.loss_on == "answers"
-    return _compiled(source, tuple(variables.items()), guarded, learns_answers)
+    of_model = name == MODEL
+    return _compiled(source, tuple(variables.items()), guarded, learns_answers, of_model)
 
 
 def source_of(plan: Plan) -> tuple[str, dict[str, str]]:
@@ -126,6 +127,7 @@ def _compiled(
     variables: tuple[tuple[str, str], ...],
     guarded: tuple[str, ...] | None = None,
     learns_answers: bool = True,
+    of_model: bool = False,
 ) -> Template:
     from memconsole.plan.templates.template import (  # Jinja takes 60 ms
         Template,
@@ -133,7 +135,7 @@ def _compiled(
     )
 
     try:
-        return Template(source, guarded, dict(variables), learns_answers)
+        return Template(source, guarded, dict(variables), learns_answers, of_model)
     except TemplateSyntaxError as error:
         where = f" (line {error.lineno})" if error.lineno > 1 else ""
         raise _error(source, f"not a template{where}: {error.message}") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -18,7 +19,13 @@ from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from memconsole.plan.models.tokenizer_file import END_OF_TEXT, TAG
-from memconsole.plan.templates.chat import CHAT_ANSWER, Message, RecordError, messages_of
+from memconsole.plan.templates.chat import (
+    CHAT_ANSWER,
+    OPTIONS,
+    Message,
+    RecordError,
+    messages_of,
+)
 from memconsole.plan.templates.rendered import (
     ANSWER,
     ANSWERED,
@@ -32,6 +39,10 @@ from memconsole.plan.templates.turns import turns
 
 __all__ = ["Question", "Template", "TemplateSyntaxError"]
 
+CLOCK = datetime(2024, 7, 26)
+"""The time that `strftime_now` tells to every template: the date that Llama 3 writes where no clock is known. With the
+real date the same records would give other texts each day: tokens on disk would be made again, a run that is resumed on
+another day would find its data changed, and a prompt would have another date than the chats that were learned."""
 _SLOTS = re.compile(f"{SLOT}([0-9]+){SLOT}")
 """The number of an answer between two slots, in a rendering that leaves the answers open."""
 
@@ -89,20 +100,23 @@ class Template:
         guarded: Iterable[str] | None = None,
         variables: Mapping[str, str] | None = None,
         learns_answers: bool = True,
+        of_model: bool = False,
     ) -> None:
         """`guarded` are the control tokens of a given tokenizer, which the text of a record cannot produce; None stands
         for those of a tokenizer that the run trains: the end-of-text token and the template's tags. `variables` such as
         `bos_token` are known to the template. If only answers are learned (`learns_answers`), a chat whose answers
-        cannot be located is refused. Raises `TemplateSyntaxError`."""
+        cannot be located is refused. A template `of_model` writes as in transformers: nothing for what is missing, and
+        lists and objects as Python shows them. Raises `TemplateSyntaxError`."""
         self._learns_answers = learns_answers
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
-            undefined=_Missing,
+            undefined=jinja2.Undefined if of_model else _Missing,
             extensions=[_Answers, "jinja2.ext.loopcontrols"],
-            finalize=_written,
+            finalize=None if of_model else _written,
         )
         environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = CLOCK.strftime
         environment.filters["tojson"] = _json
         self._variables = dict(variables or {})
         tree = environment.parse(source)
@@ -123,7 +137,8 @@ class Template:
         """Words like `<cause>` that the template writes: control tokens of a trained tokenizer."""
         made = (END_OF_TEXT, *self.tags)
         guards = sorted({*(made if guarded is None else guarded)}, key=lambda t: (-len(t), t))
-        self.identity = (source, tuple(guards), tuple(sorted(self._variables.items())))
+        known_values = tuple(sorted(self._variables.items()))
+        self.identity = (source, tuple(guards), known_values, of_model)
         """Two templates of the same identity write the same."""
         self._guarded = re.compile("|".join(map(re.escape, guards))) if guards else None
 
@@ -192,8 +207,11 @@ class Template:
 
     def _chat(self, record: Mapping[str, Any]) -> tuple[list[Message], dict[str, Any]]:
         """The messages, and what else a chat template may ask for."""
-        others = {"documents": None, "tools": self._cleaned(record.get("tools"))}
-        return self._cleaned(messages_of(record)), others
+        options = record.get(OPTIONS) or {}
+        if not isinstance(options, Mapping):
+            raise RecordError(f'field "{OPTIONS}" holds no object')
+        given = {"documents": None, "tools": self._cleaned(record.get("tools"))}
+        return self._cleaned(messages_of(record)), {**self._cleaned(options), **given}
 
     def _turns(
         self, messages: list[Message], others: Mapping[str, Any], text: str
@@ -256,9 +274,21 @@ def _written(value: Any) -> Any:
     return value
 
 
-def _json(value: Any, indent: int | None = None) -> str:
+def _json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """JSON as the chat templates of transformers get it: without escapes for HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _refuse(message: str) -> None:

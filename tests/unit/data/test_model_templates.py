@@ -183,6 +183,45 @@ def test_a_chat_whose_answers_cannot_be_located_is_refused_if_only_they_are_lear
         assert own(tmp_path, source)[0].render(chat).answers == ()
 
 
+LOOP = "{% for m in messages %}{{ m.role + ':' + m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        LOOP.replace("m.content }}", "m.content | tojson(ensure_ascii=False) }}"),
+        LOOP.replace("m.content }}", "m.content | tojson(True) }}"),
+        LOOP + "{{ messages[0] | tojson(separators=(',', ':'), sort_keys=True) }}",
+        LOOP + "{{ tools | tojson(indent=2) }}",
+        LOOP + "{{ messages | map(attribute='role') | list }}{{ tools[0] }}",
+        LOOP + "{{ nothing }}{{ messages[0].name }}{{ nothing is defined }}{{ documents }}",
+        LOOP + "{% if enable_thinking is defined and not enable_thinking %}none{% endif %}",
+    ],
+)
+def test_a_models_template_writes_what_transformers_writes(source: str, tmp_path: Path) -> None:
+    template, _, theirs = own(tmp_path, source)
+    chat, options = said("Hi é <b>", "Hello."), {"enable_thinking": False, "add": "<|im_end|>"}
+    text = template.render({"messages": chat, "tools": TOOLS, "chat_template_kwargs": options})
+    assert text == theirs.apply_chat_template(chat, tools=TOOLS, tokenize=False, **options)
+
+
+def test_a_template_that_asks_for_the_date_writes_the_same_on_every_day(tmp_path: Path) -> None:
+    template, _, _ = own(tmp_path, family("llama-3"), loss_on="answers")
+    chat: dict[str, Any] = {"messages": said("Hi", "Yo", "Hm", "Hi")}
+    text = template.render(chat)
+    assert "Today Date: 26 Jul 2024\n" in text
+    assert [text[start:end] for start, end in text.answers] == ["Yo<|eot_id|>", "Hi<|eot_id|>"]
+    dated = template.render({**chat, "chat_template_kwargs": {"date_string": "1 Jan 2020"}})
+    assert "Today Date: 1 Jan 2020\n" in dated
+    with pytest.raises(RecordError, match='field "chat_template_kwargs" holds no object'):
+        template.render({**chat, "chat_template_kwargs": "enable_thinking"})
+    call = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    asked: list[dict[str, Any]] = [*said("Hi"), call, {"role": "tool", "content": "7"}]
+    text = template.render({"messages": [*asked, *said("", "Seven.")[1:]], "tools": TOOLS})
+    said_call = '{"name": "add", "parameters": {"x": 3}}<|eot_id|>'
+    assert [text[start:end] for start, end in text.answers] == [said_call, "Seven.<|eot_id|>"]
+
+
 def test_a_tokenizer_that_the_run_trains_makes_no_tags_of_data(tmp_path: Path) -> None:
     model(tmp_path, family("qwen3"))
     (tmp_path / "tokenizer.json").unlink()
