@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,6 +46,19 @@ def messages_of(record: Mapping[str, Any]) -> list[Message]:
             found += _messages(value, column)
         return found
     raise RecordError(f"is no chat: it has {_listed(record)}, expected {', '.join(COLUMNS)}")
+
+
+def tools_of(record: Mapping[str, Any]) -> list[Any] | None:
+    """The tools of a record: a list, or its JSON as tables often hold it; None if it has none. Raises `RecordError`."""
+    value = record.get("tools")
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else None
+        except (ValueError, RecursionError):
+            raise RecordError('field "tools" holds text that is no JSON list') from None
+    if value is not None and not isinstance(value, list):
+        raise RecordError(f'field "tools" holds {_kind(value)}, expected a list of tools')
+    return value
 
 
 def _messages(value: Any, column: str) -> list[Message]:

@@ -25,6 +25,7 @@ from memconsole.plan.templates.chat import (
     Message,
     RecordError,
     messages_of,
+    tools_of,
 )
 from memconsole.plan.templates.rendered import (
     ANSWER,
@@ -210,7 +211,7 @@ class Template:
         options = record.get(OPTIONS) or {}
         if not isinstance(options, Mapping):
             raise RecordError(f'field "{OPTIONS}" holds no object')
-        given = {"documents": None, "tools": self._cleaned(record.get("tools"))}
+        given = {"documents": None, "tools": self._cleaned(tools_of(record))}
         return self._cleaned(messages_of(record)), {**self._cleaned(options), **given}
 
     def _turns(

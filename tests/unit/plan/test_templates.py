@@ -115,7 +115,17 @@ def test_a_template_may_ask_for_tools_as_those_of_transformers_do() -> None:
     chat = {"prompt": "Hi", "completion": "Yo"}
     assert Template(asks).render(chat) == "user: Hiassistant: Yo"
     tools = [{"name": "<add>"}]
-    assert Template(asks).render({**chat, "tools": tools}).startswith('[{"name": "<add>"}]\nuser')
+    text = Template(asks).render({**chat, "tools": tools})
+    assert text.startswith('[{"name": "<add>"}]\nuser')
+    assert Template(asks).render({**chat, "tools": json.dumps(tools)}) == text
+    assert Template(asks).render({**chat, "tools": ""}) == "user: Hiassistant: Yo"
+    for wrong, words in (
+        ("add", "text that is no JSON list"),
+        ('{"name": "add"}', "an object, expected a list of tools"),
+        ({"name": "add"}, "an object, expected a list of tools"),
+    ):
+        with pytest.raises(RecordError, match=f'field "tools" holds {words}'):
+            Template(asks).render({**chat, "tools": wrong})
 
 
 def test_every_layout_of_a_chat_is_the_same_chat() -> None:
