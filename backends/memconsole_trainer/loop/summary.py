@@ -17,11 +17,13 @@ def platform(lines: Iterable[str]) -> str:
     return "\n".join([_RULE, *(f"  {line}" for line in lines), _RULE])
 
 
-def step_line(step: Step, total_steps: int, units: str) -> str:
-    """The log line of a step; `units` is the name of what the task counts."""
+def step_line(step: Step, total_steps: int, units: str, finite: bool = True) -> str:
+    """The log line of a step; `units` is the name of what the task counts. A loss that is `finite` and None is that of
+    steps without a token that is learned."""
+    loss = _train_loss(step.loss) if finite else "not finite"
     norm = "" if step.gradient_norm is None else f"  norm {step.gradient_norm:.3f}"
     return (
-        f"step {step.step:,}/{total_steps:,}  epoch {step.epoch}  loss {_loss(step.loss)}"
+        f"step {step.step:,}/{total_steps:,}  epoch {step.epoch}  loss {loss}"
         f"  lr {step.learning_rate:.3g}{norm}  {format_rate(step.tokens_per_second)} {units}/s"
     )
 
@@ -44,7 +46,7 @@ def epoch_block(epoch: Epoch, epochs: int | None, elapsed_minutes: float) -> str
             _RULE,
             f"{title} Summary",
             _RULE,
-            f"  Train Loss:     {_loss(epoch.train_loss)} (mean of the epoch)",
+            f"  Train Loss:     {_train_loss(epoch.train_loss)} (mean of the epoch)",
             f"  Val Loss:       {_loss(epoch.validation_loss)}",
             f"  Epoch Time:     {epoch.minutes:.2f} min ({epoch.minutes * 60:.1f}s)",
             f"  Elapsed Time:   {elapsed_minutes:.2f} min",
@@ -68,7 +70,7 @@ def final_block(ended: Ended, device: str, best_step: int | None, best_by: str =
                 if best_step is None
                 else [f"  Best Checkpoint:             step {best_step:,}{best_by}"]
             ),
-            f"  Final Training Loss:         {_loss(ended.final_train_loss)} (last steps)",
+            f"  Final Training Loss:         {_train_loss(ended.final_train_loss)} (last steps)",
             f"  Final Validation Loss:       {_loss(ended.final_validation_loss)}",
             *([f"  {ended.early[0].upper()}{ended.early[1:]}"] if ended.early else []),
             "",
@@ -86,3 +88,7 @@ def final_block(ended: Ended, device: str, best_step: int | None, best_by: str =
 
 def _loss(loss: float | None) -> str:
     return "n/a" if loss is None else f"{loss:.6f}"
+
+
+def _train_loss(loss: float | None) -> str:
+    return "n/a (nothing learned)" if loss is None else _loss(loss)

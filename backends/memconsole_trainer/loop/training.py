@@ -203,7 +203,7 @@ class Trainer:
             data_wait_seconds=self._job.stream.take_waited_seconds() / len(metrics),
         )
         self._attempt.emit(said)
-        print(summary.step_line(said, p.total_steps, self._task.units), flush=True)
+        print(summary.step_line(said, p.total_steps, self._task.units, finite), flush=True)
         self._tell_skipped(metrics)
         if not finite:
             step = next(m.step for m in metrics if not math.isfinite(m.loss))

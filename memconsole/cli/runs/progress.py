@@ -19,6 +19,8 @@ from memconsole.runs.record.states import WAIT_DISK
 from memconsole.units import format_bytes, format_count, format_duration, format_rate
 
 WIDTH = 80
+NOTHING_LEARNED = "nothing learned"
+"""In place of a loss: no token of the steps is learned. Training ends at a loss that is not finite."""
 _STEADY = ("queued", "train", *PHASES, "evaluate", "checkpoint", "sample", WAIT_DISK)
 """Phases that alternate all the time; a change between them gets no line."""
 
@@ -90,7 +92,7 @@ class ProgressLines:
             if epoch.epoch <= self._epoch:
                 continue
             self._epoch = epoch.epoch
-            words = [f"epoch {epoch.epoch}", f"train loss {_loss(epoch.train_loss)}"]
+            words = [f"epoch {epoch.epoch}", f"train loss {_train_loss(epoch.train_loss)}"]
             if epoch.validation_loss is not None:
                 words.append(f"validation loss {epoch.validation_loss:.4f}")
             yield "  ".join([*words, f"{epoch.minutes:.2f} min"])
@@ -164,10 +166,11 @@ def summary(run: RunSnapshot) -> str:
         rows.append(("Best evaluation", marked(best_one.words, "evaluations", run.uncertain)))
     if facts.loss is not None:
         train = ended.final_train_loss if ended else facts.loss
+        told = NOTHING_LEARNED if train is None else loss.told(train)
         rows.append(
             (
                 "Final training loss",
-                marked(loss.told(train), "final_train_loss", run.uncertain),
+                marked(told, "final_train_loss", run.uncertain),
             )
         )
     if last is not None:
@@ -227,6 +230,10 @@ def _headline(run: RunSnapshot) -> str:
         return "TRAINING COMPLETE"
     word, _, reason = ended_words(run).partition(": ")
     return f"TRAINING {word.upper()}" + (f": {reason}" if reason else "")
+
+
+def _train_loss(value: float | None) -> str:
+    return NOTHING_LEARNED if value is None else _loss(value)
 
 
 def _loss(value: float | None) -> str:

@@ -72,9 +72,9 @@ def number_or_reason(value: float | Missing, unit: str) -> str:
     return f"n/a — {value.reason}" if isinstance(value, Missing) else f"{value:.0f} {unit}"
 
 
-def loss_word(loss: float | None) -> str:
-    """A loss, or a note that it is not finite."""
-    return "n/a — not finite" if loss is None else measure_word(loss)
+def loss_word(loss: float | None, reason: str = "not finite") -> str:
+    """A loss, or ``n/a — reason``."""
+    return f"n/a — {reason}" if loss is None else measure_word(loss)
 
 
 def measure_word(value: float) -> str:

@@ -36,7 +36,7 @@ def epoch_lines(view: RunView, width: int, height: int) -> list[Line]:
         lines.append(
             [
                 Span(right(f"{epoch.epoch}", 6)),
-                Span(right(loss_word(epoch.train_loss), third), "train"),
+                Span(right(loss_word(epoch.train_loss, "nothing learned"), third), "train"),
                 Span(right(loss_word(epoch.validation_loss), third), "validation"),
                 Span(right(minutes_word(epoch.minutes), third)),
             ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -36,7 +37,8 @@ from memconsole_trainer.data.sources.split import Everything, split_of
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.data.text.blocks.packing import Cuts, cuts, laid, placed
 from memconsole_trainer.data.text.blocks.record_blocks import RecordBlocks, held_out_records
-from memconsole_trainer.data.text.opened import alone
+from memconsole_trainer.data.text.opened import TextPart, alone
+from memconsole_trainer.data.text.portion import Portion, prepare_part
 from memconsole_trainer.data.text.rows.batches import Boundary, TextRows
 from memconsole_trainer.data.text.tokens.marked import encode, ids, learned, marked_dtype, trimmed
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, load, train
@@ -274,6 +276,29 @@ def test_records_without_text_give_no_tokens_and_no_rows(
     empty = open_source(replace(Plan(), settings), 1024)
     assert not len(RecordBlocks(empty, split_of(empty, 0.0), tokenizer, 8, False).block(0))
     assert not len(held_out_records(empty, Everything(3), tokenizer, 8, False))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_data_of_which_nothing_is_learned_are_refused(
+    streaming: bool, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    asked = {"messages": [{"role": "user", "content": "one more"}]}
+    path = write(tmp_path / "asked.jsonl", [asked] * 9)
+    settings = {"data.source": str(path), "data.template": "plain", "data.loss_on": "answers"}
+    settings |= {"data.streaming": streaming, "data.sequence_length": 8}
+    part = alone(replace(Plan(), settings), open_source(replace(Plan(), settings), 1024)).first
+
+    def prepared(part: TextPart) -> Portion:
+        cache = tmp_path / "counts.json"
+        model = catalog.architecture(Plan())
+        return prepare_part(part, model, tokenizer, frozenset(), cache, lambda: None, print)
+
+    with pytest.raises(DataError) as error:
+        prepared(part)
+    words = "hold no answer, and data.loss_on = answers learns nothing else; expected messages of"
+    assert str(error.value).startswith(f"{path}: the train documents {words}")
+    whole = replace(part.plan, {"data.loss_on": "all"})
+    assert prepared(dataclasses.replace(part, plan=whole)).counts.any()
 
 
 def test_answers_after_a_cut_are_counted() -> None:

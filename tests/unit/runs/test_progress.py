@@ -13,8 +13,9 @@ from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.state.facts import RunFacts
 from memconsole.runs.read.state.ranks import RankFacts
 from memconsole.runs.record.failures.shortfall import Shortfall
-from memconsole.runs.record.log.events import Ended, Epoch, Evaluation, RankReading
+from memconsole.runs.record.log.events import Ended, Epoch, Evaluation, RankReading, Step
 from memconsole.runs.record.states import Verdict
+from memconsole_trainer.loop import summary as log
 
 RUN = RunSnapshot(
     id="20260101-000000-abcdef", name="a run", state="running", plan=Plan(), attempt=1, created_wall=0.0
@@ -45,6 +46,36 @@ def test_each_evaluation_and_epoch_is_told_once_though_the_lists_are_capped() ->
         told += list(lines.new(changed(evaluations=window, epochs=epochs)))
     assert sum("validation loss 5.0000  2.0000 bits/byte" in line for line in told) == 299
     assert sum(line.startswith("epoch ") for line in told) == 299
+
+
+def test_steps_without_a_learned_token_are_told_as_such() -> None:
+    epoch = Epoch(epoch=1, train_loss=None, validation_loss=None, minutes=1.0)
+    told = list(ProgressLines().new(changed(epochs=(epoch,))))
+    assert "epoch 1  train loss nothing learned  1.00 min" in told
+    ended = Ended(
+        step=3,
+        best_validation_loss=None,
+        final_validation_loss=None,
+        final_train_loss=None,
+        total_minutes=1.0,
+        average_epoch_minutes=None,
+        epochs=0,
+    )
+    told = " ".join(summary(changed(loss=1.0, ended=ended)).split())
+    assert "Final training loss: nothing learned" in told
+    step = Step(
+        step=3,
+        epoch=1,
+        loss=None,
+        learning_rate=1e-3,
+        gradient_norm=0.0,
+        tokens=9,
+        tokens_per_second=9.0,
+        step_seconds=1.0,
+    )
+    assert "  loss n/a (nothing learned)  " in log.step_line(step, 9, "tokens")
+    assert "  loss not finite  " in log.step_line(step, 9, "tokens", finite=False)
+    assert "Train Loss:     n/a (nothing learned) " in log.epoch_block(epoch, 1, 1.0)
 
 
 def test_the_loss_of_training_rows_is_told_beside_the_validation_loss() -> None:

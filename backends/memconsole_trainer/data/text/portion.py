@@ -78,6 +78,8 @@ def prepare_part(
         train_tokens, exact = len(held), True
     if train_tokens < 2:
         raise DataError(f"{plan.data.source}: holds no text to train on")
+    if not counts.any():
+        raise DataError(f"{plan.data.source}: {_nothing_learned(plan, exact)}")
     documents = "a stream" if source.count is None else f"{source.count:,} documents"
     return Portion(
         blocks=blocks,
@@ -143,6 +145,17 @@ def _blocks(
     blocks.left_out = left_out
     blocks.cache = open_cache(plan, source, blocks, tokenizer, directory, warn)
     return blocks
+
+
+def _nothing_learned(plan: Plan, exact: bool) -> str:
+    """Why no token of the train documents is learned, and what is allowed."""
+    documents = "train documents" if exact else "train documents looked at"
+    if plan.data.template is not None and plan.data.loss_on == "answers":
+        return (
+            f"the {documents} hold no answer, and data.loss_on = answers learns nothing else; expected messages of the "
+            "assistant, or text between {% generation %} and {% endgeneration %}; data.loss_on = all learns all of a text"
+        )
+    return f"every token of the {documents} is marked as one that is not learned"
 
 
 def _warnings(plan: Plan, blocks: TokenBlocks) -> tuple[str, ...]:
