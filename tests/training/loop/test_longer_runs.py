@@ -17,6 +17,7 @@ from memconsole.cli.runs.train import weights_of
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check
+from memconsole.plan.models import tokenizer_config
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.training import recipe, resuming
 from memconsole.plan.training.origin import check_start, origin, shortly
@@ -284,6 +285,9 @@ def test_frozen_weights_of_another_run_are_kept_when_that_is_deleted(
     assert attempt(source) == 0, final(source)
     adapted = {"optimize.lora_rank": 2, "optimize.freeze_base": True, "train.max_steps": 2}
     first = borrowing(replace(weights_of(source.id), adapted))
+    special = tokenizer_config.read(source.path)
+    assert special.token("bos") is not None
+    assert tokenizer_config.read(Path(first.read_plan().data.tokenizer or "").parent) == special
     shutil.rmtree(source.path)
     assert attempt(first, lambda phase, step: step == 1) == 75
     assert attempt(first) == 0, final(first)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
+from memconsole.plan.models import tokenizer_config
 from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.models.recommender import ITEMS_JSON
 from memconsole.plan.plan import Plan, replace
@@ -41,14 +42,12 @@ def _kept(folder: Path, plan: Plan) -> Plan:
     for file in sorted(checkpoint.iterdir()):
         _linked(file, into / file.name)
     changes: dict[str, object] = {"model.weights": str(into)}
-    items = other.path / ITEMS_JSON
-    if items.is_file():
-        _linked(items, own / ITEMS_JSON)
+    for name in (TOKENIZER_JSON, tokenizer_config.CONFIG, ITEMS_JSON):
+        if (other.path / name).is_file():
+            _linked(other.path / name, own / name)
     tokenizer = other.path / TOKENIZER_JSON
-    if tokenizer.is_file():
-        _linked(tokenizer, own / TOKENIZER_JSON)
-        if plan.data.tokenizer == str(tokenizer):
-            changes["data.tokenizer"] = str(own / TOKENIZER_JSON)
+    if tokenizer.is_file() and plan.data.tokenizer == str(tokenizer):
+        changes["data.tokenizer"] = str(own / TOKENIZER_JSON)
     # The other run's weights may in turn be adapters on those of a third run.
     write_atomic(
         own / "plan.toml", plans.dumps(_kept(folder, other.read_plan()), full=True).encode()
