@@ -365,6 +365,9 @@ def _rope(c: Config, layer_type: str, default_theta: float) -> tuple[float, Rope
 
 
 def _scaling(at: Config, outer: Config) -> RopeScaling | None:
+    part = at.number("partial_rotary_factor", 1.0)
+    if part != 1:
+        raise refusal(at.where, "partial_rotary_factor", part, "1: anything else is not supported")
     kind = at.text("rope_type", at.text("type", "default"))
     if kind == "default":
         return None

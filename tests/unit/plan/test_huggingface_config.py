@@ -63,6 +63,17 @@ GEMMA2 = PUBLISHED["gemma-2-2b"]
         (LLAMA, {"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         (LLAMA, {"layer_types": ["sliding_attention"] * 16}, "layer_types"),
         (LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        (
+            LLAMA,
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor = 0.5: expected 1",
+        ),
+        (LLAMA, {"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5"),
+        (
+            GEMMA3,
+            {"rope_parameters": {"sliding_attention": {"partial_rotary_factor": 0.25}}},
+            "partial_rotary_factor = 0.25",
+        ),
         (LLAMA, {"model_type": "mistral", "sliding_window": 4096}, "rope_scaling"),
         (LLAMA, {"model_type": "mistral", "sliding_window": 0}, "sliding_window = 0"),
         (PUBLISHED["qwen3-0.6b"], {"use_sliding_window": True}, "use_sliding_window"),
