@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 
 from memconsole.plan import catalog
+from memconsole.plan.data.added_tokens import check_given_tokenizer
 from memconsole.plan.data.check_records import check_records
 from memconsole.plan.data.mixture import MIX, VALIDATION, check_mixture, parts, validation_plan
 from memconsole.plan.models.architecture import Architecture
-from memconsole.plan.models.tokenizer_file import tokenizer_vocab_size
 from memconsole.plan.plan import BACKENDS, SETTINGS, Plan, PlanError, get, quote
 from memconsole.plan.sections.data import OF_TEXT
 from memconsole.plan.tasks import task_of
@@ -121,13 +121,7 @@ def _check_positions(plan: Plan, architecture: Architecture) -> None:
 def _check_vocabulary(plan: Plan, architecture: Architecture) -> None:
     asked = plan.data.vocab_size
     if plan.data.tokenizer is not None:
-        entries = tokenizer_vocab_size(plan.data.tokenizer)
-        if entries > architecture.vocab_size:
-            raise _error(
-                "data.tokenizer",
-                quote(plan.data.tokenizer),
-                f"has {entries:,} entries, the model only {architecture.vocab_size:,}",
-            )
+        check_given_tokenizer(plan, architecture.vocab_size)
     elif asked is not None and asked > architecture.vocab_size:
         raise _error(
             "data.vocab_size",

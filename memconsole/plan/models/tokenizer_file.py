@@ -12,6 +12,7 @@ import msgspec
 from memconsole import regular_file, typed_json
 from memconsole.plan.models import sentencepiece, tokenizer_config
 from memconsole.plan.models.files import SENTENCEPIECE, TOKENIZERS, VOCABULARY, tokenizer_file
+from memconsole.plan.models.tokenizer_config import TokenizerConfig
 from memconsole.plan.plan import PlanError, quote
 
 END_OF_TEXT = "<|endoftext|>"
@@ -43,6 +44,11 @@ class _Held(msgspec.Struct, frozen=True):
 
     entries: int
     """One more than its largest token id."""
+    vocabulary: int
+    """One more than the largest id of its vocabulary, without the tokens that were added to it."""
+    added: tuple[tuple[int, str], ...]
+    """Ids and names of the added tokens, in order of id."""
+    config: TokenizerConfig
     control: tuple[str, ...]
     tags: frozenset[str]
     """Its tokens that have the form of a `TAG`."""
@@ -53,8 +59,32 @@ def tokenizer_vocab_size(path: str) -> int:
 
     The file is read again only if it changes. Raises `PlanError`.
     """
+    return _readable(path).entries
+
+
+def vocabulary_size(path: str) -> int:
+    """One more than the largest id of a tokenizer's vocabulary, without the tokens that were added to it. Raises
+    `PlanError`."""
+    return _readable(path).vocabulary
+
+
+def tokens_beyond(path: str, vocab_size: int) -> tuple[str, ...]:
+    """The added tokens of a tokenizer whose ids are `vocab_size` or larger; none if it cannot be read."""
     try:
-        return _of(path).entries
+        return tuple(name for index, name in _of(path).added if index >= vocab_size)
+    except (OSError, ValueError, RuntimeError, RecursionError):
+        return ()
+
+
+def around_tokens(path: str) -> tuple[str, ...]:
+    """The tokens that begin and end a text, of those that a tokenizer has. Raises `PlanError`."""
+    config = _readable(path).config
+    return tuple(token for name in ("bos", "eos") if (token := config.token(name)) is not None)
+
+
+def _readable(path: str) -> _Held:
+    try:
+        return _of(path)
     except (OSError, ValueError, RuntimeError, RecursionError) as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else "not a tokenizer"
         raise PlanError(
@@ -93,33 +123,37 @@ def _read(file: Path, changed: int, size: int) -> _Held:
     config = tokenizer_config.read(file.parent)
     named = (config.token(name) for name in ("bos", "eos", "unk", "pad"))
     control = [token for token in named if token is not None]
-    control += [t.content for t in config.added_tokens_decoder.values() if t.special]
-    largest = max((int(i) for i in config.added_tokens_decoder if i.isdecimal()), default=-1)
-    names: list[Iterable[str]] = [
-        control,
-        (t.content for t in config.added_tokens_decoder.values()),
-    ]
+    decoder = config.added_tokens_decoder
+    control += [token.content for token in decoder.values() if token.special]
+    added = {int(i): token.content for i, token in decoder.items() if i.isdecimal()}
+    names: list[Iterable[str]] = [control]
     content = regular_file.read(file, TOKENIZER_BYTES)
     if file.name.endswith(Path(SENTENCEPIECE).suffix):
         pieces = sentencepiece.parse(content).pieces
         control += [p.text for p in pieces if p.kind == sentencepiece.CONTROL]
         names.append(p.text for p in pieces)
-        largest = max(largest, len(pieces) - 1)
+        largest = len(pieces) - 1
     elif file.name == VOCABULARY:
         entries = typed_json.decode(content, dict[str, int])
-        largest = max(largest, *entries.values())
+        largest = max(entries.values(), default=-1)
         names.append(entries)
     else:
         tokenizer = typed_json.decode(content, _Tokenizer)
-        vocab, added = tokenizer.model.vocab, tokenizer.added_tokens
+        vocab = tokenizer.model.vocab
         ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
-        largest = max((*ids, *(token.id for token in added)), default=-1)
-        control = [t.content for t in added if t.special]
+        largest = max(ids, default=-1)
+        control = [t.content for t in tokenizer.added_tokens if t.special]
         names += [vocab if isinstance(vocab, dict) else (name for name, _ in vocab)]
-        names += [(t.content for t in added)]
-    if largest < 0:
+        added |= {t.id: t.content for t in tokenizer.added_tokens}
+    names.append(added.values())
+    if max((largest, *added)) < 0:
         raise ValueError("empty vocabulary")
     tags = (name for part in names for name in part if name[:1] == "<" and TAG.fullmatch(name))
     return _Held(
-        largest + 1, tuple(dict.fromkeys(token for token in control if token)), frozenset(tags)
+        entries=max((largest, *added)) + 1,
+        vocabulary=largest + 1,
+        added=tuple(sorted(added.items())),
+        config=config,
+        control=tuple(dict.fromkeys(token for token in control if token)),
+        tags=frozenset(tags),
     )

@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 
 from memconsole.plan import catalog
+from memconsole.plan.data.added_tokens import check_given_tokenizer
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.files import (
     TOKENIZER_JSON,
     TOKENIZERS,
@@ -88,6 +90,13 @@ def shortly(plan: Plan) -> str:
 def check_start(plan: Plan) -> None:
     """Raise `PlanError` if the plan can be priced, but its first weights or its tokenizer are not
     what a person expects."""
+    _check_weights(plan)
+    model = catalog.model(plan)
+    if isinstance(model, Architecture) and plan.data.tokenizer is None:
+        check_given_tokenizer(plan, model.vocab_size)
+
+
+def _check_weights(plan: Plan) -> None:
     checkpoint = checkpoint_of(plan)
     named = catalog.model_directory(plan)
     if checkpoint is not None:

@@ -28,12 +28,21 @@ CONFIG = {
 PARAMETERS = 96 * 32 + 2 * (4 * 32 * 32 + 3 * 32 * 48 + 2 * 32) + 32
 
 
+TOKENIZERS = {
+    "tokenizer.json": b'{"model": {"vocab": {"a": 0}}}',
+    "vocab.json": b'{"a": 0}',
+    "tokenizer.model": (
+        Path(__file__).parents[2] / "data/sentencepiece/unigram.model"
+    ).read_bytes(),
+}
+
+
 def model(folder: Path, *files: str) -> Path:
-    """A model's directory with a configuration and these files, which hold nothing."""
+    """A model's directory with a configuration and these files: tokenizers, and others that hold nothing."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     for name in files:
-        (folder / name).touch()
+        (folder / name).write_bytes(TOKENIZERS.get(name, b""))
     return folder
 
 
@@ -143,7 +152,7 @@ def test_a_hub_model_without_weights_is_not_trained_from_scratch_by_mistake(hub:
         check_start(asked)
     check_start(replace(asked, {"model.weights": "random"}))
     (hub / "model.safetensors").touch()
-    (hub / "tokenizer.json").touch()
+    (hub / "tokenizer.json").write_bytes(TOKENIZERS["tokenizer.json"])
     check_start(asked)
 
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from memconsole.plan.data.added_tokens import left_out_words
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.templates.choice import template_of
@@ -51,6 +52,8 @@ def make_tokenizer(
     chosen = Path(plan.data.tokenizer).expanduser() if plan.data.tokenizer else beside_model
     if chosen is not None:
         tokenizer = tokenizers.load(chosen, architecture.vocab_size)
+        if tokenizer.beyond:
+            warn(left_out_words(tokenizer.beyond, architecture.vocab_size))
     elif isinstance(opened.first.source, TokenRows):
         return None
     else:

@@ -46,6 +46,8 @@ class Tokenizer:
         """`config` names the special tokens."""
         self._inner = inner
         self.config = TokenizerConfig() if config is None else config
+        self.beyond: tuple[str, ...] = ()
+        """The added tokens that were left out, because the model's vocabulary has no entries for them."""
         self.sampled = ""
         """The setting of subword regularization that was switched off, with its value."""
         for name in ("dropout", "alpha"):
@@ -286,13 +288,16 @@ def of_characters(
 def load(path: Path, vocab_size: int) -> Tokenizer:
     """Load a tokenizer from its file, or from the directory that holds it.
 
-    Raises `PlanError` if there is none, or if it has ids outside the model's vocabulary.
+    Added tokens whose ids are outside the model's vocabulary are left out. Raises `PlanError` if there is no tokenizer,
+    or if other ids of it are outside.
     """
-    tokenizer = Tokenizer(*tokenizer_files.read(path))
-    if tokenizer.largest_id >= vocab_size:
+    inner, config, beyond = tokenizer_files.within(*tokenizer_files.read(path), vocab_size)
+    tokenizer = Tokenizer(inner, config)
+    tokenizer.beyond = beyond
+    largest = max((tokenizer.largest_id, *tokenizer.begin))
+    if largest >= vocab_size:
         raise PlanError(
-            f"{path}: has token ids up to {tokenizer.largest_id:,}, "
-            f"the model's vocabulary holds {vocab_size:,}",
+            f"{path}: has token ids up to {largest:,}, the model's vocabulary holds {vocab_size:,}",
             "data.tokenizer",
         )
     return tokenizer

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from memconsole import regular_file, typed_json
 from memconsole.plan.models import sentencepiece, tokenizer_config
 from memconsole.plan.models.files import (
@@ -55,6 +57,24 @@ def read(path: Path) -> tuple[Any, TokenizerConfig]:
     except Exception as error:  # noqa: BLE001 (the library raises plain exceptions)
         raise PlanError(f"{file}: not a tokenizer: {error}", "data.tokenizer") from None
     return inner, config
+
+
+def within(
+    inner: Any, config: TokenizerConfig, vocab_size: int
+) -> tuple[Any, TokenizerConfig, tuple[str, ...]]:
+    """The tokenizer and its configuration without the added tokens whose ids are `vocab_size` or larger, and the names
+    of these."""
+    import tokenizers
+
+    added = inner.get_added_tokens_decoder()
+    beyond = tuple(added[i].content for i in sorted(added) if i >= vocab_size)
+    if not beyond:
+        return inner, config, ()
+    document = msgspec.json.decode(inner.to_str())
+    document["added_tokens"] = [t for t in document["added_tokens"] if t["id"] < vocab_size]
+    known = {i: t for i, t in config.added_tokens_decoder.items() if t.content not in beyond}
+    smaller = tokenizers.Tokenizer.from_str(msgspec.json.encode(document).decode())
+    return smaller, msgspec.structs.replace(config, added_tokens_decoder=known), beyond
 
 
 def _made(file: Path, config: TokenizerConfig) -> Any:
