@@ -9,9 +9,11 @@ from pathlib import Path
 from memconsole import regular_file
 from memconsole.plan.plan import PlanError, printable
 
-INDEX = "model.safetensors.index.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 INDEX_BYTES = 64 << 20
 """Bytes of the largest index that is read."""
+NOT_OF_MODEL = ("consolidated*", "adapter_model*")
+"""Safetensors of a model's directory in another library's names, or of adapters."""
 OTHER_FORMATS = (
     "pytorch_model*.bin",
     "model*.bin",
@@ -39,9 +41,12 @@ def other_weights(directory: Path) -> list[str]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of `directory`, each of which can be opened. Raises `PlanError`."""
+    """The safetensors files of the model in `directory`, each of which can be opened: those that transformers reads.
+    One file for the whole model comes before an index, whose parts may be of an older model. Raises `PlanError`."""
     index = directory / INDEX
-    if index.is_file():
+    if (directory / SINGLE).exists():
+        names = [SINGLE]
+    elif index.is_file():
         try:
             names = sorted(
                 set(json.loads(regular_file.read(index, INDEX_BYTES))["weight_map"].values())
@@ -53,9 +58,10 @@ def weight_files(directory: Path) -> list[Path]:
         if any(not isinstance(n, str) or Path(n).name != n for n in names):
             raise _refused(f"{index}: names files outside its directory")
     else:
-        names = sorted(path.name for path in directory.glob("*.safetensors"))
+        found = sorted(directory.glob("*.safetensors"))
+        names = [path.name for path in found if not any(map(path.match, NOT_OF_MODEL))]
     if not names:
-        raise _refused(f"{directory}: no .safetensors files")
+        raise _refused(f"{directory}: holds no {SINGLE}, and no other safetensors of a whole model")
     for name in names:
         try:
             regular_file.check_regular(directory / name)

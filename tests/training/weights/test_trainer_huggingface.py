@@ -10,6 +10,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from memconsole.plan.models.architecture import Architecture, parameters
+from memconsole.plan.models.files import weight_files
+from memconsole.plan.plan import PlanError
 from memconsole_trainer.engine import WeightsError
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights, exported
 from memconsole_trainer.weights.initialize import InitialWeights
@@ -139,6 +141,35 @@ def test_sharded_files_are_read_through_their_index(tmp_path: Path) -> None:
         np.testing.assert_array_equal(one.tensor(parameter.name), many.tensor(parameter.name))
 
 
+def test_the_files_that_transformers_reads_are_read_and_others_beside_them_are_not(
+    tmp_path: Path,
+) -> None:
+    model, architecture = model_and_architecture("llama-untied")
+    model.save_pretrained(tmp_path, max_shard_size="8KB")  # type: ignore[attr-defined]
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    expected = HuggingFaceWeights(tmp_path, architecture).tensor("embedding.weight")
+    other = {"layers.0.attention.wq.weight": np.zeros((32, 32), np.float32)}
+    for name in ("consolidated.safetensors", "adapter_model.safetensors"):
+        save_file(other, tmp_path / name)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    assert weight_files(tmp_path) == shards  # parts without their index
+    model.save_pretrained(tmp_path / "one")  # type: ignore[attr-defined]
+    tensors = load_file(tmp_path / "one" / "model.safetensors")
+    save_file({name: array + 1 for name, array in tensors.items()}, tmp_path / "model.safetensors")
+    index = {"weight_map": dict.fromkeys(tensors, shards[0].name)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = HuggingFaceWeights(tmp_path, architecture).tensor("embedding.weight")
+    np.testing.assert_array_equal(found, expected + 1)
+    for file in (
+        *shards,
+        tmp_path / "model.safetensors",
+        tmp_path / "model.safetensors.index.json",
+    ):
+        file.unlink()
+    with pytest.raises(PlanError, match=r"holds no model\.safetensors, and no other"):
+        weight_files(tmp_path)
+
+
 def test_bfloat16_weights_come_as_the_float32_they_mean(tmp_path: Path) -> None:
     model, architecture = model_and_architecture("llama")
     model.bfloat16().save_pretrained(tmp_path)  # type: ignore[attr-defined]
@@ -179,6 +210,7 @@ def test_a_truncated_file_and_an_index_leading_outside_are_refused(tmp_path: Pat
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(WeightsError, match="truncated"):
         HuggingFaceWeights(tmp_path, architecture)
+    path.unlink()
     index = {"weight_map": {"model.norm.weight": "../model.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(WeightsError, match="outside its directory"):

@@ -122,6 +122,7 @@ def test_weights_that_cannot_be_opened_are_refused(tmp_path: Path) -> None:
     weights.mkdir()
     with pytest.raises(PlanError, match="cannot be read: a folder, not a file"):
         check_start(plan(folder))
+    weights.rmdir()
     (folder / "model.safetensors.index.json").write_text(
         '{"weight_map": {"a": "gone.safetensors"}}'
     )
