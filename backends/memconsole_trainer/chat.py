@@ -17,6 +17,7 @@ from memconsole_trainer.engine import Engine
 from memconsole_trainer.sample import add_options, ready
 from memconsole_trainer.tasks.answering import MOST_ANSWER_TOKENS, Answered, Answerer
 from memconsole_trainer.weights import trained
+from memconsole_trainer.weights.companions import ends_of_source
 
 PROMPT = "> "
 FORGET, LEAVE = "/forget", "/exit"
@@ -54,7 +55,9 @@ def talk(options: argparse.Namespace) -> int:
         print(f"memconsole: {error}", file=sys.stderr)
         return 2
     print(f"step {found.checkpoint.step:,}{found.note}; {COMMANDS}", file=sys.stderr)
-    answerer = Answerer(template, tokenizer, options.tokens or MOST_ANSWER_TOKENS, positions)
+    most = options.tokens or MOST_ANSWER_TOKENS
+    ends = ends_of_source(found.plan, tokenizer)
+    answerer = Answerer(template, tokenizer, most, positions, ends)
     first: list[Message] = []
     if options.system:
         first = [{"role": "system", "content": options.system}]

@@ -18,7 +18,7 @@ from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 from memconsole_trainer.engine import Engine
 from memconsole_trainer.tasks.answering import MOST_ANSWER_TOKENS, Answerer
 from memconsole_trainer.weights import trained
-from memconsole_trainer.weights.companions import stop_tokens
+from memconsole_trainer.weights.companions import ends_of_source, stop_tokens
 
 if TYPE_CHECKING:
     from memconsole.plan.templates.template import Template
@@ -129,7 +129,9 @@ def answer(
     template = template_of(found.plan)
     assert template is not None
     positions = found.architecture.max_positions
-    answerer = Answerer(template, tokenizer, options.tokens or MOST_ANSWER_TOKENS, positions)
+    most = options.tokens or MOST_ANSWER_TOKENS
+    ends = ends_of_source(found.plan, tokenizer)
+    answerer = Answerer(template, tokenizer, most, positions, ends)
     said = answerer.answer(
         engine,
         Record("the record", record),

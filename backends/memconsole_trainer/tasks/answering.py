@@ -28,6 +28,7 @@ from memconsole_trainer.data.text.rows.validation import held_out_numbers
 from memconsole_trainer.data.text.tokens.marked import encode, ids
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 from memconsole_trainer.engine import Engine
+from memconsole_trainer.weights.companions import ends_of_source
 
 if TYPE_CHECKING:
     from memconsole.plan.templates.template import Question, Template
@@ -67,6 +68,8 @@ class Answerer:
     """Longest answer in tokens."""
     positions: int
     """Most tokens that the model sees."""
+    ends: tuple[int, ...] = ()
+    """Tokens that end an answer, in addition to those of the tokenizer and the template."""
 
     def answer(
         self,
@@ -84,9 +87,9 @@ class Answerer:
         if room < 1:
             nothing = dict.fromkeys(question.names, "")
             return Answered(str(question.prompt), "", nothing, len(prompt), room)
-        stops = self.tokenizer.stops(question.between[-1])
+        stops = (*self.tokenizer.stops(question.between[-1]), *self.ends)
         new = engine.generate(prompt, room, temperature, top_k, seed, stops, top_p)
-        text = self.tokenizer.continuation(prompt, new)
+        text = self.tokenizer.continuation(prompt, new, self.ends)
         answers = question.parse(text)
         return Answered(str(question.prompt), text, answers, len(prompt), room)
 
@@ -163,7 +166,8 @@ def asked_records(
     some = [train[i] for i in spread_order(len(train))[:ANSWER_LENGTHS]]
     most = longest_answer(source.template, tokenizer, [*found.records, *some])
     positions = min(model.max_positions, plan.data.sequence_length)
-    return Asked(Answerer(source.template, tokenizer, most, positions), found)
+    ends = ends_of_source(plan, tokenizer)
+    return Asked(Answerer(source.template, tokenizer, most, positions, ends), found)
 
 
 def _held_numbers(source: Recorded, split: Split) -> NDArray[np.int64]:

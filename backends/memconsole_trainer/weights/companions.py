@@ -51,7 +51,7 @@ def write(plan: Plan, tokenizer: Tokenizer, positions: int, out: Path) -> None:
         (out / tokenizer_config.CHAT_TEMPLATE).write_text(template, encoding="utf-8")
     _write_json(out / tokenizer_config.CONFIG, settings)
     _write_json(out / "special_tokens_map.json", special)
-    found = {**_generation_of_source(plan), **token_ids(plan, tokenizer)}
+    found = {**_of_source(plan, GENERATION), **token_ids(plan, tokenizer)}
     _write_json(out / GENERATION, found)
 
 
@@ -71,9 +71,17 @@ def token_ids(plan: Plan, tokenizer: Tokenizer) -> dict[str, Any]:
 def stop_tokens(plan: Plan, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The tokens at which generation with the run's model stops."""
     template = template_of(plan)
-    if template is None or not template.chat:
-        return tokenizer.stops()
-    return tokenizer.stops(template.question(_QUESTION).between[-1])
+    chat = template is not None and template.chat
+    after = template.question(_QUESTION).between[-1] if template is not None and chat else ""
+    return tuple(dict.fromkeys([*tokenizer.stops(after), *ends_of_source(plan, tokenizer)]))
+
+
+def ends_of_source(plan: Plan, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokens at which the model that was fine-tuned stops, if the run's tokenizer has them as special tokens."""
+    found = _of_source(plan, GENERATION) or _of_source(plan, "config.json")
+    ids = found.get("eos_token_id")
+    known = tokenizer.special_ids
+    return tuple(i for i in (ids if isinstance(ids, list) else [ids]) if i in known)
 
 
 def chat_template(plan: Plan, tokenizer: Tokenizer) -> str | None:
@@ -88,13 +96,13 @@ def chat_template(plan: Plan, tokenizer: Tokenizer) -> str | None:
     return source if written.startswith("".join(begin)) else "".join(begin) + source
 
 
-def _generation_of_source(plan: Plan) -> dict[str, Any]:
-    """The generation settings of the model that was fine-tuned, such as its temperature."""
+def _of_source(plan: Plan, name: str) -> dict[str, Any]:
+    """The contents of a JSON file of the model that was fine-tuned; empty if there is none."""
     directory = catalog.model_directory(plan)
     if directory is None:
         return {}
     try:
-        found = json.loads(regular_file.read(Path(directory, GENERATION), CONFIG_BYTES))
+        found = json.loads(regular_file.read(Path(directory, name), CONFIG_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

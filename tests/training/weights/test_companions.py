@@ -1,0 +1,75 @@
+"""The files beside exported weights carry over what the model that was fine-tuned says of its tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from memconsole.plan.plan import Plan, replace
+from memconsole.plan.templates.choice import template_of
+from memconsole_trainer.data.sources.records import Record
+from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, load, train
+from memconsole_trainer.tasks.answering import Answerer
+from memconsole_trainer.weights import companions
+
+CHATML = ("<|im_start|>", "<|im_end|>")
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A model's directory without weights, whose tokenizer knows the tags of chats."""
+    folder = tmp_path / "base"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    train(["some words of a chat\n"] * 40, 300, tags=CHATML).save(folder / "tokenizer.json")
+    return folder
+
+
+def plan_of(base: Path, **changes: Any) -> Plan:
+    return replace(Plan(), {"model.name": str(base), "data.template": "chatml", **changes})
+
+
+def written(base: Path, out: Path) -> dict[str, Any]:
+    """The files that are written beside the weights of a chat model that was fine-tuned from `base`."""
+    out.mkdir()
+    companions.write(plan_of(base), load(base, 320), 64, out)
+    return {path.name: json.loads(path.read_text()) for path in out.glob("*.json")}
+
+
+def id_of(tokenizer: Tokenizer, name: str) -> int:
+    found: int = tokenizer.inner.token_to_id(name)
+    return found
+
+
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_generation_stops_at_the_end_tokens_of_the_base_too(
+    file: str, base: Path, tmp_path: Path
+) -> None:
+    tokenizer = load(base, 320)
+    end, first = (id_of(tokenizer, name) for name in ("<|im_end|>", "<|im_start|>"))
+    before = json.loads((base / file).read_text()) if (base / file).exists() else {}
+    (base / file).write_text(json.dumps({**before, "eos_token_id": [end, first, 7, 9_999]}))
+    plan = plan_of(base)
+    assert companions.stop_tokens(plan, tokenizer) == (0, end, first)  # 7 is ordinary text
+    found = written(base, tmp_path / "out")
+    assert found["generation_config.json"]["eos_token_id"] == [0, end, first]
+    template = template_of(plan)
+    assert template is not None
+    ends = companions.ends_of_source(plan, tokenizer)
+    engine = Mock()
+    engine.generate.return_value = [*tokenizer.prompt("words"), first]
+    chat = Record("a chat", {"messages": [{"role": "user", "content": "?"}]})
+    assert Answerer(template, tokenizer, 16, 200, ends).answer(engine, chat).text == "words"
+    assert set(engine.generate.call_args.args[5]) == {0, end, first}
