@@ -41,10 +41,14 @@ def write(plan: Plan, tokenizer: Tokenizer, positions: int, out: Path) -> None:
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
-        "model_max_length": positions,
+        **config.more_special,
+        "model_max_length": config.model_max_length or positions,
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
     }
+    for side in ("padding_side", "truncation_side"):
+        if (named_side := getattr(config, side)) is not None:
+            settings[side] = named_side
     template = chat_template(plan, tokenizer)
     if template is not None:
         settings["chat_template"] = template

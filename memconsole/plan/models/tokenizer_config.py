@@ -40,6 +40,14 @@ class _Model(msgspec.Struct):
 _Token = str | _Special | None
 
 
+def _content(token: Any) -> str | None:
+    """The text of a token, which files write alone or with its properties."""
+    if isinstance(token, _Special):
+        return token.content
+    found = token.get("content") if isinstance(token, dict) else token
+    return found if isinstance(found, str) and found else None
+
+
 class TokenizerConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     """A `tokenizer_config.json` as transformers writes it, with what older files keep elsewhere."""
 
@@ -52,13 +60,39 @@ class TokenizerConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     add_prefix_space: bool | None = None
     tokenizer_class: str | None = None
     model_max_length: Any = None
+    padding_side: str | None = None
+    truncation_side: str | None = None
+    additional_special_tokens: Any = None
+    extra_special_tokens: Any = None
     chat_template: str | list[_Named] | None = None
     added_tokens_decoder: dict[str, _Added] = {}
 
     def token(self, name: str) -> str | None:
         """The special token `bos`, `eos`, `unk` or `pad`."""
-        found = getattr(self, f"{name}_token")
-        return found.content if isinstance(found, _Special) else found or None
+        return _content(getattr(self, f"{name}_token"))
+
+    @property
+    def more_special(self) -> dict[str, list[str] | dict[str, str]]:
+        """The special tokens beside those of `token`, by the name under which all versions of transformers read them:
+        a list, or the token of each name."""
+        found = self.extra_special_tokens or self.additional_special_tokens
+        if isinstance(found, dict):
+            named = {name: text for name, one in found.items() if (text := _content(one))}
+            return {"extra_special_tokens": named} if named else {}
+        tokens = found if isinstance(found, list) else ()
+        listed = [text for one in tokens if (text := _content(one))]
+        return {"additional_special_tokens": listed} if listed else {}
+
+    def without(self, names: tuple[str, ...]) -> TokenizerConfig:
+        """The configuration without the added tokens `names`."""
+        more: dict[str, Any] = dict.fromkeys(("additional_special_tokens", "extra_special_tokens"))
+        for key, tokens in self.more_special.items():
+            if isinstance(tokens, dict):
+                more[key] = {name: token for name, token in tokens.items() if token not in names}
+            else:
+                more[key] = [token for token in tokens if token not in names]
+        added = {i: t for i, t in self.added_tokens_decoder.items() if t.content not in names}
+        return msgspec.structs.replace(self, added_tokens_decoder=added, **more)
 
     @property
     def template(self) -> str | None:
@@ -76,6 +110,8 @@ def read(directory: Path) -> TokenizerConfig:
     for name in ("bos", "eos", "unk", "pad"):
         if older is not None and config.token(name) is None and older.token(name) is not None:
             changes[f"{name}_token"] = older.token(name)
+    if older is not None and not config.more_special:
+        changes["additional_special_tokens"] = older.additional_special_tokens
     own = directory / CHAT_TEMPLATE
     if own.is_file():
         try:

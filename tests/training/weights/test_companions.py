@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from transformers import AutoTokenizer
 
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.templates.choice import template_of
@@ -73,3 +74,29 @@ def test_generation_stops_at_the_end_tokens_of_the_base_too(
     chat = Record("a chat", {"messages": [{"role": "user", "content": "?"}]})
     assert Answerer(template, tokenizer, 16, 200, ends).answer(engine, chat).text == "words"
     assert set(engine.generate.call_args.args[5]) == {0, end, first}
+
+
+def test_the_tokenizers_sides_length_and_further_special_tokens_are_kept(
+    base: Path, tmp_path: Path
+) -> None:
+    file = base / "tokenizer_config.json"
+    own = json.loads(file.read_text())
+    kept = {"padding_side": "left", "truncation_side": "left", "model_max_length": 10**30}
+    start = {"content": "<|im_start|>", "lstrip": False}
+    for number, (key, named, found) in enumerate(
+        [
+            ("additional_special_tokens", [start, "<|im_end|>"], ["<|im_start|>", "<|im_end|>"]),
+            ("extra_special_tokens", {"turn_token": start}, {"turn_token": "<|im_start|>"}),
+        ]
+    ):
+        file.write_text(json.dumps({**own, **kept, key: named}))
+        load(base, 320).save(tmp_path / "tokenizer.json")  # as a run keeps it
+        assert load(tmp_path, 320).config.more_special == {key: found}
+        settings = written(base, tmp_path / f"out {number}")["tokenizer_config.json"]
+        assert settings.items() >= {**kept, key: found}.items()
+        again = AutoTokenizer.from_pretrained(tmp_path / f"out {number}")
+        assert (again.padding_side, again.truncation_side) == ("left", "left")
+        assert again.model_max_length == 10**30
+        assert "<|im_start|>" in again.all_special_tokens
+    file.write_text(json.dumps(own))
+    assert written(base, tmp_path / "plain")["tokenizer_config.json"]["model_max_length"] == 64

@@ -45,7 +45,7 @@ def model(folder: Path, vocab_size: int = ENTRIES, **config: Any) -> Plan:
 
 
 def test_an_added_token_beyond_the_vocabulary_is_left_out_and_told(tmp_path: Path) -> None:
-    plan = model(tmp_path / "base", pad_token=IMAGE)
+    plan = model(tmp_path / "base", pad_token=IMAGE, extra_special_tokens={"image_token": IMAGE})
     check_start(plan)
     (note,) = estimate(plan, card(2**34)).notes
     assert note.key == "model.name"
@@ -55,6 +55,7 @@ def test_an_added_token_beyond_the_vocabulary_is_left_out_and_told(tmp_path: Pat
     )
     found = load(Path(plan.model.name), ENTRIES)
     assert found.beyond == (IMAGE,)
+    assert found.config.more_special == {}
     assert (found.largest_id, found.pad) == (ENTRIES - 1, None)
     text = f"words {IMAGE} words"
     (whole,) = found.encodings([text], controls=True)

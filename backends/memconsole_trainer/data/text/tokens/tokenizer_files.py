@@ -72,9 +72,8 @@ def within(
         return inner, config, ()
     document = msgspec.json.decode(inner.to_str())
     document["added_tokens"] = [t for t in document["added_tokens"] if t["id"] < vocab_size]
-    known = {i: t for i, t in config.added_tokens_decoder.items() if t.content not in beyond}
     smaller = tokenizers.Tokenizer.from_str(msgspec.json.encode(document).decode())
-    return smaller, msgspec.structs.replace(config, added_tokens_decoder=known), beyond
+    return smaller, config.without(beyond), beyond
 
 
 def _made(file: Path, config: TokenizerConfig) -> Any:
