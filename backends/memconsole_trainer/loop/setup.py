@@ -17,14 +17,14 @@ from memconsole.plan.jobs.on_node import on_node
 from memconsole.plan.machine.processor import slower_than_fp32
 from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.models.model import Model
-from memconsole.plan.plan import Plan, PlanError, get, replace
+from memconsole.plan.plan import Plan, PlanError, get, printable, replace
 from memconsole.plan.training import recipe
-from memconsole.plan.training.origin import check_start, origin, shortly
+from memconsole.plan.training.origin import FINE_TUNES, check_start, origin, shortly
 from memconsole.plan.training.resuming import CHANGEABLE, ELSEWHERE, LATER, without_lost_source
 from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.read.life.ladder import present_plan, rungs
 from memconsole.runs.record import consent as consents
-from memconsole.runs.record.checkpoints import verified
+from memconsole.runs.record.checkpoints import base, verified
 from memconsole.runs.record.checkpoints.manifest import damaged, step_of
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
@@ -91,6 +91,7 @@ def set_up(attempt: Attempt) -> Job:
     picked, by_recipe = attempt.run.read_settled_plan()
     plan = on_node(present_plan(attempt.run))
     begun = plan
+    plan = base.present(attempt.run, plan, trained=bool(committed))
     if committed:
         plan = without_lost_source(plan, attempt.run.path / TOKENIZER_JSON)
     check(plan)
@@ -199,8 +200,12 @@ def set_up(attempt: Attempt) -> Job:
 
 
 def _origin(plan: Plan, weights: WeightSource) -> str:
-    """The origin of the weights, and how many were read."""
-    words = origin(plan).words
+    """The origin of the weights, and how many were read. The folder of the model that a resumed run was fine-tuned from may
+    be gone."""
+    try:
+        words = origin(plan).words
+    except PlanError:
+        return f"{FINE_TUNES} {printable(plan.model.name)}, which is gone"
     return f"{words}: {weights.read}" if isinstance(weights, HuggingFaceWeights) else words
 
 

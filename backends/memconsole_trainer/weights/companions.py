@@ -54,7 +54,7 @@ def write(plan: Plan, tokenizer: Tokenizer, positions: int, out: Path) -> None:
         settings["chat_template"] = template
         (out / tokenizer_config.CHAT_TEMPLATE).write_text(template, encoding="utf-8")
     _write_json(out / tokenizer_config.CONFIG, settings)
-    _write_json(out / "special_tokens_map.json", special)
+    _write_json(out / tokenizer_config.SPECIAL, special)
     found = {**_of_source(plan, GENERATION), **token_ids(plan, tokenizer)}
     _write_json(out / GENERATION, found)
 

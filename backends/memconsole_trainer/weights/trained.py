@@ -21,6 +21,7 @@ from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.tasks import task_of_model
 from memconsole.plan.training.origin import RANDOM, checkpoint_of
 from memconsole.plan.training.trained import frozen_names
+from memconsole.runs.record.checkpoints import base
 from memconsole.runs.record.checkpoints.manifest import step_of, verify
 from memconsole.runs.record.directory import RunDirectory
 from memconsole_trainer.backends import engine_factory
@@ -140,7 +141,7 @@ def read(path: Path, which: str = "last") -> TrainedModel:
     "best-or-last" the last one if none was evaluated. Raises `NothingTrainedError`, `PlanError`,
     `ValueError`."""
     run = RunDirectory(path)
-    plan = run.read_plan()
+    plan = base.present(run, run.read_plan())
     stored = chosen(Checkpoints(run.checkpoints_path, plan.train.keep_checkpoints), which)
     if stored is None:
         raise NothingTrainedError(f"{run.id} has no intact checkpoint yet")

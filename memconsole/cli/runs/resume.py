@@ -15,6 +15,7 @@ from memconsole.runs.act import launch
 from memconsole.runs.act.control import request_continue
 from memconsole.runs.read.life.ladder import rungs
 from memconsole.runs.read.life.liveness import liveness
+from memconsole.runs.record.checkpoints import base
 from memconsole.runs.record.checkpoints.manifest import step_of
 from memconsole.runs.record.directory import RunDirectory, RunError, find_run
 from memconsole.runs.record.processes.identity import user_name
@@ -97,7 +98,9 @@ def _changed(run: RunDirectory, assignments: tuple[str, ...], *, from_scratch: b
     if not from_scratch:
         _check_length(run, before, after)
     own = run.path / TOKENIZER_JSON
-    check(resuming.without_lost_source(after, own) if run.committed_checkpoints() else after)
+    committed = bool(run.committed_checkpoints())
+    present = base.present(run, after, trained=committed)
+    check(resuming.without_lost_source(present, own) if committed else present)
     return after
 
 

@@ -27,6 +27,7 @@ from memconsole.runs.act.control import request_stop
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.report.report import report
 from memconsole.runs.read.shown.snapshot import RunSnapshot
+from memconsole.runs.record.checkpoints import base
 from memconsole.runs.record.checkpoints.manifest import step_of
 from memconsole.runs.record.directory import RunDirectory, find_run
 from memconsole.runs.record.names import check_name
@@ -105,7 +106,7 @@ def weights_of(named: str) -> Plan:
     `PlanError`."""
     name, _, which = named.partition("@")
     run = find_run(name)
-    plan = run.read_given_plan()
+    plan = base.present(run, run.read_given_plan())
     committed = run.committed_checkpoints()
     best = run.checkpoints_path / "best"
     if which.startswith("step-"):

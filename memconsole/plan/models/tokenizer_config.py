@@ -11,6 +11,7 @@ from memconsole import regular_file, typed_json
 from memconsole.plan.plan import PlanError
 
 CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+SPECIAL = "special_tokens_map.json"
 _LIMIT = 16 << 20
 """Bytes of the largest file that is read."""
 
@@ -105,7 +106,7 @@ class TokenizerConfig(msgspec.Struct, frozen=True, omit_defaults=True):
 def read(directory: Path) -> TokenizerConfig:
     """What the files in `directory` say; an empty record if there are none. Raises `PlanError`."""
     config = _decoded(directory / CONFIG, TokenizerConfig) or TokenizerConfig()
-    older = _decoded(directory / "special_tokens_map.json", TokenizerConfig)
+    older = _decoded(directory / SPECIAL, TokenizerConfig)
     changes: dict[str, Any] = {}
     for name in ("bos", "eos", "unk", "pad"):
         if older is not None and config.token(name) is None and older.token(name) is not None:

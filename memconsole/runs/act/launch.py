@@ -22,7 +22,7 @@ from memconsole.runs.act.family import wake
 from memconsole.runs.act.trackers import start_trackers
 from memconsole.runs.read.life.liveness import liveness, refusal, settled
 from memconsole.runs.record import consent
-from memconsole.runs.record.checkpoints import borrowed
+from memconsole.runs.record.checkpoints import base, borrowed
 from memconsole.runs.record.directory import RunDirectory, RunError, WriteError, create_run
 from memconsole.runs.record.files import write_atomic
 from memconsole.runs.record.processes.identity import user_name
@@ -51,6 +51,7 @@ def launch(
     environment = recorded_environment(trainer_environment(plan, os.environ))
     run = create_run(plan, name, environment, by_recipe)
     try:
+        _keep_base(run, plan)
         if estimate is not None:
             _write_estimate(run, estimate)
         _keep_source(run, plan)
@@ -72,6 +73,16 @@ def _write_estimate(run: RunDirectory, estimate: bytes) -> None:
         write_atomic(path, estimate)
     except OSError as error:
         raise WriteError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _keep_base(run: RunDirectory, plan: Plan) -> None:
+    """Keep the files of the model that is fine-tuned in the run. Raises `RunError`."""
+    try:
+        base.keep(run, plan)
+    except OSError as error:
+        raise RunError(
+            f"model.name = {quote(plan.model.name)}: its files cannot be copied for the new run: {error.strerror}"
+        ) from None
 
 
 def _keep_source(run: RunDirectory, plan: Plan) -> None:

@@ -14,6 +14,7 @@ from memconsole.plan.models.recommender import ITEMS_JSON
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.training.origin import checkpoint_of
 from memconsole.plan.training.trained import frozen_names
+from memconsole.runs.record.checkpoints import base
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.files import sync_directory, write_atomic
 
@@ -45,6 +46,8 @@ def _kept(folder: Path, plan: Plan) -> Plan:
     for name in (TOKENIZER_JSON, tokenizer_config.CONFIG, ITEMS_JSON):
         if (other.path / name).is_file():
             _linked(other.path / name, own / name)
+    if (other.path / base.FOLDER).is_dir():
+        shutil.copytree(other.path / base.FOLDER, own / base.FOLDER)
     tokenizer = other.path / TOKENIZER_JSON
     if tokenizer.is_file() and plan.data.tokenizer == str(tokenizer):
         changes["data.tokenizer"] = str(own / TOKENIZER_JSON)
