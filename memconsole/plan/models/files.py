@@ -24,6 +24,8 @@ OTHER_FORMATS = (
     "flax_model*.msgpack",
 )
 """Weights in files that are not read. Most of them are pickles, which can run any code."""
+ADAPTERS = "adapter_config.json"
+"""The configuration of PEFT adapters, which lie in a folder of their own."""
 TOKENIZER_JSON, SENTENCEPIECE = "tokenizer.json", "tokenizer.model"
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 TOKENIZERS = f"{TOKENIZER_JSON}, {SENTENCEPIECE}, or {VOCABULARY} with {MERGES}"
@@ -107,3 +109,13 @@ def conversion(directory: Path) -> str:
         "t.AutoModelForCausalLM.from_pretrained(d, dtype='auto').save_pretrained(d)"
     )
     return f'python -c "{program}" {shlex.quote(str(directory))}'
+
+
+def merging(directory: Path) -> str:
+    """The command that merges the PEFT adapters in `directory` into their base, as a model in the folder `merged`."""
+    program = (
+        "import sys, peft, transformers as t; d, out = sys.argv[1:]; "
+        "peft.AutoPeftModelForCausalLM.from_pretrained(d).merge_and_unload().save_pretrained(out); "
+        "t.AutoTokenizer.from_pretrained(d).save_pretrained(out)"
+    )
+    return f'python -c "{program}" {shlex.quote(str(directory))} merged'

@@ -19,6 +19,7 @@ import msgspec
 from memconsole import regular_file
 from memconsole.plan.models.architecture import Architecture, RopeScaling
 from memconsole.plan.models.config_reader import Config, refusal
+from memconsole.plan.models.files import ADAPTERS, merging
 from memconsole.plan.plan import PlanError, quote
 
 CONFIG_BYTES = 16 << 20
@@ -108,9 +109,8 @@ def find_model(name: str) -> str | None:
     if has_config:
         return str(path.absolute())
     if is_directory:
-        raise PlanError(
-            f"model.name = {quote(name)}: that directory has no config.json", "model.name"
-        )
+        why = _adapters(path) or "that directory has no config.json"
+        raise PlanError(f"model.name = {quote(name)}: {why}", "model.name")
     if not _HUB_ID.fullmatch(name):
         return None
     cached = _cached_snapshot(name)
@@ -121,6 +121,19 @@ def find_model(name: str) -> str | None:
             "model.name",
         )
     return str(cached)
+
+
+def _adapters(directory: Path) -> str:
+    """What to do with PEFT adapters in `directory`; empty if it holds none."""
+    try:
+        config = msgspec.json.decode(regular_file.read(directory / ADAPTERS, CONFIG_BYTES))
+    except OSError:
+        return ""
+    except (ValueError, RecursionError):
+        config = None
+    named = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+    base = quote(named) if isinstance(named, str) else "another model"
+    return f"these are adapters of {base}, not a model; merge them first: {merging(directory)}"
 
 
 def _cached_snapshot(hub_id: str) -> Path | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,19 @@ def test_a_directory_without_a_usable_config_is_named(tmp_path: Path) -> None:
         with pytest.raises(PlanError, match="cannot be read") as error:
             read_architecture(str(tmp_path))
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("base", ["owner/base", None])
+def test_adapters_are_no_model_and_their_base_is_named(base: str | None, tmp_path: Path) -> None:
+    named = {"base_model_name_or_path": base} if base else {}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(named))
+    with pytest.raises(PlanError) as refused:
+        find_model(str(tmp_path))
+    of = '"owner/base"' if base else "another model"
+    assert f": these are adapters of {of}, not a model; merge them first: " in str(refused.value)
+    program, option, code, folder, out = shlex.split(str(refused.value).partition("first: ")[2])
+    assert (program, option, folder, out) == ("python", "-c", str(tmp_path), "merged")
+    compile(code, "the command", "exec")
 
 
 def test_a_hub_id_is_found_in_the_local_cache_and_never_downloaded(
