@@ -13,7 +13,7 @@ from memconsole_trainer.predictions.export import export_model
 from memconsole_trainer.weights import trained
 from memconsole_trainer.weights.bitnet_accuracy import export_bitnet
 from memconsole_trainer.weights.export import DTYPES
-from memconsole_trainer.weights.export_run import export_adapters, export_run
+from memconsole_trainer.weights.export_run import adapter_notes, export_adapters, export_run
 
 
 def main() -> int:
@@ -38,6 +38,7 @@ def main() -> int:
             names = sorted(path.name for path in out.iterdir())
         elif options.form == "peft":
             names = export_adapters(found, out, options.dtype)
+            lines = adapter_notes(found.plan)
         else:
             names = export_run(found, out, options.dtype)
     except (PlanError, ValueError, OSError) as error:

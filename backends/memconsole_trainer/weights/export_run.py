@@ -14,7 +14,7 @@ from memconsole import regular_file
 from memconsole.plan import catalog
 from memconsole.plan.models.architecture import parameters
 from memconsole.plan.models.huggingface import CONFIG_BYTES
-from memconsole.plan.plan import PlanError
+from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.sections.optimize import LoraTargets
 from memconsole.plan.training.origin import RANDOM, origin
 from memconsole.plan.training.trained import adapter_scale, has_adapter
@@ -115,6 +115,17 @@ def export_adapters(found: TrainedModel, out: Path, dtype: str | None = None) ->
         tokenizer = found.tokenizer()
         companions.write(found.plan, tokenizer, found.architecture.max_positions, out)
     return sorted(path.name for path in out.iterdir())
+
+
+def adapter_notes(plan: Plan) -> list[str]:
+    """What to know of exported adapters, in sentences; none if their base was not quantized."""
+    storage = plan.optimize.base_storage
+    if storage == "bf16":
+        return []
+    return [
+        f"the adapters were trained on a base in {storage} (optimize.base_storage): on the base as it is stored, texts "
+        "differ; an export without --format peft has what was trained"
+    ]
 
 
 def _called(module: str, targets: LoraTargets) -> str:

@@ -16,6 +16,7 @@ from memconsole_trainer.data.sources.records import Record
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, load, train
 from memconsole_trainer.tasks.answering import Answerer
 from memconsole_trainer.weights import companions
+from memconsole_trainer.weights.export_run import adapter_notes
 
 CHATML = ("<|im_start|>", "<|im_end|>")
 CONFIG = {
@@ -100,3 +101,11 @@ def test_the_tokenizers_sides_length_and_further_special_tokens_are_kept(
         assert "<|im_start|>" in again.all_special_tokens
     file.write_text(json.dumps(own))
     assert written(base, tmp_path / "plain")["tokenizer_config.json"]["model_max_length"] == 64
+
+
+def test_adapters_of_a_quantized_base_are_exported_with_a_warning() -> None:
+    adapted = {"optimize.lora_rank": 2, "optimize.freeze_base": True}
+    assert adapter_notes(replace(Plan(), adapted)) == []
+    for storage in ("int8", "nf4"):
+        (note,) = adapter_notes(replace(Plan(), {**adapted, "optimize.base_storage": storage}))
+        assert f"trained on a base in {storage} (optimize.base_storage)" in note
