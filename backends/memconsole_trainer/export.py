@@ -12,6 +12,7 @@ from memconsole.plan.tasks import task_of_model
 from memconsole_trainer.predictions.export import export_model
 from memconsole_trainer.weights import trained
 from memconsole_trainer.weights.bitnet_accuracy import export_bitnet
+from memconsole_trainer.weights.companions import generation_notes
 from memconsole_trainer.weights.export import DTYPES
 from memconsole_trainer.weights.export_run import adapter_notes, export_adapters, export_run
 
@@ -41,6 +42,8 @@ def main() -> int:
             lines = adapter_notes(found.plan)
         else:
             names = export_run(found, out, options.dtype)
+        if found.tokenizer_file.is_file():
+            lines += generation_notes(found.plan)
     except (PlanError, ValueError, OSError) as error:
         print(f"memconsole: {error}", file=sys.stderr)
         return 2

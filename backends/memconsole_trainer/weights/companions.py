@@ -1,7 +1,7 @@
 """Writes the files beside exported weights: tokenizer, special tokens, chat template, generation settings.
 
 With these files `AutoTokenizer` tokenizes a text as the run did. `generate` gives the same text as `memconsole sample`
-and stops at the same token.
+and stops at the same token, unless the generation settings of the model that was fine-tuned change the likeliest token.
 """
 
 from __future__ import annotations
@@ -21,6 +21,25 @@ from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 
 GENERATION = "generation_config.json"
 _NAMES = ("bos", "eos", "unk", "pad")
+_NEUTRAL = {
+    "repetition_penalty": 1,
+    "encoder_repetition_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "num_beams": 1,
+    "guidance_scale": 1,
+    "penalty_alpha": 0,
+    "bad_words_ids": None,
+    "sequence_bias": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None,
+}
+"""Generation settings that change the text also if the likeliest token is taken, with the values that do not."""
 _QUESTION = {"messages": [{"role": "user", "content": "?"}]}
 
 
@@ -57,6 +76,22 @@ def write(plan: Plan, tokenizer: Tokenizer, positions: int, out: Path) -> None:
     _write_json(out / tokenizer_config.SPECIAL, special)
     found = {**_of_source(plan, GENERATION), **token_ids(plan, tokenizer)}
     _write_json(out / GENERATION, found)
+
+
+def generation_notes(plan: Plan) -> list[str]:
+    """What to know of the generation settings, in sentences: which ones `memconsole sample` does not follow."""
+    found = _of_source(plan, GENERATION)
+    kept = [
+        f"{name} = {json.dumps(found[name])}"
+        for name, neutral in _NEUTRAL.items()
+        if found.get(name) not in (None, neutral)
+    ]
+    if not kept:
+        return []
+    return [
+        f"generate follows generation_config.json of the base ({', '.join(kept)}), memconsole sample does not: "
+        "their texts may differ"
+    ]
 
 
 def token_ids(plan: Plan, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -109,3 +109,18 @@ def test_adapters_of_a_quantized_base_are_exported_with_a_warning() -> None:
     for storage in ("int8", "nf4"):
         (note,) = adapter_notes(replace(Plan(), {**adapted, "optimize.base_storage": storage}))
         assert f"trained on a base in {storage} (optimize.base_storage)" in note
+
+
+def test_generation_settings_that_sample_does_not_follow_are_kept_and_told(
+    base: Path, tmp_path: Path
+) -> None:
+    file = base / "generation_config.json"
+    file.write_text('{"temperature": 0.7, "repetition_penalty": 1.0, "no_repeat_ngram_size": null}')
+    assert companions.generation_notes(plan_of(base)) == []
+    file.write_text('{"temperature": 0.7, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2}')
+    (note,) = companions.generation_notes(plan_of(base))
+    assert (
+        "(repetition_penalty = 1.3, no_repeat_ngram_size = 2), memconsole sample does not" in note
+    )
+    found = written(base, tmp_path / "out")["generation_config.json"]
+    assert (found["temperature"], found["repetition_penalty"]) == (0.7, 1.3)
