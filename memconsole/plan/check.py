@@ -40,6 +40,12 @@ _WITHOUT_TEXT = {
 _IN_VAIN = ("data.stride", "data.isolate_documents", "optimize.fused_loss")
 """Settings that are refused where a task does not use them. Others say only how data are held, or what is shown."""
 
+_SIZES = {
+    "recommender": ("decoder", "items", "clusters", "embedding_size", "adapter_size"),
+    "regressor": ("layers", "hidden_size", "heads"),
+}
+"""The settings of `[model]` that only one kind of model has."""
+
 
 def check(plan: Plan) -> None:
     """Raise `PlanError` for the first impossible combination; return if the plan can be priced.
@@ -84,11 +90,13 @@ def _check_backend(plan: Plan, kind: str | None) -> None:
 
 def _check_model_settings(plan: Plan) -> None:
     entry = catalog.models().get(plan.model.name)
-    if entry is None or entry.recommender is None:
-        for name in ("decoder", "items", "clusters"):
+    for kind, names in _SIZES.items():
+        if entry is not None and getattr(entry, kind) is not None:
+            continue
+        for name in names:
             value = getattr(plan.model, name)
             if value is not None:
-                reason = f"{quote(plan.model.name)} is not a recommender; leave it out"
+                reason = f"{quote(plan.model.name)} is not a {kind}; leave it out"
                 raise _error(f"model.{name}", quote(value), reason)
     checkpoint = checkpoint_of(plan)
     if checkpoint is not None and not (checkpoint / "MANIFEST.json").is_file():
@@ -100,11 +108,12 @@ def _check_model_settings(plan: Plan) -> None:
     target = plan.model.target_params
     if target is not None and (entry is None or entry.kind == "fixed"):
         sized = ", ".join(e.name for e in catalog.models().values() if e.kind == "sized")
-        raise _error(
-            "model.target_params",
-            f"{target:,}",
-            f"{quote(plan.model.name)} has one size; leave it out, or use a sized model: {sized}",
+        reason = (
+            f"{quote(plan.model.name)} has one size; leave it out, or use a sized model: {sized}"
         )
+        if entry is not None and entry.regressor is not None:
+            reason = f"{quote(entry.name)} is sized by model.layers and model.hidden_size"
+        raise _error("model.target_params", f"{target:,}", reason)
 
 
 def _check_positions(plan: Plan, architecture: Architecture) -> None:

@@ -25,6 +25,7 @@ from memconsole.memory.exact.timeline import Exact
 from memconsole.memory.state.data import row_bytes
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
+from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.tasks import task_of_model
 from tests.accuracy.random_plans import describe, draw
@@ -57,8 +58,9 @@ def random_batch(plan: Plan, model: Model, micro_batches: int) -> Any:
     arrays: dict[str, Any] = {}
     for array in task_of_model(model).inputs(plan, model):
         shape = (micro_batches, plan.train.batch_size, *array.shape)
-        if isinstance(model, Architecture):
-            arrays[array.name] = rng.integers(0, model.vocab_size, shape).astype(array.dtype)
+        if isinstance(model, Architecture | Recommender):
+            most = model.vocab_size if isinstance(model, Architecture) else model.items
+            arrays[array.name] = rng.integers(0, most, shape).astype(array.dtype)
         else:
             arrays[array.name] = rng.random(shape, dtype=array.dtype)
     return Batch(arrays, float(next(iter(arrays.values())).size))

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import msgspec
+
 from memconsole import typed_json
 from memconsole.plan.catalog.entries import (
     CatalogDevice,
@@ -26,6 +28,7 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.huggingface import find_model, read_architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.recommender import Recommender
+from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.models.sizing import default_vocab_size, size
 from memconsole.plan.models.tokenizer_file import tokenizer_vocab_size
 from memconsole.plan.plan import SETTINGS, Plan, PlanError, get, nearest, quote, replace
@@ -64,6 +67,11 @@ _MEANT_FOR = {
         "model.decoder",
         "model.items",
         "model.clusters",
+        "model.embedding_size",
+        "model.adapter_size",
+        "model.layers",
+        "model.hidden_size",
+        "model.heads",
     ),
     "train.warmup_steps": ("train.warmup_ratio",),
     "train.warmup_ratio": ("train.warmup_steps",),
@@ -137,10 +145,23 @@ def model(plan: Plan) -> Model:
     """The model that a plan names, for any task. Raises `PlanError`."""
     entry = models().get(plan.model.name)
     if entry is not None and entry.regressor is not None:
-        return entry.regressor
+        return _regressor(plan, entry.regressor)
     if entry is not None and entry.recommender is not None:
         return _recommender(plan, entry.recommender)
     return architecture(plan)
+
+
+def _regressor(plan: Plan, entry: Regressor) -> Regressor:
+    """The catalog's regressor with the sizes of the plan. Its MLPs stay as many times wider than the model."""
+    chosen = plan.model
+    width = chosen.hidden_size or entry.hidden_size
+    return msgspec.structs.replace(
+        entry,
+        layers=chosen.layers or entry.layers,
+        hidden_size=width,
+        heads=chosen.heads or entry.heads,
+        intermediate_size=width * entry.intermediate_size // entry.hidden_size,
+    )
 
 
 def _recommender(plan: Plan, entry: RecommenderEntry) -> Recommender:
@@ -161,8 +182,8 @@ def _recommender(plan: Plan, entry: RecommenderEntry) -> Recommender:
         decoder=decoder,
         items=chosen.items or entry.items,
         clusters=chosen.clusters or entry.clusters,
-        embedding_size=entry.embedding_size,
-        adapter_size=entry.adapter_size,
+        embedding_size=chosen.embedding_size or entry.embedding_size,
+        adapter_size=chosen.adapter_size or entry.adapter_size,
     )
 
 

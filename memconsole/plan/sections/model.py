@@ -33,3 +33,23 @@ class ModelChoice(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=1_000_000)] | None,
         about("clusters of a recommender's items; none: its own number"),
     ] = None
+    embedding_size: Annotated[
+        Annotated[int, Meta(ge=1, le=16_384)] | None,
+        about("numbers in a row of a recommender's item table; none: its own number"),
+    ] = None
+    adapter_size: Annotated[
+        Annotated[int, Meta(ge=1, le=65_536)] | None,
+        about("hidden width of the adapter between items and decoder; none: its own width"),
+    ] = None
+    layers: Annotated[
+        Annotated[int, Meta(ge=1, le=128)] | None,
+        about("blocks of a regressor; none: its own number"),
+    ] = None
+    hidden_size: Annotated[
+        Annotated[int, Meta(ge=8, le=8_192)] | None,
+        about("width of a regressor; its MLPs grow along; none: its own width"),
+    ] = None
+    heads: Annotated[
+        Annotated[int, Meta(ge=1, le=128)] | None,
+        about("attention heads of a regressor, which share its width; none: its own number"),
+    ] = None

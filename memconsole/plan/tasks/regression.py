@@ -101,7 +101,8 @@ class Regression:
         }
 
     def check(self, plan: Plan, model: Model) -> None:
-        """Raise `PlanError` for a frozen base, a window that is too long, or data that are not windows."""
+        """Raise `PlanError` for heads that do not share the width equally, a frozen base, a window that is too long, or data that
+        are not windows."""
         known = catalog.datasets().get(plan.data.source)
         where = plan.data.source if known is None else known.where or ""
         if not where.lower().endswith(WINDOW_FILES):
@@ -109,6 +110,12 @@ class Regression:
                 f"data.source = {quote(plan.data.source)}: {plan.model.name} learns from windows of numbers; "
                 f"expected an HDF5 file ({', '.join(WINDOW_FILES)}) with {', '.join(DATASETS)}",
                 "data.source",
+            )
+        assert isinstance(model, Regressor)
+        if model.hidden_size % model.heads:
+            raise PlanError(
+                f"model.hidden_size = {model.hidden_size:,}: expected a multiple of model.heads = {model.heads:,}",
+                "model.hidden_size",
             )
         o, length = plan.optimize, plan.data.sequence_length
         if o.lora_rank or o.freeze_base:

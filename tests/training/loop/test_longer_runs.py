@@ -162,6 +162,7 @@ def test_more_epochs_lengthen_the_schedule_from_where_the_run_is() -> None:
         ("data.sequence_length", 8),
         ("train.seed", 1),
         ("train.ema_decay", 0.5),
+        ("model.layers", 2),
     ],
 )
 def test_what_a_resumed_run_cannot_change_is_refused(key: str, value: Any) -> None:

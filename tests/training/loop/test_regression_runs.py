@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
+from memconsole.plan import catalog
 from memconsole.plan.data.made import Size, kind, parse_options
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.runs.read.report.report import report
@@ -110,6 +111,17 @@ def test_a_stopped_run_ends_bitwise_where_an_uninterrupted_one_ends(
     last, expected = told(broken, events.Evaluation)[-1], told(whole, events.Evaluation)[-1]
     assert (last.loss, last.metrics) == (expected.loss, expected.metrics)
     assert last.train_loss == expected.train_loss is not None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_run_trains_the_size_that_its_plan_chooses(backend: str, windows: Path) -> None:
+    pytest.importorskip(backend)
+    made = plan(windows, backend, model__layers=1, model__hidden_size=24, train__max_steps=2)
+    run = create_run(made)
+    assert attempt(run) == 0
+    build = [p for p in told(run, events.Phase) if p.parameters is not None][-1]
+    assert build.parameters == sum(p.size for p in catalog.model(made).parameters()) < 12_000
+    assert read(run.path).model == catalog.model(made)
 
 
 def test_a_run_begins_with_what_another_one_has_learned_and_writes_no_text(windows: Path) -> None:

@@ -17,12 +17,14 @@ from memconsole.memory.state.step_sizes import step_of
 from memconsole.memory.table import Tier
 from memconsole.memory.tracers.exact_book import ExactCache
 from memconsole.memory.tracers.question import traced_plan
+from memconsole.plan import catalog
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, dumps, replace
 
 torch = pytest.importorskip("torch")
 
 from memconsole_torch.tracing import trace
+from memconsole_trainer.weights.initialize import InitialWeights
 from tests.accuracy import torch_exact
 from tests.training.harness.grids import spread
 
@@ -37,6 +39,17 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"optimize.gradient_checkpointing": "selective", "train.batch_size": 64},
     {"optimize.accumulation_steps": 4, "optimize.optimizer": "lion"},
 )
+SIZES: tuple[dict[str, Any], ...] = (
+    {"model.layers": 2},
+    {"model.hidden_size": 24, "model.heads": 3, "model.layers": 1},
+    {"model.hidden_size": 128, "model.heads": 8, "model.layers": 6},
+)
+RECOMMENDERS: tuple[dict[str, Any], ...] = (
+    {"model.embedding_size": 64},
+    {"model.embedding_size": 24, "model.adapter_size": 40},
+    {"model.embedding_size": 256, "model.adapter_size": 768, "model.items": 300},
+)
+"""Sizes of the model that the plan chooses."""
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +62,12 @@ def plan_with(changes: dict[str, Any]) -> Plan:
     return replace(Plan(), own | changes)
 
 
-@pytest.mark.parametrize("changes", SETTINGS)
+def recommending(changes: dict[str, Any]) -> Plan:
+    own = {"device.name": "cpu", "data.sequence_length": 16, "train.batch_size": 4}
+    return replace(catalog.preset("efficientids"), own | changes)
+
+
+@pytest.mark.parametrize("changes", [*SETTINGS, *SIZES])
 def test_a_trace_of_the_regressor_is_what_real_steps_hold(changes: dict[str, Any]) -> None:
     plan = plan_with(changes)
     model = model_of(plan)
@@ -59,6 +77,32 @@ def test_a_trace_of_the_regressor_is_what_real_steps_hold(changes: dict[str, Any
     waiting = torch_exact.held(plan, model) * (steps - 1) // steps
     for name, truth in measured.items():
         assert found[name] - waiting == pytest.approx(truth, rel=0.002), name
+
+
+@pytest.mark.parametrize("changes", RECOMMENDERS)
+def test_a_trace_of_the_recommender_is_what_real_steps_hold(changes: dict[str, Any]) -> None:
+    plan = recommending(changes)
+    model = model_of(plan)
+    measured, found = torch_exact.tracked(plan, model), torch_exact.traced(plan, model)
+    for name, truth in measured.items():
+        assert found[name] == pytest.approx(truth, rel=0.002), name
+
+
+@pytest.mark.parametrize("plan", [*map(plan_with, SIZES), *map(recommending, RECOMMENDERS)])
+def test_xla_plans_for_every_size_what_the_engine_compiles(plan: Plan) -> None:
+    pytest.importorskip("jax")
+    from memconsole_jax.engine import create
+    from memconsole_jax.tracing import trace, trace_targets
+
+    plan = replace(plan, {"backend": "jax"})
+    model = model_of(plan)
+    exact = trace.planned(plan, model, trace_targets.target("", "cpu"))
+    engine = create(plan, None)
+    engine.build(plan, model, 10, InitialWeights(model, 0))
+    own = engine.compiled_memory()
+    assert own is not None
+    needed = own["argument_bytes"] + own["output_bytes"] - own["alias_bytes"]
+    assert exact.phases[exact.program_phase].total_bytes == needed + own["temporary_bytes"]
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu", "apple"])
@@ -82,7 +126,7 @@ def test_one_timeline_holds_for_every_batch_and_length(kind: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "kind"),
     spread(
-        [*SETTINGS, {"optimize.activation_offload": True, "train.batch_size": 64}],
+        [*SETTINGS, *SIZES, {"optimize.activation_offload": True, "train.batch_size": 64}],
         ["cpu", "gpu", "apple"],
     ),
 )

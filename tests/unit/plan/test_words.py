@@ -31,6 +31,8 @@ CHOICES = [Choice(k, k, s.help, also="\n".join(known_as(k))) for k, s in SETTING
         ("chunked loss", "optimize.fused_loss"),
         ("dtype", "optimize.precision"),
         ("oom", "train.on_out_of_memory"),
+        ("d_model", "model.hidden_size"),
+        ("num layers", "model.layers"),
     ],
 )
 def test_the_search_finds_a_setting_by_the_words_people_use(typed: str, key: str) -> None:
