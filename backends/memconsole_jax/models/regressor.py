@@ -17,6 +17,7 @@ from flax import nnx
 from jax import Array
 
 from memconsole.plan.models.regressor import Regressor
+from memconsole_jax.models import dropout
 from memconsole_jax.models.accumulation import Sums
 from memconsole_jax.models.attention import causal_attention
 from memconsole_jax.models.blocks import Around, assembled, stacked, through
@@ -52,14 +53,15 @@ class Block(nnx.Module):
 
     def __call__(self, x: Array, dtype: Any = jnp.float32) -> Array:
         """The residual stream x (B, T, C) stays float32; attention and the MLP are in `dtype`."""
-        x = self.attention_norm(x + self.attention(x.astype(dtype)))
-        return self.mlp_norm(x + self.mlp(x.astype(dtype)))
+        x = self.attention_norm(x + dropout.residual(self.attention(x.astype(dtype))))
+        return self.mlp_norm(x + dropout.residual(self.mlp(x.astype(dtype))))
 
 
 class Transformer(nnx.Module):
     """Maps windows (B, T, features) to outputs (B, outputs)."""
 
     def __init__(self, r: Regressor) -> None:
+        self.model = r
         self.input = Linear(r.features, r.hidden_size, bias=True)
         self.positions = Embedding(r.max_positions, r.hidden_size)
         self.layers = stacked(r.layers, lambda: Block(r))  # weights (L, ...)
@@ -77,11 +79,14 @@ class Transformer(nnx.Module):
         `accumulation`)."""
         x = self.input(windows.astype(dtype)).astype(jnp.float32)
         x = x + self.positions.weight[...][: x.shape[1]].astype(jnp.float32)  # (B, T, C)
+        x = dropout.residual(x)
+        bits, rates = dropout.for_layers(self.model.layers), dropout.rates_now()
 
-        def one(block: Block, x: Array, _: None) -> Array:
-            return block(x, dtype)
+        def one(block: Block, x: Array, own: Array | None) -> Array:
+            with dropout.drawing(rates, own):
+                return block(x, dtype)
 
-        x = through(self.layers, x, one, around, sums)
+        x = through(self.layers, x, one, around, sums, bits)
         return self.head(x[:, -1:])[:, 0]
 
 

@@ -10,6 +10,7 @@ from jax import Array
 
 from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan
+from memconsole_jax.models import dropout
 from memconsole_jax.models.regressor import assemble
 from memconsole_jax.tasks.task import Evaluation, Head, Loss, Tree
 from memconsole_jax.techniques.activations import checkpointing
@@ -65,9 +66,12 @@ class Regression:
 def _outputs(plan: Plan, model: Regressor, disk: Disk | None = None) -> Callable[..., Array]:
     """(weights, arrays, sums or None) -> outputs (B, outputs)."""
     dtype, around = precision.compute_dtype(plan), checkpointing.of_plan(plan, disk)
+    rates = dropout.Rates.of(plan)
 
     def outputs(weights: Tree, arrays: Tree, sums: Tree | None = None) -> Array:
-        return assemble(model, weights)(arrays["windows"], dtype, around, sums)
+        with dropout.drawing(rates, arrays.get(dropout.BITS)):
+            found: Array = assemble(model, weights)(arrays["windows"], dtype, around, sums)
+        return found
 
     return outputs
 

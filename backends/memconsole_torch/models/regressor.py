@@ -28,11 +28,15 @@ class Regressor(nn.Module):
         self.head = Linear(model.hidden_size, model.outputs)
 
     def forward(self, windows: Tensor) -> Tensor:
-        x = self.input(windows).float() + self.positions.weight[: windows.shape[1]]  # (B, T, H)
+        x = self.embed(windows)
         for block in self.layers:
             x = block(x)
         with torch.autocast(x.device.type, enabled=False):
             return F.linear(x[:, -1], self.head.weight.float(), self.head.bias.float())
+
+    def embed(self, windows: Tensor) -> Tensor:
+        """Input of the first block, fp32 (B, T, H)."""
+        return self.input(windows).float() + self.positions.weight[: windows.shape[1]]
 
 
 class Block(nn.Module):

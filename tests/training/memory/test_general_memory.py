@@ -38,6 +38,8 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"optimize.gradient_checkpointing": "full", "train.batch_size": 64},
     {"optimize.gradient_checkpointing": "selective", "train.batch_size": 64},
     {"optimize.accumulation_steps": 4, "optimize.optimizer": "lion"},
+    {"train.dropout": 0.1, "train.batch_size": 64},
+    {"train.dropout": 0.1, "optimize.gradient_checkpointing": "full"},
 )
 SIZES: tuple[dict[str, Any], ...] = (
     {"model.layers": 2},
@@ -88,8 +90,10 @@ def test_a_trace_of_the_recommender_is_what_real_steps_hold(changes: dict[str, A
         assert found[name] == pytest.approx(truth, rel=0.002), name
 
 
-@pytest.mark.parametrize("plan", [*map(plan_with, SIZES), *map(recommending, RECOMMENDERS)])
-def test_xla_plans_for_every_size_what_the_engine_compiles(plan: Plan) -> None:
+@pytest.mark.parametrize(
+    "plan", [*map(plan_with, (*SIZES, SETTINGS[-1])), *map(recommending, RECOMMENDERS)]
+)
+def test_xla_plans_what_the_engine_compiles(plan: Plan) -> None:
     pytest.importorskip("jax")
     from memconsole_jax.engine import create
     from memconsole_jax.tracing import trace, trace_targets

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.toggles.optimizations import check_conflicts
@@ -20,6 +21,7 @@ from memconsole_torch.models.capped_attention import _kept, capped_attention
 from memconsole_torch.techniques.activations.dropout import dropped, kept
 from memconsole_trainer.techniques.dropout import key_of
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
+from tests.training.engine import test_regressor as regression
 from tests.training.harness.adapted import State, batch, built, plan_with
 from tests.training.memory.test_memory_against_trace import sample
 
@@ -101,6 +103,32 @@ def test_a_resumed_run_has_the_same_masks_and_an_evaluation_none(backend: str) -
         assert losses(other, without, 1, 3) != onwards
 
 
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_regressor_drops_the_same_where_it_is_resumed_or_recomputed(backend: str) -> None:
+    own = {"train__dropout": 0.3, "optimize__accumulation_steps": 2}
+
+    def trained(engine: Any, first: int) -> list[float]:
+        for step in range(first, 3):
+            engine.train_step(regression.batch(2, seed=step))
+        return [m.loss for m in engine.take_metrics()]
+
+    engine = regression.built(backend, **own)
+    engine.train_step(regression.batch(2, seed=0))
+    engine.take_metrics()
+    state = regression.State(engine)
+    evaluated = engine.evaluate([regression.batch(2, seed=1)]).mean
+    onwards = trained(engine, 1)
+    assert onwards[0] != pytest.approx(evaluated, rel=1e-3), (
+        "training drops, an evaluation does not"
+    )
+    engine.load_state(state)
+    assert engine.evaluate([regression.batch(2, seed=1)]).mean == evaluated
+    assert trained(engine, 1) == onwards
+    again = regression.built(backend, optimize__gradient_checkpointing="full", **own)
+    again.load_state(state)
+    assert trained(again, 1) == pytest.approx(onwards, rel=1e-6)
+
+
 def test_places_and_micro_batches_have_masks_of_their_own() -> None:
     keys = {
         key_of(0, step, micro, place) for step in (0, 1) for micro in (0, 1) for place in (0, 1)
@@ -137,10 +165,20 @@ def test_options_that_exclude_dropout_say_why(changes: dict[str, Any], words: st
         check_conflicts(replace(Plan(), changes))
 
 
-def test_other_tasks_refuse_dropout() -> None:
-    lqr = {"model.name": "lqr", "data.source": "windows.h5", "data.sequence_length": 32}
-    with pytest.raises(PlanError, match=r"train\.dropout = 0\.1: is for language models"):
-        check(replace(Plan(), {**lqr, "train.dropout": 0.1}))
+@pytest.mark.parametrize(
+    ("preset", "key", "models"),
+    [
+        ("lqr", "attention_dropout", "language models"),
+        ("efficientids", "dropout", "language models and regressors"),
+        ("efficientids", "attention_dropout", "language models"),
+    ],
+)
+def test_other_tasks_refuse_dropout(preset: str, key: str, models: str) -> None:
+    check(replace(catalog.preset("lqr"), {"train.dropout": 0.1}))
+    with pytest.raises(
+        PlanError, match=rf"train\.{key} = 0\.1: is for {models}; {preset} does not"
+    ):
+        check(replace(catalog.preset(preset), {f"train.{key}": 0.1}))
 
 
 @pytest.mark.slow

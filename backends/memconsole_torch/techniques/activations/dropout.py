@@ -1,4 +1,4 @@
-"""Dropout around the layers of a plain decoder; see `memconsole_trainer.techniques.dropout`."""
+"""Dropout around the layers of a plain decoder or regressor; see `memconsole_trainer.techniques.dropout`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, distributed, nn
 
 from memconsole.plan.plan import Plan
 from memconsole_torch.models.decoder import Attention, compute_dtype
+from memconsole_torch.models.regressor import Regressor
 from memconsole_torch.techniques.weights.lora import Adapted
 from memconsole_trainer.techniques.dropout import drops, key_of
 
@@ -126,16 +127,18 @@ class _Product(torch.autograd.Function):
 
 
 def apply(plan: Plan, module: nn.Module) -> Draws | None:
-    """Apply the dropout of `plan` to a decoder. Returns None if the plan has no dropout."""
+    """Apply the dropout of `plan` to a decoder or a regressor. Returns None if the plan has no dropout."""
     if not drops(plan):
         return None
     t, draws, places = plan.train, Draws(plan.train.seed), iter(range(2**31))
     if t.dropout:
         embed, first = module.embed, Place(draws, next(places), t.dropout)
         module.embed = lambda *arguments, **named: first(embed(*arguments, **named))
+        suffix = "" if isinstance(module, Regressor) else "_post_norm"
         for block in module.layers:  # type: ignore[union-attr,unused-ignore]
-            for norm in (block.attention_post_norm, block.mlp_post_norm):
-                norm.register_forward_hook(Place(draws, next(places), t.dropout).hook)
+            for name in ("attention", "mlp"):  # what is added to the residual stream
+                added = block.get_submodule(name + suffix)
+                added.register_forward_hook(Place(draws, next(places), t.dropout).hook)
     for layer in module.modules():
         if isinstance(layer, Attention) and t.attention_dropout:
             layer.dropout = Place(draws, next(places), t.attention_dropout).attention
