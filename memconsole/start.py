@@ -67,7 +67,9 @@ def start(
 
 
 def _anywhere(plan: Plan) -> Plan:
-    """`plan` with absolute paths, so that the run does not depend on the current folder."""
+    """`plan` with absolute paths, so that the run does not depend on the current folder, and with the widths of its
+    windows, so that its model does not depend on the data file."""
+    plan = catalog.with_widths(plan)
     changes: dict[str, str] = {}
     known = catalog.datasets().get(plan.data.source)
     if known is not None and known.kind == "made":

@@ -72,7 +72,7 @@ def estimate(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> Estima
 def model_of(plan: Plan) -> Model:
     """The catalog's model for a plan. It is cached, because a key press prices one model dozens of times."""
     d = plan.data
-    return _model(plan.model, d.sequence_length, d.vocab_size, d.tokenizer)
+    return _model(catalog.with_widths(plan).model, d.sequence_length, d.vocab_size, d.tokenizer)
 
 
 def architecture_of(plan: Plan) -> Architecture:

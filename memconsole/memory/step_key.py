@@ -25,6 +25,8 @@ NAMED_OTHERWISE = frozenset(
         "model.layers",
         "model.hidden_size",
         "model.heads",
+        "model.features",
+        "model.outputs",
         "data.vocab_size",
         "data.tokenizer",
         "device.name",

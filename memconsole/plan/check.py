@@ -44,7 +44,7 @@ _IN_VAIN = ("data.stride", "data.isolate_documents", "optimize.fused_loss")
 
 _SIZES = {
     "recommender": ("decoder", "items", "clusters", "embedding_size", "adapter_size"),
-    "regressor": ("layers", "hidden_size", "heads"),
+    "regressor": ("layers", "hidden_size", "heads", "features", "outputs"),
 }
 """The settings of `[model]` that only one kind of model has."""
 

@@ -10,9 +10,9 @@ import numpy as np
 from memconsole.plan import catalog
 from memconsole.plan.catalog.folders import ROWS, TABLES, Folder, folder, plain_suffix
 from memconsole.plan.catalog.ratings import COLUMNS, looks_like_ratings
+from memconsole.plan.catalog.windows import DATASETS
 from memconsole.plan.data.lengths import Lengths
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.plan.tasks.regression import DATASETS
 from memconsole_trainer.data.ratings.reading import read_ratings
 from memconsole_trainer.data.sources import hdf5
 from memconsole_trainer.data.sources import opening as sources

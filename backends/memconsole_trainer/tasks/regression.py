@@ -22,6 +22,7 @@ from memconsole_trainer.data.windows.file import WindowFile, Windows, blocks
 from memconsole_trainer.data.windows.order import Row, WindowOrder, gathered
 from memconsole_trainer.data.windows.split import HELD, UNSEEN, WindowSplit
 from memconsole_trainer.engine import Batch, Engine, LossSum
+from memconsole_trainer.systems.features import FEATURES, MOST_CONTROLS
 from memconsole_trainer.tasks.closed_loop import Trials
 from memconsole_trainer.tasks.linear_maps import LinearMaps, predicted
 from memconsole_trainer.tasks.task import Judged, Teller
@@ -119,7 +120,9 @@ class WindowData:
 
     def _closed_loop(self) -> dict[str, Trials]:
         """Trials by the beginning of their measures' names: of families that are never trained on,
-        and of the others."""
+        and of the others. Windows with other features than those of `systems.features` have no trials."""
+        if (self._file.features, self._file.outputs) != (FEATURES, MOST_CONTROLS):
+            return {}
         systems, noise = self._file.systems, self._file.noise
         sides = {
             "": [f for i, f in enumerate(systems) if i in self._split.unseen],

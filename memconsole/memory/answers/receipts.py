@@ -27,6 +27,7 @@ import msgspec
 
 from memconsole.memory.step_key import step_settings
 from memconsole.memory.table import MemoryTable, Tier
+from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, PlanError
 
 NOISE = 0.02
@@ -212,7 +213,7 @@ def setup_of(plan: Plan) -> tuple[object, ...]:
     o = plan.optimize
     return (
         plan.backend,
-        plan.model,
+        catalog.with_widths(plan).model,
         plan.data.vocab_size,
         plan.data.tokenizer,
         plan.data.isolate_documents,

@@ -1,7 +1,8 @@
 """The catalogs of models, devices, datasets and presets, and the lookup of the names in a plan.
 
 Tables are read on first use. Nothing here uses the network or reads a dataset's contents. A hub model is
-looked up in the local Hugging Face cache; a file's size comes from its directory entry.
+looked up in the local Hugging Face cache; a file's size comes from its directory entry, and the widths of windows from
+its headers.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from memconsole.plan.catalog.entries import (
     RecommenderEntry,
 )
 from memconsole.plan.catalog.sources import resolve
+from memconsole.plan.catalog.windows import widths
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.huggingface import find_model, read_architecture
 from memconsole.plan.models.model import Model
@@ -52,6 +54,7 @@ __all__ = [
     "models",
     "preset",
     "presets",
+    "with_widths",
 ]
 
 LOCAL_DEVICES = ("auto", "cpu", "cuda:0", "mps", "tpu")
@@ -72,10 +75,18 @@ _MEANT_FOR = {
         "model.layers",
         "model.hidden_size",
         "model.heads",
+        "model.features",
+        "model.outputs",
     ),
     "train.warmup_steps": ("train.warmup_ratio",),
     "train.warmup_ratio": ("train.warmup_steps",),
-    "data.source": ("data.max_examples", "data.mix", "data.validation"),
+    "data.source": (
+        "data.max_examples",
+        "data.mix",
+        "data.validation",
+        "model.features",
+        "model.outputs",
+    ),
 }
 """Settings that are reset when another value is chosen for the key."""
 _OF_LANGUAGE = (
@@ -151,12 +162,28 @@ def model(plan: Plan) -> Model:
     return architecture(plan)
 
 
+def with_widths(plan: Plan) -> Plan:
+    """`plan` with the widths of its windows as settings, if the plan sets none, and its data file is there and has
+    others than the catalog's regressor."""
+    entry, chosen = models().get(plan.model.name), plan.model
+    if entry is None or entry.regressor is None or (chosen.features and chosen.outputs):
+        return plan
+    known = datasets().get(plan.data.source)
+    found = widths(plan.data.source if known is None else known.where)
+    if found is None or found == (entry.regressor.features, entry.regressor.outputs):
+        return plan
+    features, outputs = chosen.features or found[0], chosen.outputs or found[1]
+    return replace(plan, {"model.features": features, "model.outputs": outputs})
+
+
 def _regressor(plan: Plan, entry: Regressor) -> Regressor:
     """The catalog's regressor with the sizes of the plan. Its MLPs stay as many times wider than the model."""
-    chosen = plan.model
+    chosen = with_widths(plan).model
     width = chosen.hidden_size or entry.hidden_size
     return msgspec.structs.replace(
         entry,
+        features=chosen.features or entry.features,
+        outputs=chosen.outputs or entry.outputs,
         layers=chosen.layers or entry.layers,
         hidden_size=width,
         heads=chosen.heads or entry.heads,

@@ -53,3 +53,11 @@ class ModelChoice(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=128)] | None,
         about("attention heads of a regressor, which share its width; none: its own number"),
     ] = None
+    features: Annotated[
+        Annotated[int, Meta(ge=1, le=65_536)] | None,
+        about("numbers in a step of a regressor's windows; none: those in the data file"),
+    ] = None
+    outputs: Annotated[
+        Annotated[int, Meta(ge=1, le=65_536)] | None,
+        about("numbers that a regressor predicts; none: those in the data file"),
+    ] = None

@@ -16,6 +16,8 @@ WORDS: dict[str, str] = {
     "model.layers": "n_layer n_layers num_layers num_hidden_layers depth",
     "model.hidden_size": "d_model n_embd embed_dim hidden_dim width",
     "model.heads": "n_head n_heads num_heads num_attention_heads",
+    "model.features": "input_dim in_features",
+    "model.outputs": "output_dim out_features",
     "data.source": "dataset corpus train_file dataset_name",
     "data.sequence_length": "context block_size max_length max_seq_len max_seq_length seq_len context_length window n_ctx",
     "data.stride": "overlap",

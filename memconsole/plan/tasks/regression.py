@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memconsole.plan import catalog
+from memconsole.plan.catalog.windows import DATASETS, WINDOW_FILES
 from memconsole.plan.errors import PlanError, quote
 from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.sections import Plan
 from memconsole.plan.tasks.task import Input, Measure
 
-WINDOW_FILES = (".h5", ".hdf5")
-DATASETS = ("input_sequences", "controls", "control_masks")
-"""The datasets of a window file: (rows, length, features), (rows, outputs) and (rows, outputs)."""
 _FROM_SCRATCH = "this model is trained from new weights; there is no pretrained base to freeze"
 _WINDOWS = "the data are windows of numbers, not text"
 

@@ -9,8 +9,10 @@ import h5py
 import numpy as np
 import pytest
 
+from memconsole import start
 from memconsole.plan import catalog
 from memconsole.plan.data.made import Size, kind, parse_options
+from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.runs.read.report.report import report
 from memconsole.runs.record.directory import create_run
@@ -19,8 +21,10 @@ from memconsole_trainer.data.make.__main__ import make
 from memconsole_trainer.data.make.maker import Request
 from memconsole_trainer.data.windows.file import WindowFile
 from memconsole_trainer.data.windows.split import WindowSplit
+from memconsole_trainer.tasks.regression import open_data
 from memconsole_trainer.weights.trained import read
 from tests.training.harness.runs import attempt, state_hashes, told
+from tests.unit.data.quiet import Quiet
 
 BACKENDS = ("torch", "jax")
 LENGTH, FEATURES, OUTPUTS = 8, 19, 6
@@ -37,6 +41,17 @@ TINY: dict[str, Any] = {
     "optimize.accumulation_steps": 2,
     "device.name": "cpu",
 }
+
+
+def narrow(rows: int = 800) -> dict[str, Any]:
+    """Windows of 7 features to 3 outputs."""
+    draw = np.random.default_rng(1)
+    windows = draw.normal(size=(rows, LENGTH, 7)).astype(np.float32)
+    return {
+        "input_sequences": windows,
+        "controls": windows[:, -1, :3],
+        "control_masks": np.ones((rows, 3), np.float32),
+    }
 
 
 def write_windows(path: Path, rows: int = 800, **changes: Any) -> Path:
@@ -124,6 +139,51 @@ def test_a_run_trains_the_size_that_its_plan_chooses(backend: str, windows: Path
     assert read(run.path).model == catalog.model(made)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_run_has_the_widths_of_its_windows(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(backend)
+    launched: list[Plan] = []
+    monkeypatch.setattr(start, "launch", lambda plan, *_, **__: launched.append(plan))
+    path = write_windows(tmp_path / "narrow.h5", **narrow())
+    given = plan(path, backend, model__layers=1, train__max_steps=2)
+    start.start(given, None, None)
+    run = create_run(launched[0])
+    assert attempt(run) == 0
+    path.unlink()
+    model = read(run.path).model
+    assert isinstance(model, Regressor)
+    assert (model.features, model.outputs) == (7, 3)
+    build = [p for p in told(run, events.Phase) if p.parameters is not None][-1]
+    assert build.parameters == sum(p.size for p in model.parameters())
+
+
+def test_widths_that_only_the_trainer_can_read_are_named(tmp_path: Path) -> None:
+    path = write_windows(tmp_path / "narrow.h5", **narrow())
+    other = plan(path, "torch", model__features=19, model__outputs=6, train__max_steps=1)
+    run = create_run(other)
+    assert attempt(run) != 0
+    (error,) = told(run, events.Error)
+    assert "holds windows of 7 features to 3 outputs, the model has 19 and 6" in error.message
+    assert "set model.features = 7 and model.outputs = 3" in error.message
+
+
+def test_systems_are_controlled_in_trials_only_if_the_windows_have_their_features(
+    tmp_path: Path,
+) -> None:
+    options = parse_options(kind("lqr"), ["families=dc_motor,two_masses", "variants=2"])
+    path = tmp_path / "lqr.h5"
+    make(Request("lqr", path, Size(220, None), 0, options))
+    with h5py.File(path, "a") as file:
+        windows = file["input_sequences"][:, :, :14]
+        del file["input_sequences"]
+        file["input_sequences"] = windows
+    data = open_data(made := plan(path, "torch"), catalog.model(made), tmp_path, Quiet(), {})
+    assert data._file.systems
+    assert not data._trials
+
+
 def test_a_run_begins_with_what_another_one_has_learned_and_writes_no_text(windows: Path) -> None:
     first = create_run(plan(windows, "torch"))
     assert attempt(first) == 0
@@ -179,7 +239,8 @@ def test_both_backends_learn_the_same_and_measure_control_of_unseen_families(
     [
         ({"control_masks": None}, "lacks control_masks"),
         ({"controls": np.zeros((800, 5), np.float32)}, "controls has shape (800, 5)"),
-        ({"input_sequences": np.zeros((800, 8, 3), np.float32)}, "expected (800, length, 19)"),
+        ({"input_sequences": np.zeros((800, 19), np.float32)}, "expected (800, length, 19)"),
+        ({"input_sequences": np.zeros((700, 8, 19), np.float32)}, "expected (700, 6)"),
         ({"input_sequences": np.zeros((800, 4, 19), np.float32)}, "hold 4 steps"),
         ({"trajectory_ids": np.zeros(799, np.int64)}, "trajectory_ids has shape (799,)"),
     ],

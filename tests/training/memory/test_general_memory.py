@@ -42,7 +42,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"train.dropout": 0.1, "optimize.gradient_checkpointing": "full"},
 )
 SIZES: tuple[dict[str, Any], ...] = (
-    {"model.layers": 2},
+    {"model.layers": 2, "model.features": 5, "model.outputs": 40},
     {"model.hidden_size": 24, "model.heads": 3, "model.layers": 1},
     {"model.hidden_size": 128, "model.heads": 8, "model.layers": 6},
 )
@@ -148,7 +148,7 @@ def test_the_general_rule_is_as_sure_as_it_says(changes: dict[str, Any], kind: s
 
 def test_a_table_with_traced_numbers_has_every_phase_and_every_part(tmp_path: Path) -> None:
     windows = tmp_path / "windows.h5"
-    windows.write_bytes(b"pricing does not open it")
+    windows.write_bytes(b"pricing reads no rows")
     plan = plan_with({"data.source": str(windows)})
     answer = trace.Tracer().answer(TracerQuestion(id=1, plan=dumps(plan), kind="cpu"))
     assert answer.exact is not None, answer.problem

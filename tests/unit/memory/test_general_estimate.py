@@ -60,7 +60,7 @@ def device(kind: str, usable: int = 2**34) -> Budget:
 
 @pytest.fixture(scope="module", autouse=True)
 def windows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Pricing does not open the file: any bytes stand for windows."""
+    """Pricing reads no rows: any bytes stand for windows."""
     folder = tmp_path_factory.mktemp("windows")
     (folder / "windows.h5").write_bytes(b"windows")
     (folder / "large.h5").write_bytes(bytes(50 * ROW))

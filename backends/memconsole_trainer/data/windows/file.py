@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from memconsole.plan.catalog.windows import DATASETS
 from memconsole.plan.plan import PlanError
-from memconsole.plan.tasks.regression import DATASETS
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.sources.hashes import DataHashes
 from memconsole_trainer.data.sources.hdf5 import Hdf5Dataset, describe
@@ -226,6 +226,14 @@ class WindowFile:
         shapes = {part.name: part.shape for part in self._parts}
         first = shapes[DATASETS[0]]
         width = first[1] if len(first) == 3 else 0
+        _, targets, mask = (shapes.get(name, ()) for name in DATASETS)
+        own = first[-1], targets[-1] if len(targets) == 2 else self.outputs
+        if width and targets == mask and own != (self.features, self.outputs):
+            raise PlanError(
+                f"{self.path}: holds windows of {own[0]:,} features to {own[1]:,} outputs, the model has {self.features:,} "
+                f"and {self.outputs:,}; set model.features = {own[0]} and model.outputs = {own[1]}",
+                "model.features",
+            )
         for name, shape in shapes.items():
             row = (width, self.features) if name == DATASETS[0] else (self.outputs,)
             if shape[1:] != row or shape[0] != first[0]:

@@ -1,0 +1,37 @@
+"""Files of windows of numbers, which regressors learn from: their datasets and widths."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from memconsole.plan.catalog.hdf5_shapes import dataset_shapes
+
+WINDOW_FILES = (".h5", ".hdf5")
+DATASETS = ("input_sequences", "controls", "control_masks")
+"""The datasets of a window file: (rows, length, features), (rows, outputs) and (rows, outputs)."""
+MOST_WIDE = 65_536
+"""The most features or outputs."""
+
+
+def widths(where: str) -> tuple[int, int] | None:
+    """The numbers of features and outputs in a file of windows; None if they cannot be read, or do not fit each other.
+    The trainer says what is wrong with such a file."""
+    if not where.lower().endswith(WINDOW_FILES):
+        return None
+    try:
+        path = Path(where).expanduser().absolute()
+        found = path.stat()
+        return _widths(path, (found.st_mtime_ns, found.st_size))
+    except (OSError, ValueError, RuntimeError):
+        return None
+
+
+@lru_cache(maxsize=64)
+def _widths(path: Path, version: tuple[int, int]) -> tuple[int, int] | None:
+    shapes = dataset_shapes(path, DATASETS)
+    windows, outputs, mask = (shapes.get(name, ()) for name in DATASETS)
+    if len(windows) != 3 or len(outputs) != 2 or outputs != mask:
+        return None
+    found = windows[2], outputs[1]
+    return found if min(found) >= 1 and max(found) <= MOST_WIDE else None
