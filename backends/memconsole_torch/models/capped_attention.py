@@ -19,14 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memconsole_torch.models.operator import operator
+
 QUERIES = 128
 """Queries whose scores exist at a time."""
 
 
-@torch.library.custom_op(
-    "memconsole::capped_attention",
-    mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, float cap, int key=0, float rate=0.0)"
+@operator(
+    "capped_attention",
+    "(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, float cap, int key=0, float rate=0.0)"
     " -> Tensor",
 )
 def capped_attention(
@@ -55,10 +56,9 @@ def capped_attention(
     return out
 
 
-@torch.library.custom_op(
-    "memconsole::capped_attention_backward",
-    mutates_args=(),
-    schema="(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, float cap,"
+@operator(
+    "capped_attention_backward",
+    "(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, float cap,"
     " int key=0, float rate=0.0) -> (Tensor, Tensor, Tensor)",
 )
 def capped_attention_backward(
@@ -131,8 +131,8 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
 
 capped_attention.register_autograd(_backward, setup_context=_keep)
 
-OPERATOR: Any = torch.ops.memconsole.capped_attention.default
-BACKWARD_OPERATOR: Any = torch.ops.memconsole.capped_attention_backward.default
+OPERATOR = capped_attention.overload
+BACKWARD_OPERATOR = capped_attention_backward.overload
 
 
 def forward_workspace(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -72,6 +74,21 @@ def test_attention_drops_shares_after_their_softmax() -> None:
         *(torch.autograd.grad(y, (q, k, v), slope) for y in (found, expected)), strict=True
     ):
         assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_dropping_loads_no_compiler() -> None:
+    """Its modules take about 75 MiB, which no estimate counts."""
+    code = (
+        "import sys, torch\n"
+        "from memconsole_torch.models.capped_attention import capped_attention\n"
+        "from memconsole_torch.techniques.activations.dropout import dropped\n"
+        "x = torch.ones(1, 1, 4, 4, requires_grad=True)\n"
+        "y = capped_attention(dropped(x, 1, 0.5), x, x, None, 1.0, 9.0)\n"
+        "y.sum().backward()\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.stdout == "False\n", found.stderr
 
 
 @pytest.mark.parametrize("mode", ["full", "selective"])

@@ -12,14 +12,13 @@ from torch import Tensor, distributed, nn
 
 from memconsole.plan.plan import Plan
 from memconsole_torch.models.decoder import Attention, compute_dtype
+from memconsole_torch.models.operator import operator
 from memconsole_torch.models.regressor import Regressor
 from memconsole_torch.techniques.weights.lora import Adapted
 from memconsole_trainer.techniques.dropout import drops, key_of
 
 
-@torch.library.custom_op(
-    "memconsole::dropped", mutates_args=(), schema="(Tensor x, int key, float rate) -> Tensor"
-)
+@operator("dropped", "(Tensor x, int key, float rate) -> Tensor")
 def dropped(x: Tensor, key: int, rate: float) -> Tensor:
     """x with numbers dropped at `rate`, by the mask of `key`. The gradient is dropped by the same mask."""
     return (x * kept(x, key, rate)).div_(1.0 - rate)
@@ -46,7 +45,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
 
 
 dropped.register_autograd(_backward, setup_context=_keep)
-OPERATOR: Any = torch.ops.memconsole.dropped.default
+OPERATOR = dropped.overload
 
 
 def workspace(x: Tensor, *rest: Any) -> list[int]:
