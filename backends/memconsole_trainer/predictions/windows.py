@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from memconsole.plan.catalog.windows import DATASETS
 from memconsole.plan.models.regressor import Regressor
-from memconsole.plan.tasks.regression import DATASETS
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.windows.file import WindowFile
 from memconsole_trainer.tasks.regression import batch_of

@@ -227,11 +227,11 @@ class WindowFile:
         first = shapes[DATASETS[0]]
         width = first[1] if len(first) == 3 else 0
         _, targets, mask = (shapes.get(name, ()) for name in DATASETS)
-        own = first[-1], targets[-1] if len(targets) == 2 else self.outputs
-        if width and targets == mask and own != (self.features, self.outputs):
+        alike = width and len(targets) == 2 and targets == mask
+        if alike and (first[-1], targets[-1]) != (self.features, self.outputs):
             raise PlanError(
-                f"{self.path}: holds windows of {own[0]:,} features to {own[1]:,} outputs, the model has {self.features:,} "
-                f"and {self.outputs:,}; set model.features = {own[0]} and model.outputs = {own[1]}",
+                f"{self.path}: holds windows of {first[-1]:,} features to {targets[-1]:,} outputs, the model has "
+                f"{self.features:,} and {self.outputs:,}; set model.features = {first[-1]} and model.outputs = {targets[-1]}",
                 "model.features",
             )
         for name, shape in shapes.items():
