@@ -39,6 +39,9 @@ OUTSIDE_THE_STEP = frozenset(
     {
         "data.source",
         "data.text_column",
+        "data.user_column",
+        "data.item_column",
+        "data.time_column",
         "data.template",
         "data.loss_on",
         "data.split",

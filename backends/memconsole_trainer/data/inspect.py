@@ -9,11 +9,14 @@ import numpy as np
 
 from memconsole.plan import catalog
 from memconsole.plan.catalog.folders import ROWS, TABLES, Folder, folder, plain_suffix
-from memconsole.plan.catalog.ratings import COLUMNS, looks_like_ratings
+from memconsole.plan.catalog.rating_tables import is_parquet
+from memconsole.plan.catalog.ratings import RATING_FILES, looks_like_ratings
 from memconsole.plan.catalog.windows import DATASETS
 from memconsole.plan.data.lengths import Lengths
 from memconsole.plan.plan import Plan, PlanError
-from memconsole_trainer.data.ratings.reading import read_ratings
+from memconsole.plan.tasks import task_of
+from memconsole.plan.tasks.recommendation import RECOMMENDATION
+from memconsole_trainer.data.ratings.reading import rating_columns, read_ratings
 from memconsole_trainer.data.sources import hdf5
 from memconsole_trainer.data.sources import opening as sources
 from memconsole_trainer.data.sources.documents import DataError, Documents
@@ -23,6 +26,7 @@ from memconsole_trainer.data.windows.file import WindowFile
 SAMPLE_CHARACTERS = 2000
 SAMPLE_TOKENS = 64
 ANY_TOKEN = 2**31
+_OR_RATINGS = "; for ratings set data.user_column and data.item_column"
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,8 +57,8 @@ def inspect(plan: Plan, *, lengths: bool = False) -> Inspection:
     cannot be read at all, `PlanError` if the source does not exist."""
     entry = catalog.dataset(plan)
     path = Path(entry.where).expanduser() if entry.kind == "file" else None
-    if path is not None and path.is_file() and _holds_ratings(path):
-        return _ratings(plan.data.source, path)
+    if path is not None and path.is_file() and _holds_ratings(path, plan):
+        return _ratings(plan, path)
     columns = _columns(path, plan) if path is not None else ()
     inside = folder(path) if path is not None and path.is_dir() else None
     files = inside.words if inside is not None else ""
@@ -73,7 +77,7 @@ def inspect(plan: Plan, *, lengths: bool = False) -> Inspection:
             size_bytes=size,
             files=files,
             columns=columns,
-            problem=str(error),
+            problem=f"{error}{_OR_RATINGS if path and path.suffix.lower() in RATING_FILES else ''}",
         )
     if isinstance(found, TokenRows):
         sample = " ".join(str(t) for t in found.rows(0, 1)[0][:SAMPLE_TOKENS])
@@ -120,30 +124,43 @@ def _windows(source: str, path: Path, columns: tuple[str, ...], size: int | None
     )
 
 
-def _holds_ratings(path: Path) -> bool:
+def _holds_ratings(path: Path, plan: Plan) -> bool:
+    """Whether a file is ratings, or the plan says so: with a recommender, or with a column of ratings."""
+    d = plan.data
+    if path.suffix.lower() not in RATING_FILES:
+        return False
+    if task_of(plan) is RECOMMENDATION or d.user_column or d.item_column or d.time_column:
+        return True
     try:
-        return looks_like_ratings(path)
+        if is_parquet(path):
+            return d.template is None and d.text_column not in rating_columns(path, d).names
+        return looks_like_ratings(path, d)
+    except (PlanError, DataError):
+        return False
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _ratings(source: str, path: Path) -> Inspection:
+def _ratings(plan: Plan, path: Path) -> Inspection:
     """A file of ratings: how many there are, of how many users and items."""
     problem, count, sample = "", None, ""
+    columns: tuple[str, ...] = ()
     try:
-        found = read_ratings(path, lambda: None)
-    except DataError as error:
+        columns = rating_columns(path, plan.data).described
+        found = read_ratings(path, plan.data, lambda: None)
+    except (DataError, PlanError) as error:
         problem = str(error)
     else:
         count = len(found.items)
         users, items = len(np.unique(found.users)), len(np.unique(found.items))
         sample = f"{count:,} interactions of {users:,} users with {items:,} items"
+        sample += "" if found.timed else ", in the order of the file: it has no times"
     return Inspection(
-        source=source,
+        source=plan.data.source,
         kind="unusable" if problem else "ratings",
         documents=count,
         size_bytes=_size(path),
-        columns=tuple(COLUMNS),
+        columns=columns,
         sample=sample,
         problem=problem,
     )

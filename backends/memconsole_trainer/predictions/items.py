@@ -45,15 +45,16 @@ def write(
     assert isinstance(model, Recommender)
     numbering = numbering_of(found)
     source = ratings_in(source) or source
-    ratings = read_ratings(source, lambda: None)
-    known = numbering.knows(ratings.items)
+    ratings = read_ratings(source, found.plan.data, lambda: None)
+    items = numbering.items_of(ratings)
+    known = items > 0
     if not known.any():
         raise DataError(f"{source}: holds no item that the run knows")
     users = ratings.users[known]
-    histories = Histories(users, numbering.items_of(ratings.items[known]), 0.0)
+    histories = Histories(users, items[known], 0.0)
     if not known.all():
         others = len(np.unique(ratings.users)) - len(histories)
-        warn(_unknown(source, np.unique(ratings.items[~known]), others))
+        warn(_unknown(source, numbering.unknown(ratings), others))
     engine = found.engine()
     ids = numbering.ids()
     named = np.array([name is not None for name in ids])
@@ -66,15 +67,15 @@ def write(
             numbers = range(begin, min(begin + rows, len(histories)))
             own = [histories.items[histories.starts[n] : histories.ends[n]] for n in numbers]
             # The item after the last one is not known, so it is padding.
-            contexts = [(np.append(items[-length:], np.int32(PADDING)), 1) for items in own]
+            contexts = [(np.append(one[-length:], np.int32(PADDING)), 1) for one in own]
             scores = engine.outputs(batch_of(contexts, shape))
-            for n, items, of_positions in zip(numbers, own, scores, strict=False):
+            for n, history, of_positions in zip(numbers, own, scores, strict=False):
                 allowed = named.copy()
                 if not seen:
-                    allowed[items - 1] = False
-                of_items = np.where(allowed, of_positions[min(len(items), length) - 1], -np.inf)
+                    allowed[history - 1] = False
+                of_items = np.where(allowed, of_positions[min(len(history), length) - 1], -np.inf)
                 best = np.argsort(-of_items, kind="stable")[: min(top, int(allowed.sum()))]
-                user = str(users[histories.starts[n]])
+                user = ratings.user_id(int(users[histories.starts[n]]))
                 table.writerows(
                     (user, rank, ids[item], f"{of_items[item]:.6f}")
                     for rank, item in enumerate(best.tolist(), start=1)
@@ -94,8 +95,8 @@ def numbering_of(found: TrainedModel) -> Numbering:
     return numbering
 
 
-def _unknown(source: Path, items: Int64, users: int) -> str:
+def _unknown(source: Path, items: list[str], users: int) -> str:
     """The warning about items that the run does not know, and about users who have no others."""
-    shown = ", ".join(map(str, items[:NAMED])) + (", …" if len(items) > NAMED else "")
+    shown = ", ".join(items[:NAMED]) + (", …" if len(items) > NAMED else "")
     said = f"{source}: left out items that the run does not know ({len(items):,}): {shown}"
     return said + (f"; left out users without other items: {users:,}" if users else "")

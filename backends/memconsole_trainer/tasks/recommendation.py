@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -47,7 +48,7 @@ def open_data(
     assert isinstance(model, Recommender)
     say.phase("data", plan.data.source)
     path = Path(catalog.dataset(plan).where).expanduser()
-    ratings = _first_users(read_ratings(path, say.tick), plan.data.max_examples)
+    ratings = _first_users(read_ratings(path, plan.data, say.tick), plan.data.max_examples)
     metadata = find_metadata(path)
     data = ratings.fingerprint + (metadata.fingerprint if metadata else "")
     say.phase("data", "clustering")
@@ -61,12 +62,12 @@ def open_data(
         else:
             numbering = extended(_of_run(checkpoint), path, ratings, model)
         files.write_atomic(directory / ITEMS_JSON, msgspec.json.encode(numbering))
-    unknown = numbering.unknown(ratings.items)
-    if unknown is not None:
+    unknown = numbering.unknown(ratings)
+    if unknown:
         raise DataError(
-            f"{path}: item {unknown} was not there when this run began; start a new run"
+            f"{path}: item {unknown[0]} was not there when this run began; start a new run"
         )
-    items = numbering.items_of(ratings.items)
+    items = numbering.items_of(ratings)
     histories = Histories(ratings.users, items, plan.data.validation_fraction)
     found = RatingData(plan, model, histories, numbering, data)
     if not len(found.rows().bounds):
@@ -74,6 +75,8 @@ def open_data(
     keep_counted_rows(plan, len(found.rows().bounds))
     if plan.data.validation_fraction and not found.validation_rows:
         say.warning("nothing is held out for validation: no user has three interactions")
+    if not ratings.timed:
+        say.warning("no column of times: the order of the file is taken for the order of time")
     if metadata is None:
         say.warning(
             "no metadata beside the ratings: items are clustered by the items near them in histories"
@@ -103,7 +106,7 @@ def _first_users(ratings: Ratings, most: int | None) -> Ratings:
     if most is None:
         return ratings
     kept = ratings.users <= np.unique(ratings.users)[:most].max()
-    return Ratings(ratings.users[kept], ratings.items[kept], ratings.fingerprint)
+    return replace(ratings, users=ratings.users[kept], items=ratings.items[kept])
 
 
 class RatingData:

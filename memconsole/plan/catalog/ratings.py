@@ -1,50 +1,57 @@
-"""Files of ratings in the layouts of MovieLens: their names, and how they are distinguished from text."""
+"""Files of ratings: their names, how they are distinguished from text, and the check of their first rows."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
 
+from memconsole.plan.catalog.rating_tables import RowError, TextTable, is_parquet
+from memconsole.plan.errors import PlanError
+from memconsole.plan.plan import DataChoice
 from memconsole.regular_file import open_regular
 
-RATING_FILES = (".dat", ".csv")
-NAMES = tuple(f"ratings{suffix}" for suffix in RATING_FILES)
-COLUMNS = {
-    "user": ("userid", "user"),
-    "item": ("movieid", "itemid", "item", "movie"),
-    "rating": ("rating", "score"),
-    "timestamp": ("timestamp", "time"),
-}
-"""Names of each column in the header of a table, in lower case without underscores."""
+RATING_FILES = (".dat", ".data", ".csv", ".tsv", ".inter", ".parquet")
+NAMES = ("ratings.dat", "ratings.csv", "u.data")
+"""Files that stand for their folder."""
+CHECKED_ROWS = 1000
+"""First rows of a file that are checked before a run starts."""
 
 
-def places_of(header: bytes) -> dict[str, int | None]:
-    """The index of each column in a header; None for a column that is missing."""
-    words = header.decode("utf-8", "replace").lstrip("\ufeff").strip()
-    names = [name.strip().strip('"').lower().replace("_", "") for name in words.split(",")]
-    return {
-        column: next((names.index(name) for name in known if name in names), None)
-        for column, known in COLUMNS.items()
-    }
-
-
-def lacking(places: dict[str, int | None]) -> str:
-    """The first required column that is missing; empty if none is."""
-    return next((c for c, place in places.items() if place is None and c != "rating"), "")
-
-
-def looks_like_ratings(path: Path) -> bool:
-    """Whether the first line is that of ratings: a header that names their columns, or four fields
-    with `::` between them. Raises `OSError`."""
-    suffix = path.suffix.lower()
-    if suffix not in RATING_FILES:
+def looks_like_ratings(path: Path, data: DataChoice) -> bool:
+    """Whether the first line is that of ratings: a header with a user and an item and without the column of the text,
+    or as in MovieLens four fields without a header. Raises `OSError`."""
+    if path.suffix.lower() not in RATING_FILES or is_parquet(path):
         return False
+    try:
+        with open_regular(path) as file:
+            table = TextTable(path, file, data)
+    except (PlanError, RowError):
+        return False
+    if table.has_header:
+        return data.template is None and data.text_column not in table.columns.names
+    whole = len(table.first) == 4 and all(field.strip().isdigit() for field in table.first[:2])
+    return whole and table.separator in ("::", "\t")
+
+
+def check_ratings(path: Path, data: DataChoice) -> None:
+    """Raise `PlanError` if the columns or the first rows of a file cannot be used. Parquet is not read."""
+    if is_parquet(path):
+        return
+    try:
+        status = path.stat()
+        _check(path, status.st_mtime_ns, status.st_size, data)
+    except OSError:
+        return  # the trainer reports why
+    except RowError as error:
+        raise PlanError(str(error), "data.source") from None
+
+
+@lru_cache(maxsize=16)
+def _check(path: Path, changed: int, size: int, data: DataChoice) -> None:
     with open_regular(path) as file:
-        first = file.readline(4096)
-    if suffix == ".csv":
-        return not lacking(places_of(first))
-    fields = first.split(b"::")
-    return len(fields) == 4 and all(field.strip().isdigit() for field in fields[:2])
+        table = TextTable(path, file, data)
+        if next(table.parts(CHECKED_ROWS), None) is None:
+            raise RowError(f"{path}: holds no ratings")
 
 
 def ratings_in(folder: Path) -> Path | None:
@@ -59,4 +66,5 @@ def ratings_in(folder: Path) -> Path | None:
 def _ratings_in(folder: Path, changed: int) -> Path | None:
     """`ratings_in`, cached by the folder's modification time `changed`."""
     files = (folder / name for name in NAMES)
-    return next((file for file in files if file.exists() and looks_like_ratings(file)), None)
+    plain = DataChoice()
+    return next((file for file in files if file.exists() and looks_like_ratings(file, plain)), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import re
+import io
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
@@ -12,17 +12,17 @@ from typing import NamedTuple
 from memconsole import regular_file
 from memconsole.plan import catalog
 from memconsole.plan.catalog.entries import DatasetEntry
+from memconsole.plan.catalog.rating_tables import RowError, TextTable
 from memconsole.plan.data.counted import keep_count, kept_count
 from memconsole.plan.data.lengths import changed
 from memconsole.plan.errors import PlanError
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.recommender import Recommender
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import DataChoice, Plan
 from memconsole.plan.tasks import task_of_model
 
 SAMPLE_BYTES = 1 << 18
 """How much of a rating file is read to guess how many rows it gives."""
-_USER = re.compile(rb"^(\d+)(?:::|,)", re.MULTILINE)
 
 
 def counted_rows(plan: Plan) -> int | None:
@@ -88,21 +88,27 @@ def _histories(plan: Plan) -> _Histories | None:
     version = changed(file)
     if version is None:
         return None
-    return _guessed(file, version, d.sequence_length, plan.stride, d.validation_fraction)
+    return _guessed(file, version, d, plan.stride)
 
 
 @lru_cache(maxsize=64)
 def _guessed(
-    file: Path, version: tuple[int, int], length: int, stride: int, fraction: float
+    file: Path, version: tuple[int, int], data: DataChoice, stride: int
 ) -> _Histories | None:
     """The rows of the histories in a rating file, from the users of its first lines. Assumes that the file is sorted
-    by user. `version`: its modification time in ns, and its bytes."""
+    by user. None for Parquet. `version`: its modification time in ns, and its bytes."""
     try:
         with regular_file.open_regular(file) as opened:
             head = opened.read(SAMPLE_BYTES)
-    except (OSError, PlanError):
+        whole = head if len(head) == version[1] else head[: head.rfind(b"\n") + 1]
+        users = Counter(
+            user
+            for part in TextTable(file, io.BytesIO(whole), data).parts(SAMPLE_BYTES)
+            for user in part.users
+        )
+    except (OSError, PlanError, RowError):
         return None
-    items = Counter(_USER.findall(head)).values()
+    length, fraction, items = data.sequence_length, data.validation_fraction, users.values()
     # A user's last items are held out, and the first one is not predicted.
     predicted = [n - 1 - (max(1, round(fraction * n)) if fraction else 0) for n in items]
     filled = [min(length, n - begin) for n in predicted for begin in range(0, n, stride)]
@@ -118,5 +124,6 @@ def _name(plan: Plan) -> str:
     words = (
         "rows", str(file), changed(file), data.max_examples, data.sequence_length, data.stride,
         data.validation, data.validation_fraction, data.held_out,
+        data.user_column, data.item_column, data.time_column,
     )  # fmt: skip
     return hashlib.sha256(repr(words).encode()).hexdigest()

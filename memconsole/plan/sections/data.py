@@ -46,6 +46,18 @@ class DataChoice(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=MOST)] | None, about("use only the first documents")
     ] = None
     text_column: Annotated[str, about("column holding the text")] = "text"
+    user_column: Annotated[
+        str | None, about("column of ratings with the user; none finds it by a common name")
+    ] = None
+    item_column: Annotated[
+        str | None, about("column of ratings with the item; none finds it by a common name")
+    ] = None
+    time_column: Annotated[
+        str | None,
+        about(
+            "column of ratings with the time; none finds it by a common name, or takes the order of the file"
+        ),
+    ] = None
     template: Annotated[
         str | None,
         about(

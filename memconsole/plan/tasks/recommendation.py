@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from memconsole.plan import catalog
-from memconsole.plan.catalog.ratings import NAMES, RATING_FILES, ratings_in
+from memconsole.plan.catalog.ratings import NAMES, RATING_FILES, check_ratings, ratings_in
 from memconsole.plan.errors import PlanError, quote
 from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.models.recommender import Recommender, is_of_decoder
@@ -96,14 +96,15 @@ class Recommendation:
         """Raise `PlanError` for adapters, rows that are too long, or data that are not ratings."""
         assert isinstance(model, Recommender)
         known = catalog.datasets().get(plan.data.source)
-        where = plan.data.source if known is None else known.where
-        named = where.lower().endswith(RATING_FILES)
-        if not named and ratings_in(Path(where).expanduser().absolute()) is None:
+        where = Path(plan.data.source if known is None else known.where).expanduser().absolute()
+        file = where if where.name.lower().endswith(RATING_FILES) else ratings_in(where)
+        if file is None:
             raise PlanError(
                 f"data.source = {quote(plan.data.source)}: {plan.model.name} learns from ratings; "
-                f"expected a file {' or '.join(NAMES)} in a layout of MovieLens, or a folder with one",
+                f"expected a table ({' '.join(RATING_FILES)}), or a folder with {' or '.join(NAMES)}",
                 "data.source",
             )
+        check_ratings(file, plan.data)
         if plan.optimize.lora_rank:
             raise PlanError(
                 f"optimize.lora_rank: {self.not_applicable(plan)['optimize.lora_rank']}",

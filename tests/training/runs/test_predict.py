@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from memconsole.cli.main import cli
 from memconsole.errors import UserError
-from memconsole.plan.plan import Plan, replace
+from memconsole.plan.plan import DataChoice, Plan, replace
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.log import events
 from memconsole_trainer import chat, export, predict, sample
@@ -126,8 +126,8 @@ def test_ranks_of_held_out_items_give_the_measures_that_the_run_reported(
     backend: str, changes: dict[str, str], runs: Runs, ratings: Path, tmp_path: Path
 ) -> None:
     run = runs("recommendation", backend, **changes)
-    stored, ids = read_ratings(ratings, lambda: None), read_numbering(run.path).ids()
-    items = read_numbering(run.path).items_of(stored.items)
+    stored, ids = read_ratings(ratings, DataChoice(), lambda: None), read_numbering(run.path).ids()
+    items = read_numbering(run.path).items_of(stored)
     fraction = run.read_plan().data.validation_fraction
     histories = Histories(stored.users, items, fraction)
     targets, lines = [], []
@@ -326,7 +326,7 @@ def test_an_exported_recommender_recommends_the_same_without_memconsole(
         *("config.json", "items.json", "model.py", "model.safetensors")
     }
     expected = recommended(predicted(run, ratings, tmp_path / "next.csv"))["9"]
-    stored = read_ratings(ratings, lambda: None)
+    stored = read_ratings(ratings, DataChoice(), lambda: None)
     history = stored.items[stored.users == 9]
     assert len(history) > LENGTH
     found = [line.split("\t") for line in alone(out, *history).splitlines()]

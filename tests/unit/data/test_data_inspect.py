@@ -83,8 +83,18 @@ def test_ratings_are_told_from_text_and_a_bad_row_is_named(tmp_path: Path) -> No
     assert found.sample == "3 interactions of 2 users with 2 items"
     found = look("ratings.csv", "userId,movieId,rating,timestamp\n1,10,4.5,100\n")
     assert (found.kind, found.documents) == ("ratings", 1)
-    found = look("ratings.dat", "1::10::5::100\n1::eleven::3::101\n")
+    found = look("ratings.dat", "1::10::5::100\n1::11::3::soon\n")
     assert found.kind == "unusable"
-    assert "line 2: the item is not a whole number" in found.problem
+    assert "line 2: the time is neither a number nor an ISO date" in found.problem
+    found = look("shop.csv", "customer,product,stars,date\nann,tea,5,2020-01-01\n")
+    assert (found.kind, found.documents) == ("ratings", 1)
+    assert found.columns == ("customer (user)", "product (item)", "stars", "date (time)")
+    found = look("laden.csv", "Kunde,Artikel\n1,2\n")
+    assert found.kind == "unusable"
+    assert found.problem.endswith("; for ratings set data.user_column and data.item_column")
+    named = {"data.user_column": "Kunde", "data.item_column": "Artikel"}
+    found = inspect(replace(Plan(), {"data.source": str(tmp_path / "laden.csv"), **named}))
+    assert (found.kind, found.columns) == ("ratings", ("Kunde (user)", "Artikel (item)"))
+    assert look("reviews.csv", "user_id,item_id,text\n1,2,good\n").kind == "texts"
     assert look("words.dat", "a::b::c::d\n").kind == "texts"
     assert look("table.csv", "text,n\nsome words,1\n").kind == "texts"

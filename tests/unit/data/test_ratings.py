@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from memconsole.memory.seconds import peak_units_per_second
 from memconsole.memory.state.data import units_per_step
 from memconsole.plan import catalog
+from memconsole.plan.catalog.ratings import check_ratings
 from memconsole.plan.check import check
 from memconsole.plan.data.made import Size
 from memconsole.plan.data.rows import row_fill, training_rows
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.recommender import ITEMS_JSON, Recommender
-from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.plan import DataChoice, Plan, PlanError, replace
 from memconsole.plan.tasks.recommendation import RANKED
 from memconsole_trainer.data.inspect import inspect
 from memconsole_trainer.data.make.__main__ import make
@@ -27,8 +31,8 @@ from memconsole_trainer.data.ratings.baselines import Baselines, ranked
 from memconsole_trainer.data.ratings.clusters import balanced, from_histories
 from memconsole_trainer.data.ratings.histories import Histories, HistoryRows, batch_of
 from memconsole_trainer.data.ratings.metadata import features, find_metadata
-from memconsole_trainer.data.ratings.numbering import check_room, number
-from memconsole_trainer.data.ratings.reading import read_ratings
+from memconsole_trainer.data.ratings.numbering import Numbering, check_room, extended, number
+from memconsole_trainer.data.ratings.reading import Ratings, read_ratings
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.engine import LossSum
@@ -70,10 +74,10 @@ def test_both_layouts_are_read_the_same_sorted_by_user_and_time(
         f"{t},{u},{i},{r}.5\r\n" for u, i, r, t in rows
     )
     (tmp_path / "ratings.csv").write_text(table.removesuffix("\r\n"))
-    for block in (4 << 20, 24):  # whole, and a line or two at a time
-        monkeypatch.setattr(reading, "BLOCK_BYTES", block)
+    for rows_at_once in (500, 1):
+        monkeypatch.setattr(reading, "BLOCK_ROWS", rows_at_once)
         for name in ("ratings.dat", "ratings.csv"):
-            found = read_ratings(tmp_path / name, nothing)
+            found = read_ratings(tmp_path / name, DataChoice(), nothing)
             assert found.users.tolist() == [3, 7, 7, 7]
             assert found.items.tolist() == [10, 20, 30, 10]
 
@@ -82,17 +86,17 @@ def test_both_layouts_are_read_the_same_sorted_by_user_and_time(
     ("name", "text", "message"),
     [
         ("a.dat", "1::2::3::4\n1::2::3\n", "line 2: has 3 fields, expected 4: 1::2::3"),
-        ("a.dat", "1::2::3::4\n\n1::2::3::4\n", "line 2: has 1 fields, expected 4: nothing"),
-        ("a.dat", "1::two::3::4\n", "line 1: the item is not a whole number"),
-        ("a.dat", "1::2::3::4\n1::-2::3::4\n", "line 2: the item is out of range"),
-        ("a.dat", "1::2::much::4\n", "line 1: the rating is not a number"),
-        ("a.dat", f"1::{9**30}::3::4\n", "line 1: the item has too many digits"),
         ("a.dat", "1::2::3::4\n1::2::3\n1::2::3::4::5\n", "line 2: has 3 fields"),
         ("a.dat", "1::2::3::4\n5::6::7::8\n9::1", "line 3: has 2 fields"),
-        ("a.csv", "userId,movieId,rating\n1,2,3\n", "line 1: lacks a column timestamp"),
-        ("a.csv", "userId,movieId,timestamp\n1,2,3\nx,2,3\n", "line 3: the user is not a whole"),
+        ("a.dat", "\n", "holds no ratings"),
         ("a.csv", "userId,movieId,timestamp\n", "holds no ratings"),
-        ("a.dat", "\n", "line 1: has 1 fields"),
+        ("a.csv", "userId,movieId,timestamp\n1,2,3\n\n,2,3\n", "line 4: the user is empty: ,2,3"),
+        ("a.csv", "user,item,time\n1,2,3\n1,,3\n", "line 3: the item is empty"),
+        ("a.csv", "user,item,time\n1,2,3\n1,2,\n", "line 3: the time is empty"),
+        ("a.csv", "user,item,time\n1,2,3\n1,2,01/02/2020\n", "neither a number nor an ISO date"),
+        ("a.csv", "user,item,time\n1,2,3\n1,2,nan\n", "neither a number nor an ISO date"),
+        ("a.csv", 'user,item,time\n1,"a\nb",3\n1,2,x\n', "line 4: the time is neither"),
+        ("a.csv", 'user,item,time\n1,"2,3\n', "line 2: unexpected end of data"),
     ],
 )
 def test_a_row_that_cannot_be_read_is_named_with_its_line(
@@ -100,13 +104,158 @@ def test_a_row_that_cannot_be_read_is_named_with_its_line(
 ) -> None:
     path = tmp_path / name
     path.write_text(text)
-    for block in (4 << 20, 12):
-        monkeypatch.setattr(reading, "BLOCK_BYTES", block)
+    for rows in (500, 1):
+        monkeypatch.setattr(reading, "BLOCK_ROWS", rows)
         with pytest.raises(DataError) as error:
-            read_ratings(path, nothing)
+            read_ratings(path, DataChoice(), nothing)
         assert str(error.value).startswith(str(path))
         assert message in str(error.value)
         assert "\n" not in str(error.value)
+
+
+HEADER = "userId,movieId,rating,timestamp"
+
+
+def loaded(path: Path, text: str, **settings: str) -> tuple[list[str], list[str]]:
+    """The users and the items' ids in the order in which they are learned."""
+    path.write_text(text, encoding="utf-8")
+    data = DataChoice(**settings)
+    check_ratings(path, data)
+    found = read_ratings(path, data, nothing)
+    return [str(user) for user in found.users.tolist()], found.ids(found.items)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "items"),
+    [
+        ("a.csv", f'{HEADER}\n"1","20","3","5"\n"1","10","3","4"\n', "10 20"),
+        ("a.csv", 'userId,title,movieId,time\n1,"A, B",20,5\n1,C,10,4\n', "10 20"),
+        ("a.csv", f"{HEADER}\n1,20,3,1000001.0\n1,10,3,1000000.0\n", "10 20"),
+        ("a.csv", f"{HEADER}\n1,20,3,2020-01-02\n1,10,3,2020-01-01T23:59:59Z\n", "10 20"),
+        ("a.csv", f"{HEADER}\n1,20,3,2020-01-02 00:00:01\n1,10,3,2020-01-02\n", "10 20"),
+        ("a.csv", f"{HEADER}\n1,20,,5\n1,10,,4\n", "10 20"),
+        ("a.csv", f"{HEADER}\n1,20,3,5\n\n1,10,3,4\n\n", "10 20"),
+        ("a.csv", "customer;product;date\n1;20;5\n1;10;4\n", "10 20"),
+        ("a.csv", "user_id,item_id\n1,20\n1,10\n", "20 10"),
+        ("a.csv", f"{HEADER}\n1,b,3,5\n1,a,3,4\n1,b,3,6\n", "a b b"),
+        ("a.csv", f"{HEADER}\n1,Käse,3,5\n1,茶,3,4\n", "茶 Käse"),
+        ("a.csv", "1,x20,3.0,5\n1,x10,2.0,4\n", "x10 x20"),
+        ("a.tsv", "user\titem\ttime\n1\t20\t5\n1\t10\t4\n", "10 20"),
+        ("u.data", "1\t20\t3\t5\n1\t10\t1\t4\n", "10 20"),
+        ("a.inter", "user_id:token\titem_id:token\ttimestamp:float\n1\t20\t5\n1\t10\t4\n", "10 20"),
+        ("a.dat", "1::it em::3::5\n1::b::x::4\n", "b,it em"),
+    ],
+    ids=("quotes", "comma", "float times", "dates", "moments", "no rating", "blank", "semicolon", "no time", "strings", "unicode", "no header", "tsv", "u.data", "recbole", "dat"),
+)  # fmt: skip
+def test_tables_of_people_are_read(name: str, text: str, items: str, tmp_path: Path) -> None:
+    users, found = loaded(tmp_path / name, text)
+    assert found == items.split("," if "," in items else None)
+    assert set(users) == {"1"}
+
+
+def test_ids_that_are_not_all_whole_numbers_are_numbered_as_they_appear(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("user,item,time\nzoe,7,1\nann,x,1\nzoe,07,2\n")
+    found = read_ratings(path, DataChoice(), nothing)
+    assert found.users.tolist() == [0, 0, 1]
+    assert found.items.tolist() == [0, 2, 1]
+    assert found.item_names == ("7", "x", "07")
+    path.write_text("user,item,time\n9,7,1\n3,07,1\n")
+    found = read_ratings(path, DataChoice(), nothing)
+    assert (found.users.tolist(), found.items.tolist()) == ([3, 9], [7, 7])
+    assert found.item_names is None
+
+
+def test_settings_name_the_columns_and_an_error_lists_those_of_the_file(tmp_path: Path) -> None:
+    path, text = tmp_path / "a.csv", "Kunde,Artikel,wann,item\n1,20,5,3\n1,10,4,3\n"
+    named = {"user_column": "Kunde", "item_column": "Artikel", "time_column": "wann"}
+    assert loaded(path, text, **named)[1] == ["10", "20"]
+    assert loaded(path, text, user_column="Kunde")[1] == ["3", "3"]
+    with pytest.raises(
+        PlanError, match=r"no column of users; set data\.user_column to one of: Kunde, Artikel"
+    ):
+        loaded(path, text)
+    for column, key in (("Kunden", "user_column"), ("x", "item_column"), ("y", "time_column")):
+        with pytest.raises(PlanError) as error:
+            loaded(path, text, **{**named, key: column})
+        assert error.value.key == f"data.{key}"
+        assert str(error.value).endswith("its columns are: Kunde, Artikel, wann, item")
+
+
+def test_parquet_is_read_as_a_table_of_the_same_texts(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    path, moment = tmp_path / "a.parquet", datetime(2020, 1, 1, 12, 30)
+    times = {
+        "numbers": [5, 4], "floats": [5.5, 4.0], "texts": ["2020-01-02", "2020-01-01"],
+        "moments": [moment, moment - timedelta(microseconds=1)],
+        "dates": [date(2020, 1, 2), date(2020, 1, 1)],
+    }  # fmt: skip
+    for values in times.values():
+        pq.write_table(pa.table({"user": [3, 3], "item": ["b", "a"], "time": values}), path)
+        found = read_ratings(path, DataChoice(), nothing)
+        assert found.users.tolist() == [3, 3]
+        assert found.ids(found.items) == ["a", "b"]
+        assert found.fingerprint == hashlib.sha256(path.read_bytes()).hexdigest()
+    pq.write_table(pa.table({"user": [3, None], "item": [1, 2]}), path)
+    with pytest.raises(DataError, match="row 2: the user is empty"):
+        read_ratings(path, DataChoice(), nothing)
+    path.write_bytes(b"PAR1, but not really")
+    with pytest.raises(DataError, match=r"a\.parquet: cannot be read as parquet"):
+        read_ratings(path, DataChoice(), nothing)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("user,item,time\n1,2,soon\n", "line 2: the time is neither a number nor an ISO date"),
+        ("user,thing\n1,2\n", "no column of items; set data.item_column to one of: user, thing"),
+        ("user,item\n", "holds no ratings"),
+    ],
+)
+def test_a_plan_refuses_what_the_trainer_would_refuse(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "ratings.csv"
+    path.write_text(text)
+    asked = plan(**{"data.source": str(path)})
+    with pytest.raises(PlanError, match=message):
+        check(asked)
+    found = inspect(asked)
+    assert found.kind == "unusable"
+    assert message in found.problem
+
+
+def test_a_run_stores_the_names_of_items_and_finds_them_in_another_order(tmp_path: Path) -> None:
+    lines = [f"u{n % 7},item {n % 5},{n}" for n in range(60)]
+    path = tmp_path / "ratings.csv"
+    path.write_text("\n".join(["user,item,time", *lines]))
+    first = read_ratings(path, DataChoice(), nothing)
+    stored = msgspec.json.encode(number(first, None, model(10, 2), 0.1, nothing))
+    numbering = msgspec.json.decode(stored, type=Numbering)
+    assert sorted(filter(None, numbering.names)) == [f"item {n}" for n in range(5)]
+    for ratings in (first, again(path, lines[::-1])):
+        items = numbering.items_of(ratings)
+        assert [numbering.names[item - 1] for item in items] == ratings.ids(ratings.items)
+    assert numbering.unknown(again(path, [*lines, "u1,new,99"])) == ["new"]
+    more = extended(numbering, path, again(path, [*lines[::-1], "u1,new,99"]), model(10, 2))
+    assert [name for name in more.names if name not in numbering.names] == ["new"]
+    pairs = zip(more.names, numbering.names, strict=True)
+    assert all(new == old for new, old in pairs if old), "old items keep their places"
+
+
+def again(path: Path, lines: list[str]) -> Ratings:
+    path.write_text("\n".join(["user,item,time", *lines]))
+    return read_ratings(path, DataChoice(), nothing)
+
+
+def test_metadata_describe_items_whose_ids_are_words(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text("id,title,genres\nx1,Tea,Drink|Hot\nx2,Cake,Food\n")
+    found = find_metadata(tmp_path / "ratings.csv")
+    assert found is not None
+    assert np.square(features(found, ["x1", "x2", "x3"])).sum(1).tolist() == pytest.approx(
+        [1, 1, 0]
+    )
 
 
 def test_metadata_of_both_layouts_gives_the_same_features(tmp_path: Path) -> None:
@@ -115,16 +264,16 @@ def test_metadata_of_both_layouts_gives_the_same_features(tmp_path: Path) -> Non
     )
     found = find_metadata(tmp_path / "ratings.dat")
     assert found is not None
-    dat = features(found, [1, 2, 9])
+    dat = features(found, ["1", "2", "9"])
     (tmp_path / "movies.dat").unlink()
     (tmp_path / "movies.csv").write_text(
         'movieId,title,genres\n1,"Café River, (1999)",Drama|Crime\n2,River Stone (2000),Drama\n'
     )
     found = find_metadata(tmp_path / "ratings.csv")
     assert found is not None
-    np.testing.assert_array_equal(features(found, [1, 2, 9]), dat)
+    np.testing.assert_array_equal(features(found, ["1", "2", "9"]), dat)
     assert np.square(dat).sum(1).tolist() == pytest.approx([1, 1, 0])
-    (tmp_path / "movies.csv").write_text("movieId,title,genres\none,x,y\n")
+    (tmp_path / "movies.csv").write_text("movieId,title,genres\none,x\n")
     with pytest.raises(DataError, match=r"movies\.csv: line 2: expected item, title and genres"):
         find_metadata(tmp_path / "ratings.csv")
 
@@ -157,15 +306,15 @@ def test_without_metadata_items_met_together_are_alike() -> None:
 
 def test_items_are_numbered_by_cluster_and_found_again(tmp_path: Path) -> None:
     path = made(tmp_path)
-    ratings = read_ratings(path, nothing)
+    ratings = read_ratings(path, DataChoice(), nothing)
     six = model()
     for metadata in (find_metadata(path), None):
         found = number(ratings, metadata, six, 0.05, nothing)
-        items = found.items_of(ratings.items)
+        items = found.items_of(ratings)
         own = np.array(found.numbers)
         np.testing.assert_array_equal(own[items - 1], ratings.items)
-        assert found.unknown(ratings.items) is None
-        assert found.unknown(np.array([3, 999])) == 999
+        assert found.unknown(ratings) == []
+        assert found.unknown(Ratings(np.zeros(2), np.array([3, 999]), "")) == ["999"]
         assert sorted(own[own >= 0]) == sorted(set(ratings.items.tolist()))
         assert found == number(ratings, metadata, six, 0.05, nothing)
     with pytest.raises(PlanError, match=r"holds \d+ items, the model 20; set model\.items = "):
@@ -281,7 +430,7 @@ def test_a_plan_expects_the_interactions_that_rows_hold_besides_padding(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     changes = {"data.source": str(made(tmp_path)), "data.sequence_length": length}
     wanted = plan(**changes, **{"train.batch_size": 16, "optimize.accumulation_steps": 1})
-    found = read_ratings(Path(wanted.data.source), nothing)
+    found = read_ratings(Path(wanted.data.source), DataChoice(), nothing)
     kept = Histories(found.users, found.items, wanted.data.validation_fraction)
     rows = HistoryRows(wanted, kept)
     held = int(np.diff(rows.bounds, axis=1).sum()) - len(rows.bounds)
@@ -342,7 +491,7 @@ def test_the_baselines_are_those_of_their_definitions() -> None:
 
 def test_the_baselines_rank_only_the_items_of_the_data(tmp_path: Path) -> None:
     path, sums = made(tmp_path), LossSum(0.0, 0.0, (0.0,) * len(RANKED))
-    own = len(np.unique(read_ratings(path, nothing).items))
+    own = len(np.unique(read_ratings(path, DataChoice(), nothing).items))
     told = []
     for items in (own, 20 * own):
         data = opened(path, tmp_path / f"{items}", items)
@@ -370,7 +519,7 @@ def test_made_ratings_are_the_same_for_a_seed_and_nobody_meets_an_item_twice(
     make(Request("ratings", path.parent, Size(1500, None), 0, OPTIONS))
     assert path.read_bytes() == before
     assert made(tmp_path, seed=1).read_bytes() != before
-    ratings = read_ratings(path, nothing)
+    ratings = read_ratings(path, DataChoice(), nothing)
     pairs = list(zip(ratings.users.tolist(), ratings.items.tolist(), strict=True))
     assert len(pairs) == len(set(pairs)) >= 1500
     counts = np.sort(np.bincount(ratings.items))[::-1]
@@ -400,7 +549,10 @@ def test_a_folder_of_movielens_is_the_file_of_ratings_in_it(tmp_path: Path) -> N
     entry = catalog.dataset(plan(**{"data.source": str(file.parent)}))
     assert (entry.where, entry.bytes) == (str(file), file.stat().st_size)
     found = inspect(replace(Plan(), {"data.source": str(file.parent)}))
-    assert (found.kind, found.documents) == ("ratings", len(read_ratings(file, nothing).items))
+    assert (found.kind, found.documents) == (
+        "ratings",
+        len(read_ratings(file, DataChoice(), nothing).items),
+    )
 
 
 def test_a_table_of_ratings_is_found_among_the_others_of_its_folder(tmp_path: Path) -> None:
@@ -415,7 +567,5 @@ def test_a_folder_whose_table_is_text_stays_a_folder_of_tables(tmp_path: Path) -
     asked = replace(Plan(), {"data.source": str(tmp_path)})
     assert catalog.dataset(asked).format == "directory"
     assert inspect(asked).documents == 2
-    with pytest.raises(
-        PlanError, match=r"ratings\.csv in a layout of MovieLens, or a folder with one"
-    ):
+    with pytest.raises(PlanError, match=r"or a folder with ratings\.dat or ratings\.csv"):
         check(plan(**{"data.source": str(tmp_path)}))

@@ -86,7 +86,7 @@ def test_the_decoder_of_a_plan_replaces_that_of_the_entry() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data__source": "python-stdlib"}, r"learns from ratings; expected a file ratings\.dat"),
+        ({"data__source": "python-stdlib"}, r"learns from ratings; expected a table"),
         ({"model__clusters": 2000}, r"expected at most model\.items = 1,000"),
         ({"optimize__lora_rank": 8}, "item table and its adapter are trained instead"),
         (

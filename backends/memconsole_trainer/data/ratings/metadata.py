@@ -33,9 +33,9 @@ class Described(NamedTuple):
 
 
 class Metadata(NamedTuple):
-    """The items of a file by their number in the ratings, and a hash of the file."""
+    """The items of a file by their id in the ratings, and a hash of the file."""
 
-    items: Mapping[int, Described]
+    items: Mapping[str, Described]
     fingerprint: str
 
 
@@ -59,15 +59,15 @@ def _read(path: Path) -> Metadata:
         text = data.decode("latin-1")
     table = path.suffix.lower() == ".csv"
     lines = csv.reader(io.StringIO(text, newline="")) if table else _cut(text)
-    found: dict[int, Described] = {}
+    found: dict[str, Described] = {}
     for number, fields in enumerate(lines, start=1):
         if not fields or (table and number == 1):
             continue
-        if len(fields) < 3 or not fields[0].isdigit():
+        if len(fields) < 3:
             shown = printable("::".join(fields), 80)
             raise DataError(f"{path}: line {number:,}: expected item, title and genres: {shown}")
         genres = tuple(g for g in fields[2].split("|") if g and not g.startswith("("))
-        found[int(fields[0])] = Described(fields[1], genres)
+        found[_id(fields[0])] = Described(fields[1], genres)
     return Metadata(found, hashlib.sha256(data).hexdigest())
 
 
@@ -75,10 +75,15 @@ def _cut(text: str) -> list[list[str]]:
     return [line.split("::") if line else [] for line in text.splitlines()]
 
 
-def features(metadata: Metadata, items: Sequence[int]) -> NDArray[np.float32]:
+def _id(word: str) -> str:
+    """An item's id; of a whole number without leading zeros."""
+    return str(int(word)) if word.isdecimal() else word
+
+
+def features(metadata: Metadata, items: Sequence[str]) -> NDArray[np.float32]:
     """Rows of length 1 for `items` (items, features): genres, and the commonest words of titles weighted
     by how rare they are (TF-IDF). The row of an item without metadata is zero."""
-    known = [metadata.items.get(item) for item in items]
+    known = [metadata.items.get(_id(item)) for item in items]
     genres = sorted({g for one in known if one for g in one.genres})
     words = [set(_WORD.findall(one.title.lower())) if one else set() for one in known]
     counts = Counter(word for found in words for word in found)

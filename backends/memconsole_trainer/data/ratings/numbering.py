@@ -22,10 +22,13 @@ SEED = 0
 """The seed of clustering. It does not depend on the run, so that runs with other seeds have the same clusters."""
 
 
-class Numbering(msgspec.Struct, frozen=True):
+class Numbering(msgspec.Struct, frozen=True, omit_defaults=True):
     """The number of each of the model's items in the data, from item 1; -1 where there is none."""
 
     numbers: list[int]
+    names: list[str] = []
+    """The id of each item in the data; empty where there is none. No names if all ids are whole numbers, which are
+    then the `numbers`."""
 
     @property
     def named(self) -> Int64:
@@ -35,26 +38,25 @@ class Numbering(msgspec.Struct, frozen=True):
     @property
     def fingerprint(self) -> str:
         """A hash that a checkpoint keeps."""
-        return hashlib.sha256(np.array(self.numbers).tobytes()).hexdigest()
+        names = "\n".join(self.names).encode()
+        return hashlib.sha256(np.array(self.numbers).tobytes() + names).hexdigest()
 
     def ids(self) -> list[str | None]:
         """The id in the data of each of the model's items, from item 1; None where there is none."""
-        return [str(number) if number >= 0 else None for number in self.numbers]
+        ids = self.names or map(str, self.numbers)
+        pairs = zip(ids, self.numbers, strict=True)
+        return [id_ if number >= 0 else None for id_, number in pairs]
 
-    def knows(self, numbers: Int64) -> NDArray[np.bool_]:
-        """Which of `numbers` of the data are items of the model."""
-        return np.isin(numbers, self.numbers)
+    def unknown(self, ratings: Ratings) -> list[str]:
+        """The ids of the ratings' items that are no items of the model."""
+        own = set(self.ids())
+        return [id_ for id_ in ratings.ids(np.unique(ratings.items)) if id_ not in own]
 
-    def unknown(self, numbers: Int64) -> int | None:
-        """The first of `numbers` that no item has; None if there is none."""
-        missing = np.setdiff1d(numbers, self.numbers)
-        return int(missing[0]) if len(missing) else None
-
-    def items_of(self, numbers: Int64) -> NDArray[np.int32]:
-        """The items of `numbers` of the data."""
-        own = np.array(self.numbers)
-        order = np.argsort(own, kind="stable")
-        return (order[np.searchsorted(own, numbers, sorter=order)] + 1).astype(np.int32)
+    def items_of(self, ratings: Ratings) -> NDArray[np.int32]:
+        """The item of each rating; 0 for those that are no items of the model."""
+        own = {id_: item for item, id_ in enumerate(self.ids(), start=1) if id_ is not None}
+        found, place = np.unique(ratings.items, return_inverse=True)
+        return np.array([own.get(id_, 0) for id_ in ratings.ids(found)], np.int32)[place]
 
 
 def places(model: Recommender) -> Int64:
@@ -85,16 +87,21 @@ def extended(begun: Numbering, path: Path, ratings: Ratings, model: Recommender)
             "items in other places; expected its model.items and model.clusters",
             "model.items",
         )
-    new, free = np.setdiff1d(ratings.items, numbers), exist[numbers[exist] < 0]
+    found, missing = np.unique(ratings.items), set(begun.unknown(ratings))
+    new = [pair for pair in zip(found, ratings.ids(found), strict=True) if pair[1] in missing]
+    free = exist[numbers[exist] < 0]
     if len(new) > len(free):
-        found = model.items - len(free) + len(new)
+        needed = model.items - len(free) + len(new)
         raise PlanError(
             f"{path}: holds {len(new):,} items that the run of model.weights does not have, and its table has "
-            f"{len(free):,} free places; train new weights with model.items = {found}",
+            f"{len(free):,} free places; train new weights with model.items = {needed}",
             "model.weights",
         )
-    numbers[free[: len(new)]] = new
-    return Numbering(numbers.tolist())
+    names = [id_ or "" for id_ in begun.ids()]
+    for place, (number, id_) in zip(free, new, strict=False):
+        numbers[place], names[place] = number, id_
+    are_text = begun.names or ratings.item_names is not None
+    return Numbering(numbers.tolist(), names if are_text else [])
 
 
 def number(
@@ -107,7 +114,7 @@ def number(
     """Cluster the items, and number them by cluster. Items without ratings get the remaining places."""
     own, dense = np.unique(ratings.items, return_inverse=True)
     if metadata is not None:
-        rows = features(metadata, own.tolist())
+        rows = features(metadata, ratings.ids(own))
     else:
         histories = Histories(ratings.users, dense.astype(np.int32), fraction)
         owner, items = histories.train_items()
@@ -118,4 +125,7 @@ def number(
     for c in range(model.clusters):
         found = own[cluster == c]
         numbers[c * model.cluster_size : c * model.cluster_size + len(found)] = found
-    return Numbering(numbers.tolist())
+    if ratings.item_names is None:
+        return Numbering(numbers.tolist())
+    names = ["" if own < 0 else ratings.item_names[own] for own in numbers.tolist()]
+    return Numbering(numbers.tolist(), names)

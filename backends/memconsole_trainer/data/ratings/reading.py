@@ -1,144 +1,207 @@
-"""Reads ratings in the layouts of MovieLens: `ratings.dat` with `::`, or `ratings.csv` with a header.
+"""Reads tables of ratings: files of text, and Parquet.
 
-A rating says that a user rated an item at a time; the number of stars is not used. A row that
-cannot be read is an error that names its line.
+A row that cannot be read is an error that names its line.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import io
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.catalog.ratings import COLUMNS, lacking, places_of
+from memconsole.plan.catalog.rating_tables import (
+    Columns,
+    Part,
+    RowError,
+    TextTable,
+    columns_of,
+    is_parquet,
+)
 from memconsole.plan.errors import printable
+from memconsole.plan.plan import DataChoice
 from memconsole.regular_file import open_regular
 from memconsole_trainer.data.sources.documents import DataError
 
 Int64 = NDArray[np.int64]
-BLOCK_BYTES = 4 << 20
-"""Bytes of the file that are parsed at a time."""
+BLOCK_BYTES = 1 << 20
+"""Bytes of the file that are read at a time."""
+BLOCK_ROWS = 500
+"""Rows of the file that are parsed at a time."""
+_WHOLE = re.compile(r"\s*\+?[0-9]+\s*")
 
 
 @dataclass(frozen=True)
 class Ratings:
-    """Users, items and times, sorted by user, time and place in the file; and a hash of the file."""
+    """Users and items, sorted by user, time and place in the file; and a hash of the file."""
 
     users: Int64
     items: Int64
     fingerprint: str
+    item_names: tuple[str, ...] | None = None
+    """The id of each item by its number; None if all ids are whole numbers, which are then the items' numbers."""
+    user_names: tuple[str, ...] | None = None
+    """The same of users."""
+    timed: bool = True
+    """Whether the table has times; without them, the order of the file is the order of time."""
+
+    def ids(self, items: Int64) -> list[str]:
+        """The ids of some items in the file."""
+        names = self.item_names
+        return [str(item) if names is None else names[item] for item in items.tolist()]
+
+    def user_id(self, user: int) -> str:
+        """The id of a user in the file."""
+        return str(user) if self.user_names is None else self.user_names[user]
 
 
-class Layout(NamedTuple):
-    """How the lines of a file are cut into fields."""
+class Ids:
+    """Numbers the ids of a column in the order in which they first appear."""
 
-    separator: bytes
-    width: int
-    """Fields of a line."""
-    columns: tuple[int, int, int, int | None]
-    """Places of user, item, timestamp and, if there is one, rating."""
+    def __init__(self) -> None:
+        self._numbers: defaultdict[str, int] = defaultdict()
+        self._numbers.default_factory = self._numbers.__len__
+
+    def numbered(self, ids: Sequence[str]) -> Int64:
+        return np.fromiter(map(self._numbers.__getitem__, ids), np.int64, len(ids))
+
+    def names(self) -> tuple[str, ...]:
+        """The id of each number."""
+        return tuple(self._numbers)
+
+    def whole(self) -> Int64 | None:
+        """The ids as whole numbers from 0, by their number; None if one of them is something else."""
+        if not all(map(_WHOLE.fullmatch, self._numbers)):
+            return None
+        try:
+            return np.array(list(map(int, self._numbers)), np.int64)
+        except OverflowError:
+            return None
 
 
-def read_ratings(path: Path, tick: Callable[[], None]) -> Ratings:
-    """Read a whole file. Raises `DataError` with the file and the line."""
-    digest, parts = hashlib.sha256(), []
-    try:
-        with open_regular(path) as file:
-            first = 1
-            layout = Layout(b"::", 4, (0, 1, 3, 2))
-            if path.suffix.lower() == ".csv":
-                header = file.readline()
-                digest.update(header)
-                layout, first = _table(path, header), 2
-            for block in _blocks(file):
-                digest.update(block)
-                parts.append(_parsed(path, block, first, layout))
-                first += block.count(b"\n") + (not block.endswith(b"\n"))
-                tick()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+def read_ratings(path: Path, data: DataChoice, tick: Callable[[], None]) -> Ratings:
+    """Read a whole file. Raises `DataError` with the file and the line, and `PlanError` if it has not the columns that
+    the plan names."""
+    digest = hashlib.sha256()
+    users, items, parts = Ids(), Ids(), []
+    with _errors(path), open_regular(path) as file:
+        for part in _parts(path, file, data, digest):
+            times = np.array(part.times or np.zeros(len(part.users), np.int64))
+            if times.dtype != np.int64:
+                times = times.astype(np.float64)
+            parts.append((users.numbered(part.users), items.numbered(part.items), times))
+            tick()
     if not parts:
         raise DataError(f"{path}: holds no ratings")
-    users, items, times = (np.concatenate(column) for column in zip(*parts, strict=True))
-    order = np.lexsort((times, users))  # stable: equal times stay in the order of the file
-    return Ratings(users[order], items[order], digest.hexdigest())
+    user, item, time = (np.concatenate(column) for column in zip(*parts, strict=True))
+    whole_users, whole_items = users.whole(), items.whole()
+    user = user if whole_users is None else whole_users[user]
+    item = item if whole_items is None else whole_items[item]
+    order = np.lexsort((time, user))  # stable: equal times stay in the order of the file
+    return Ratings(
+        user[order],
+        item[order],
+        digest.hexdigest(),
+        items.names() if whole_items is None else None,
+        users.names() if whole_users is None else None,
+        timed=bool(part.times),
+    )
 
 
-def _blocks(file: Any) -> Iterator[bytes]:
-    """Yield whole lines, about `BLOCK_BYTES` at a time."""
-    rest = b""
-    while more := file.read(BLOCK_BYTES):
-        whole, newline, rest = (rest + more).rpartition(b"\n")
-        if newline:
-            yield whole + newline
-    if rest.strip():
-        yield rest
+def rating_columns(path: Path, data: DataChoice) -> Columns:
+    """The columns of a file. Raises `DataError`, and `PlanError` if it has not the columns that the plan names."""
+    with _errors(path), open_regular(path) as file:
+        if is_parquet(path):
+            return columns_of(path, _parquet(path, file).schema_arrow.names, data)
+        return TextTable(path, file, data).columns
 
 
-def _table(path: Path, header: bytes) -> Layout:
-    """The layout that the header of a table describes."""
-    places = places_of(header)
-    if lacks := lacking(places):
-        known = " or ".join(COLUMNS[lacks])
-        shown = printable(header.decode("utf-8", "replace").lstrip("\ufeff").strip())
-        raise DataError(f"{path}: line 1: lacks a column {lacks} ({known}); the header is {shown}")
-    user, item, time = (places[name] or 0 for name in ("user", "item", "timestamp"))
-    return Layout(b",", header.count(b",") + 1, (user, item, time, places["rating"]))
-
-
-def _parsed(path: Path, block: bytes, first: int, layout: Layout) -> tuple[Int64, Int64, Int64]:
-    """Users, items and times of whole lines, of which the first has the number `first`."""
-    text = block.replace(b"\r\n", b"\n").removesuffix(b"\n") + b"\n"
-    if layout.separator != b",":
-        if b"\t" in text:
-            _refuse(path, block, first, layout)
-        text = text.replace(layout.separator, b"\t")
-    bytes_ = np.frombuffer(text, np.uint8)
-    mark = ord(",") if layout.separator == b"," else ord("\t")
-    counts = np.cumsum(bytes_ == mark)[bytes_ == ord("\n")]
-    if (np.diff(counts, prepend=0) != layout.width - 1).any():
-        _refuse(path, block, first, layout)
-    fields = text.replace(bytes([mark]), b"\n").split(b"\n")[:-1]
-    user, item, time, rating = layout.columns
+@contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    """Turns the errors of reading a file into `DataError`."""
     try:
-        found = [np.array(fields[c :: layout.width]).astype(np.int64) for c in (user, item, time)]
-        if rating is not None:
-            np.array(fields[rating :: layout.width]).astype(np.float64)
-    except (ValueError, OverflowError):
-        _refuse(path, block, first, layout)
-    users, items, times = found
-    if users.min() < 0 or items.min() < 0:
-        _refuse(path, block, first, layout)
-    return users, items, times
+        yield
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except RowError as error:
+        raise DataError(str(error)) from None
 
 
-def _refuse(path: Path, block: bytes, first: int, layout: Layout) -> None:
-    """Raise `DataError` for the first line that cannot be used."""
-    wanted = ("user", "item", "timestamp", "rating")
-    lines = block.removesuffix(b"\n").split(b"\n")
-    for number, raw in enumerate(lines, start=first):
-        line = raw.removesuffix(b"\r").decode("utf-8", "replace")
-        fields = line.split(layout.separator.decode())
-        where, shown = f"{path}: line {number:,}", printable(line, 80)
-        if len(fields) != layout.width:
-            raise DataError(
-                f"{where}: has {len(fields)} fields, expected {layout.width}: {shown or 'nothing'}"
-            )
-        for name, place in zip(wanted, layout.columns, strict=True):
-            if place is None:
-                continue
-            kind, words = (float, "a number") if name == "rating" else (int, "a whole number")
-            try:
-                value = kind(fields[place])
-            except ValueError:
-                raise DataError(f"{where}: the {name} is not {words}: {shown}") from None
-            if name in ("user", "item") and value < 0:
-                raise DataError(f"{where}: the {name} is out of range: {shown}; expected 0 or more")
-            if kind is int and not -(2**63) <= value < 2**63:
-                raise DataError(f"{where}: the {name} has too many digits: {shown}")
-    raise DataError(f"{path}: lines {first:,} to {first + len(lines) - 1:,} cannot be read")
+def _parts(path: Path, file: BufferedReader, data: DataChoice, digest: Any) -> Iterator[Part]:
+    """All rows of a file, some at a time. `digest` is updated with all bytes of the file."""
+    if not is_parquet(path):
+        hashing = BufferedReader(_Hashing(file, digest), BLOCK_BYTES)
+        yield from TextTable(path, hashing, data).parts(BLOCK_ROWS)
+        return
+    while block := file.read(BLOCK_BYTES):
+        digest.update(block)
+    yield from _parquet_parts(path, _parquet(path, file), data)
+
+
+class _Hashing(io.RawIOBase):
+    """A file whose bytes update `digest` as they are read."""
+
+    def __init__(self, file: BufferedReader, digest: Any) -> None:
+        self._file, self._digest = file, digest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._file.readinto(buffer)
+        self._digest.update(memoryview(buffer)[:count])
+        return count
+
+
+def _parquet(path: Path, file: BufferedReader) -> Any:
+    """An open Parquet file."""
+    import pyarrow.parquet  # takes 0.2 s, so only when such a file is read
+
+    file.seek(0)
+    try:
+        return pyarrow.parquet.ParquetFile(file)
+    except pyarrow.ArrowException as error:
+        raise RowError(f"{path}: cannot be read as parquet: {_line(error)}") from None
+
+
+def _parquet_parts(path: Path, table: Any, data: DataChoice) -> Iterator[Part]:
+    """The rows of a Parquet file as texts, some at a time."""
+    import pyarrow
+
+    found = columns_of(path, table.schema_arrow.names, data)
+    places = [place for place in (found.user, found.item, found.time) if place is not None]
+    names = tuple(found.names[place] for place in places)
+    read = Columns(names, 0, 1, None if found.time is None else 2)
+    first = 1
+    try:
+        for batch in table.iter_batches(BLOCK_ROWS, columns=list(names)):
+            texts = (batch.column(name).cast(pyarrow.string()).fill_null("") for name in names)
+            rows = list(zip(*(column.to_pylist() for column in texts), strict=True))
+            part = read.part(rows)
+            if part is None:
+                _refuse(path, read, rows, first)
+            elif rows:
+                yield part
+            first += len(rows)
+    except pyarrow.ArrowException as error:
+        raise RowError(f"{path}: cannot be read as parquet: {_line(error)}") from None
+
+
+def _refuse(path: Path, columns: Columns, rows: Sequence[Sequence[str]], first: int) -> None:
+    """Raise `RowError` for the first row that cannot be used. `first` is the number of the first one."""
+    for number, row in enumerate(rows, start=first):
+        if problem := columns.problem(row):
+            raise RowError(f"{path}: row {number:,}: {problem}: {printable(', '.join(row), 80)}")
+
+
+def _line(error: Exception) -> str:
+    return printable(" ".join(str(error).split()))
