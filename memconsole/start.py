@@ -14,13 +14,13 @@ from memconsole.memory.estimate import Lookup, estimate
 from memconsole.memory.table import Estimate
 from memconsole.plan import catalog
 from memconsole.plan.catalog.sources import not_made
-from memconsole.plan.check import check
+from memconsole.plan.check import check, check_start
 from memconsole.plan.jobs.on_node import check_job
 from memconsole.plan.machine.trackers import check_trackers
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.templates.choice import TEMPLATE_SUFFIXES
 from memconsole.plan.toggles.optimizations import check_trainable
-from memconsole.plan.training.origin import check_start, checkpoint_of
+from memconsole.plan.training.origin import checkpoint_of
 from memconsole.plan.training.recipe import open_settings, settled
 from memconsole.runs.act.launch import launch
 from memconsole.runs.record.directory import RunDirectory

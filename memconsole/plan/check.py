@@ -19,7 +19,7 @@ from memconsole.plan.plan import BACKENDS, SETTINGS, Plan, PlanError, get, quote
 from memconsole.plan.sections.data import OF_TEXT
 from memconsole.plan.tasks import task_of
 from memconsole.plan.toggles.optimizations import check_conflicts
-from memconsole.plan.training.origin import RANDOM, checkpoint_of
+from memconsole.plan.training.origin import RANDOM, check_origin, checkpoint_of
 
 _LOCAL_KINDS = (
     (re.compile(r"auto"), None),
@@ -82,6 +82,15 @@ def device_kind(name: str) -> str | None:
         if pattern.fullmatch(name):
             return kind
     return catalog.catalog_device(name).kind
+
+
+def check_start(plan: Plan) -> None:
+    """Raise `PlanError` if the plan can be priced, but its first weights or its tokenizer are not
+    what a person expects."""
+    check_origin(plan)
+    model = catalog.model(plan)
+    if isinstance(model, Architecture) and plan.data.tokenizer is None:
+        check_given_tokenizer(plan, model.vocab_size)
 
 
 def _check_backend(plan: Plan, kind: str | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from memconsole.plan import catalog
 from memconsole.plan.catalog.folders import folder
-from memconsole.plan.check import check
+from memconsole.plan.check import check, check_start
 from memconsole.plan.data.left_out import left_out
 from memconsole.plan.jobs.on_node import on_node
 from memconsole.plan.machine.processor import slower_than_fp32
@@ -19,7 +19,7 @@ from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, PlanError, get, printable, replace
 from memconsole.plan.training import recipe
-from memconsole.plan.training.origin import FINE_TUNES, check_start, origin, shortly
+from memconsole.plan.training.origin import FINE_TUNES, origin, shortly
 from memconsole.plan.training.resuming import CHANGEABLE, ELSEWHERE, LATER, without_lost_source
 from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.read.life.ladder import present_plan, rungs

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from memconsole.plan.check import check_start
 from memconsole.plan.data.left_out import left_out
 from memconsole.plan.data.mixture import parts
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.plan.training.origin import check_start, origin
+from memconsole.plan.training.origin import origin
 
 
 def weights_lines(plan: Plan) -> list[str]:

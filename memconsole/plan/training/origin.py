@@ -7,8 +7,6 @@ from pathlib import Path
 import msgspec
 
 from memconsole.plan import catalog
-from memconsole.plan.data.added_tokens import check_given_tokenizer
-from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.files import (
     TOKENIZER_JSON,
     TOKENIZERS,
@@ -87,16 +85,9 @@ def shortly(plan: Plan) -> str:
     return NOT_HERE if _is_hub_id(_asked(plan)) else SCRATCH
 
 
-def check_start(plan: Plan) -> None:
-    """Raise `PlanError` if the plan can be priced, but its first weights or its tokenizer are not
-    what a person expects."""
-    _check_weights(plan)
-    model = catalog.model(plan)
-    if isinstance(model, Architecture) and plan.data.tokenizer is None:
-        check_given_tokenizer(plan, model.vocab_size)
-
-
-def _check_weights(plan: Plan) -> None:
+def check_origin(plan: Plan) -> None:
+    """Raise `PlanError` if the plan can be priced, but its first weights are not what a person
+    expects, or have no tokenizer."""
     checkpoint = checkpoint_of(plan)
     named = catalog.model_directory(plan)
     if checkpoint is not None:

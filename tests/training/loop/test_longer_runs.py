@@ -16,11 +16,11 @@ import pytest
 from memconsole.cli.runs.train import weights_of
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
-from memconsole.plan.check import check
+from memconsole.plan.check import check, check_start
 from memconsole.plan.models import tokenizer_config
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.training import recipe, resuming
-from memconsole.plan.training.origin import check_start, origin, shortly
+from memconsole.plan.training.origin import origin, shortly
 from memconsole.runs.act.launch import resume
 from memconsole.runs.record.checkpoints import borrowed
 from memconsole.runs.record.checkpoints.manifest import MANIFEST, step_of

@@ -12,8 +12,9 @@ from click.testing import CliRunner
 
 from memconsole.cli.main import cli
 from memconsole.plan import catalog
+from memconsole.plan.check import check_start
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.plan.training.origin import check_start, origin, shortly
+from memconsole.plan.training.origin import origin, shortly
 
 LORA = {"optimize.lora_rank": 8, "optimize.freeze_base": True}
 CONFIG = {
