@@ -25,7 +25,7 @@ from memconsole.plan.catalog.entries import (
     RecommenderEntry,
 )
 from memconsole.plan.catalog.sources import resolve
-from memconsole.plan.catalog.windows import widths
+from memconsole.plan.catalog.windows import window_sizes
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.huggingface import find_model, read_architecture
 from memconsole.plan.models.model import Model
@@ -169,10 +169,10 @@ def with_widths(plan: Plan) -> Plan:
     if entry is None or entry.regressor is None or (chosen.features and chosen.outputs):
         return plan
     known = datasets().get(plan.data.source)
-    found = widths(plan.data.source if known is None else known.where)
-    if found is None or found == (entry.regressor.features, entry.regressor.outputs):
+    found = window_sizes(plan.data.source if known is None else known.where)
+    if found is None or found[1:] == (entry.regressor.features, entry.regressor.outputs):
         return plan
-    features, outputs = chosen.features or found[0], chosen.outputs or found[1]
+    features, outputs = chosen.features or found.features, chosen.outputs or found.outputs
     return replace(plan, {"model.features": features, "model.outputs": outputs})
 
 

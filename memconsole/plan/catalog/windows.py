@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from memconsole.plan.catalog.hdf5_shapes import dataset_shapes
 
@@ -14,24 +15,32 @@ MOST_WIDE = 65_536
 """The most features or outputs."""
 
 
-def widths(where: str) -> tuple[int, int] | None:
-    """The numbers of features and outputs in a file of windows; None if they cannot be read, or do not fit each other.
-    The trainer says what is wrong with such a file."""
+class WindowSizes(NamedTuple):
+    """The sizes of a file of windows."""
+
+    rows: int
+    features: int
+    outputs: int
+
+
+def window_sizes(where: str) -> WindowSizes | None:
+    """The sizes of a file of windows; None if they cannot be read, or do not fit each other. The trainer says what is
+    wrong with such a file."""
     if not where.lower().endswith(WINDOW_FILES):
         return None
     try:
         path = Path(where).expanduser().absolute()
         found = path.stat()
-        return _widths(path, (found.st_mtime_ns, found.st_size))
+        return _sizes(path, (found.st_mtime_ns, found.st_size))
     except (OSError, ValueError, RuntimeError):
         return None
 
 
 @lru_cache(maxsize=64)
-def _widths(path: Path, version: tuple[int, int]) -> tuple[int, int] | None:
+def _sizes(path: Path, version: tuple[int, int]) -> WindowSizes | None:
     shapes = dataset_shapes(path, DATASETS)
     windows, outputs, mask = (shapes.get(name, ()) for name in DATASETS)
     if len(windows) != 3 or len(outputs) != 2 or outputs != mask:
         return None
-    found = windows[2], outputs[1]
-    return found if min(found) >= 1 and max(found) <= MOST_WIDE else None
+    found = WindowSizes(windows[0], windows[2], outputs[1])
+    return found if min(found) >= 1 and max(found[1:]) <= MOST_WIDE else None

@@ -1,4 +1,4 @@
-"""How many rows an epoch of windows or histories has: as a run counted them, or guessed from the files."""
+"""How many rows an epoch of windows or histories has: as a run counted them, or as the files tell."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from memconsole import regular_file
 from memconsole.plan import catalog
 from memconsole.plan.catalog.entries import DatasetEntry
 from memconsole.plan.catalog.rating_tables import RowError, TextTable
+from memconsole.plan.catalog.windows import window_sizes
 from memconsole.plan.data.counted import keep_count, kept_count
 from memconsole.plan.data.lengths import changed
 from memconsole.plan.errors import PlanError
@@ -47,7 +48,8 @@ def training_rows(plan: Plan, model: Model) -> int | None:
     entry = _file(plan)
     if entry is None or entry.bytes is None:
         return None
-    rows = entry.bytes // row_bytes(plan, model)
+    sizes = window_sizes(entry.where)
+    rows = entry.bytes // row_bytes(plan, model) if sizes is None else sizes.rows
     rows = rows if plan.data.max_examples is None else min(rows, plan.data.max_examples)
     return max(1, int(rows * (1.0 - plan.data.validation_fraction)))
 

@@ -15,7 +15,8 @@ from memconsole.memory.answers.receipts import setup_of
 from memconsole.memory.estimate import model_of
 from memconsole.plan import catalog
 from memconsole.plan.catalog.hdf5_shapes import dataset_shapes
-from memconsole.plan.catalog.windows import DATASETS, widths
+from memconsole.plan.catalog.windows import DATASETS, window_sizes
+from memconsole.plan.data.rows import training_rows
 from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan, replace
 
@@ -86,6 +87,14 @@ def test_a_regressor_has_the_widths_of_its_data(tmp_path: Path) -> None:
     assert own_widths(plan(path)) == (19, 6)
 
 
+def test_the_rows_of_a_compressed_file_are_known_before_a_run(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.h5")
+    wanted = plan(path, data__validation_fraction=0.25)
+    assert training_rows(wanted, model_of(wanted)) == 15
+    few = plan(path, data__validation_fraction=0.25, data__max_examples=8)
+    assert training_rows(few, model_of(few)) == 6
+
+
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -101,4 +110,4 @@ def test_windows_that_do_not_fit_their_outputs_have_no_widths(
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for each, own in {**SHAPES, name: shape}.items():
             file[each] = np.zeros(own)
-    assert widths(str(tmp_path / "a.h5")) is None
+    assert window_sizes(str(tmp_path / "a.h5")) is None
