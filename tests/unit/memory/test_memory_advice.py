@@ -19,10 +19,9 @@ from memconsole.memory.answers.advice import (
 from memconsole.memory.estimate import architecture_of, estimate, table_of
 from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
-from memconsole.plan.check import check
+from memconsole.plan.check import check, check_start
 from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
-from memconsole.plan.training.origin import check_start
 from tests.unit.memory.cards import card
 
 GIB = 2**30

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from memconsole.memory.estimate import estimate
+from memconsole.plan.check import check_start
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.plan.training.origin import check_start
 from memconsole_trainer.data.text.tokens.tokenizer import load, train
 from tests.unit.memory.cards import card
 

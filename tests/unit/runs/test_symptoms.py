@@ -133,7 +133,7 @@ def test_every_task_is_offered_something(model: str, tmp_path: Path) -> None:
     task = task_of(plan)
     if task.files:
         source = tmp_path / f"data{task.files[0]}"
-        source.write_bytes(b"0")
+        source.write_bytes(b"1,2,5,1\n")  # a rating
         plan = replace(plan, {"data.source": str(source), "data.sequence_length": 8})
     found = only(symptoms_of(plan, state_of(*noisy(60, 3.0, waited=0.035))))
     assert found.helps
