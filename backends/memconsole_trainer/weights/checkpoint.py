@@ -79,10 +79,11 @@ class LoadedCheckpoint:
         self.path = path
         self.state: dict[str, Any] = read_json(path / STATE)
         self._files: dict[str, tensorfile.TensorFile] = {}
-        files = sorted(file for file in path.iterdir() if file.suffix == ".safetensors")
-        for number, file in enumerate(files):
-            opened = tensorfile.TensorFile(file, hold=hold and number < HELD_FILES)
-            self._files.update((name, opened) for name in opened.names())
+        # A folder that is being deleted would list only some of its files.
+        listed = read_json(path / MANIFEST)["files"]
+        for number, name in enumerate(sorted(n for n in listed if n.endswith(".safetensors"))):
+            opened = tensorfile.TensorFile(path / name, hold=hold and number < HELD_FILES)
+            self._files.update((tensor, opened) for tensor in opened.names())
 
     @property
     def step(self) -> int:

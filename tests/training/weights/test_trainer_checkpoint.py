@@ -246,6 +246,13 @@ def test_a_checkpoint_is_chosen_by_its_name(tmp_path: Path) -> None:
         chosen(checkpoints, "best")
 
 
+def test_a_folder_that_is_half_deleted_is_a_deleted_checkpoint(tmp_path: Path) -> None:
+    saved = save(Checkpoints(tmp_path, 2), 3).path
+    next(saved.glob("*.safetensors")).unlink()
+    with pytest.raises(FileNotFoundError):
+        checkpoint.LoadedCheckpoint(saved)
+
+
 @pytest.mark.parametrize("which", ["last", "best", "best-or-last"])
 def test_a_checkpoint_is_read_while_its_run_saves_and_deletes_others(
     which: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
