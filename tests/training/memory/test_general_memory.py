@@ -91,7 +91,15 @@ def test_a_trace_of_the_recommender_is_what_real_steps_hold(changes: dict[str, A
 
 
 @pytest.mark.parametrize(
-    "plan", [*map(plan_with, (*SIZES, SETTINGS[-1])), *map(recommending, RECOMMENDERS)]
+    "plan",
+    [
+        *map(plan_with, (SIZES[0], SETTINGS[-1])),
+        recommending(RECOMMENDERS[0]),
+        *(
+            pytest.param(plan, marks=pytest.mark.slow)
+            for plan in (*map(plan_with, SIZES[1:]), *map(recommending, RECOMMENDERS[1:]))
+        ),
+    ],
 )
 def test_xla_plans_what_the_engine_compiles(plan: Plan) -> None:
     pytest.importorskip("jax")

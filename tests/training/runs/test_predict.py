@@ -118,7 +118,11 @@ def recommended(out: Path) -> dict[str, list[tuple[str, float]]]:
     [
         ("torch", {}),
         ("jax", {}),
-        ("jax", {"optimize__base_storage": "int8", "optimize__precision": "bf16"}),
+        pytest.param(
+            "jax",
+            {"optimize__base_storage": "int8", "optimize__precision": "bf16"},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=("torch", "jax", "jax-int8"),
 )
@@ -315,7 +319,7 @@ def alone(folder: Path, *arguments: object) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
 def test_an_exported_recommender_recommends_the_same_without_memconsole(
     backend: str, runs: Runs, ratings: Path, tmp_path: Path
 ) -> None:
@@ -335,7 +339,7 @@ def test_an_exported_recommender_recommends_the_same_without_memconsole(
     assert scores == pytest.approx([score for _, score in expected], abs=2e-5)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
 def test_an_exported_regressor_gives_the_same_outputs_without_memconsole(
     backend: str, runs: Runs, windows: Path, tmp_path: Path
 ) -> None:
