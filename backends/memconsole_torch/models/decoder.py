@@ -329,12 +329,8 @@ def rotate(x: Tensor, positions: Rotation) -> Tensor:
     if torch.compiler.is_compiling():
         # The compiler lays new tensors out densely, and attention's output as its queries. With these dimensions the
         # output needs no second copy for the projection.
-        (
-            cos,
-            sin,
-        ) = (  # (T, 1, D / 2), or (B, T, 1, D / 2) where documents have positions of their own
-            angles[:, None] if angles.dim() == 2 else angles.transpose(1, 2) for angles in positions
-        )
+        # (T, 1, D / 2), or (B, T, 1, D / 2) where documents have positions of their own
+        cos, sin = (a[:, None] if a.dim() == 2 else a.transpose(1, 2) for a in positions)
         first, second = x.transpose(1, 2).float().chunk(2, dim=-1)  # (B, T, A, D / 2)
         whole = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
         return whole.to(x.dtype).transpose(1, 2)

@@ -60,7 +60,7 @@ def write(
     named = np.array([name is not None for name in ids])
     rows = min(found.plan.evaluation_batch, max(1, model.scored_positions // length))
     shape = BatchShape(1, rows, length)
-    with open(out, "x", newline="") as file:
+    with open(out, "x", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(COLUMNS)
         for begin in range(0, len(histories), rows):

@@ -77,6 +77,9 @@ _MEANT_FOR = {
         "model.heads",
         "model.features",
         "model.outputs",
+        "data.user_column",
+        "data.item_column",
+        "data.time_column",
     ),
     "train.warmup_steps": ("train.warmup_ratio",),
     "train.warmup_ratio": ("train.warmup_steps",),
@@ -86,6 +89,9 @@ _MEANT_FOR = {
         "data.validation",
         "model.features",
         "model.outputs",
+        "data.user_column",
+        "data.item_column",
+        "data.time_column",
     ),
 }
 """Settings that are reset when another value is chosen for the key."""
@@ -269,8 +275,9 @@ def choose(plan: Plan, key: str, value: object) -> Plan:
     documents.
     """
     changes = {key: value}
-    if value != get(plan, key):
-        changes |= dict.fromkeys(_MEANT_FOR.get(key, ()))
+    if value == get(plan, key):
+        return replace(plan, changes)
+    changes |= dict.fromkeys(_MEANT_FOR.get(key, ()))
     chosen = models().get(str(value)) if key == "model.name" else None
     if chosen is not None and chosen.task != "language":
         changes |= {of: SETTINGS[of].default for of in _OF_LANGUAGE}

@@ -160,7 +160,7 @@ def test_ids_that_are_not_all_whole_numbers_are_numbered_as_they_appear(tmp_path
     assert found.users.tolist() == [0, 0, 1]
     assert found.items.tolist() == [0, 2, 1]
     assert found.item_names == ("7", "x", "07")
-    path.write_text("user,item,time\n9,7,1\n3,07,1\n")
+    path.write_text("user,item,time\n9,7,1\n3,+7,1\n")
     found = read_ratings(path, DataChoice(), nothing)
     assert (found.users.tolist(), found.items.tolist()) == ([3, 9], [7, 7])
     assert found.item_names is None
@@ -242,6 +242,17 @@ def test_a_run_stores_the_names_of_items_and_finds_them_in_another_order(tmp_pat
     assert [name for name in more.names if name not in numbering.names] == ["new"]
     pairs = zip(more.names, numbering.names, strict=True)
     assert all(new == old for new, old in pairs if old), "old items keep their places"
+
+
+@pytest.mark.parametrize("odd", ["B00X", "0001055178", "9" * 5000])
+def test_an_id_is_the_same_whatever_stands_beside_it(odd: str, tmp_path: Path) -> None:
+    """Leading zeros stay, and digits that are no 64-bit number are text."""
+    path = tmp_path / "ratings.csv"
+    found = again(path, ["u,0001055178,1", f"u,{odd},2", "007,0001055178,3"])
+    assert set(found.ids(found.items)) == {"0001055178", odd}
+    assert {found.user_id(int(user)) for user in found.users} == {"u", "007"}
+    alone = again(path, ["u,0001055178,1", "u,0001055178,2"])
+    assert set(alone.ids(alone.items)) == {"0001055178"}
 
 
 def again(path: Path, lines: list[str]) -> Ratings:

@@ -37,7 +37,7 @@ BLOCK_BYTES = 1 << 20
 """Bytes of the file that are read at a time."""
 BLOCK_ROWS = 500
 """Rows of the file that are parsed at a time."""
-_WHOLE = re.compile(r"\s*\+?[0-9]+\s*")
+_WHOLE = re.compile(r"\s*\+?(0|[1-9][0-9]{0,18})\s*")
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ class Ids:
         return tuple(self._numbers)
 
     def whole(self) -> Int64 | None:
-        """The ids as whole numbers from 0, by their number; None if one of them is something else."""
+        """The ids as whole numbers from 0, by their number; None if one of them is something else, or is written with
+        leading zeros, which another file may have beside text."""
         if not all(map(_WHOLE.fullmatch, self._numbers)):
             return None
         try:
