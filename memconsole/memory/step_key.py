@@ -10,6 +10,8 @@ from operator import attrgetter
 from typing import Any
 
 from memconsole.plan.plan import SETTINGS, Plan
+from memconsole.plan.sections.data import OF_RATINGS
+from memconsole.plan.sections.model import SIZES
 from memconsole.plan.toggles.optimization import Reach
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 from memconsole.plan.training import recipe
@@ -22,11 +24,7 @@ NAMED_OTHERWISE = frozenset(
         "model.weights",
         "model.embedding_size",
         "model.adapter_size",
-        "model.layers",
-        "model.hidden_size",
-        "model.heads",
-        "model.features",
-        "model.outputs",
+        *SIZES["regressor"],
         "data.vocab_size",
         "data.tokenizer",
         "device.name",
@@ -39,9 +37,7 @@ OUTSIDE_THE_STEP = frozenset(
     {
         "data.source",
         "data.text_column",
-        "data.user_column",
-        "data.item_column",
-        "data.time_column",
+        *OF_RATINGS,
         "data.template",
         "data.loss_on",
         "data.split",

@@ -7,6 +7,7 @@ plan's backend implements its settings.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from memconsole.plan import catalog
 from memconsole.plan.data.added_tokens import check_given_tokenizer
@@ -16,7 +17,8 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import BACKENDS, SETTINGS, Plan, PlanError, get, quote
-from memconsole.plan.sections.data import OF_TEXT
+from memconsole.plan.sections.data import OF_RATINGS, OF_TEXT
+from memconsole.plan.sections.model import SIZES
 from memconsole.plan.tasks import task_of
 from memconsole.plan.toggles.optimizations import check_conflicts
 from memconsole.plan.training.origin import RANDOM, check_origin, checkpoint_of
@@ -41,12 +43,6 @@ _WITHOUT_TEXT = {
 """What a model that reads no text does in place of a setting of text."""
 _IN_VAIN = ("data.stride", "data.isolate_documents", "optimize.fused_loss")
 """Settings that are refused where a task does not use them. Others say only how data are held, or what is shown."""
-
-_SIZES = {
-    "recommender": ("decoder", "items", "clusters", "embedding_size", "adapter_size"),
-    "regressor": ("layers", "hidden_size", "heads", "features", "outputs"),
-}
-"""The settings of `[model]` that only one kind of model has."""
 
 
 def check(plan: Plan) -> None:
@@ -99,16 +95,21 @@ def _check_backend(plan: Plan, kind: str | None) -> None:
         raise _error("device.name", quote(plan.device.name), reason)
 
 
+def _refuse_set(plan: Plan, keys: Iterable[str], reason: str) -> None:
+    """Raise `PlanError` for the first of `keys` that is not at its default."""
+    for key in keys:
+        if get(plan, key) != SETTINGS[key].default:
+            raise _error(key, quote(get(plan, key)), reason)
+
+
 def _check_model_settings(plan: Plan) -> None:
     entry = catalog.models().get(plan.model.name)
-    for kind, names in _SIZES.items():
-        if entry is not None and getattr(entry, kind) is not None:
-            continue
-        for name in names:
-            value = getattr(plan.model, name)
-            if value is not None:
-                reason = f"{quote(plan.model.name)} is not a {kind}; leave it out"
-                raise _error(f"model.{name}", quote(value), reason)
+    for kind, keys in SIZES.items():
+        if entry is None or getattr(entry, kind) is None:
+            _refuse_set(plan, keys, f"{quote(plan.model.name)} is not a {kind}; leave it out")
+    if entry is None or entry.recommender is None:
+        reason = f"is for ratings; {plan.model.name} reads none, leave it out"
+        _refuse_set(plan, OF_RATINGS, reason)
     checkpoint = checkpoint_of(plan)
     if checkpoint is not None and not (checkpoint / "MANIFEST.json").is_file():
         reason = (
@@ -154,13 +155,12 @@ def _check_vocabulary(plan: Plan, architecture: Architecture) -> None:
 def _check_without_text(plan: Plan) -> None:
     """Refuse what only tasks with text use, and what a task without text says that it does not use."""
     for key in OF_TEXT:
-        if get(plan, key) != SETTINGS[key].default:
-            reason = _WITHOUT_TEXT.get(key, "reads none, leave it out")
-            raise _error(key, quote(get(plan, key)), f"is for text; {plan.model.name} {reason}")
+        reason = _WITHOUT_TEXT.get(key, "reads none, leave it out")
+        _refuse_set(plan, (key,), f"is for text; {plan.model.name} {reason}")
     unused = task_of(plan).not_applicable(plan)
     for key in _IN_VAIN:
-        if key in unused and get(plan, key) != SETTINGS[key].default:
-            raise _error(key, quote(get(plan, key)), f"{unused[key]}; leave it out")
+        if key in unused:
+            _refuse_set(plan, (key,), f"{unused[key]}; leave it out")
 
 
 def _check_rows(plan: Plan) -> None:

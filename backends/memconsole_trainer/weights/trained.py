@@ -17,6 +17,7 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.files import has_weights
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.recommender import Recommender, is_of_decoder
+from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.tasks import task_of_model
 from memconsole.plan.training.origin import RANDOM, checkpoint_of
@@ -153,7 +154,12 @@ def read(path: Path, which: str = "last") -> TrainedModel:
             "will be wrong; put the right one in its place",
             file=sys.stderr,
         )
-    return TrainedModel(plan, catalog.model(plan), stored, tokenizer)
+    model = catalog.model(plan)
+    if isinstance(
+        model, Regressor
+    ):  # the data file, which tells its widths, may be another one now
+        model = stored.part("architecture", Regressor)
+    return TrainedModel(plan, model, stored, tokenizer)
 
 
 def chosen(checkpoints: Checkpoints, which: str) -> LoadedCheckpoint | None:

@@ -17,6 +17,7 @@ from memconsole.plan.check import check
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.sections.model import LEAST_WIDTH
 from memconsole.plan.toggles.optimization import Optimization, Result
 from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.units import value_word
@@ -114,7 +115,8 @@ def _smaller_models(plan: Plan) -> list[_Way]:
     """Smaller sizes of a sized family, or narrower regressors."""
     model = model_of(plan)
     if isinstance(model, Regressor):
-        widths = [w for n in (2, 4, 8) if (w := model.hidden_size // n) and not w % model.heads]
+        smaller = (model.hidden_size // n for n in (2, 4, 8))
+        widths = [w for w in smaller if w >= LEAST_WIDTH and not w % model.heads]
         return [_Way({"model.hidden_size": w}, f"a width of {w:,}", Result.MODEL) for w in widths]
     size = plan.model.target_params
     if size is None:

@@ -34,7 +34,8 @@ from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.models.sizing import default_vocab_size, size
 from memconsole.plan.models.tokenizer_file import tokenizer_vocab_size
 from memconsole.plan.plan import SETTINGS, Plan, PlanError, get, nearest, quote, replace
-from memconsole.plan.sections.data import OF_TEXT
+from memconsole.plan.sections.data import OF_RATINGS, OF_TEXT
+from memconsole.plan.sections.model import SIZES
 
 __all__ = [
     "LOCAL_DEVICES",
@@ -67,19 +68,9 @@ _MEANT_FOR = {
     "model.name": (
         "model.target_params",
         "model.weights",
-        "model.decoder",
-        "model.items",
-        "model.clusters",
-        "model.embedding_size",
-        "model.adapter_size",
-        "model.layers",
-        "model.hidden_size",
-        "model.heads",
-        "model.features",
-        "model.outputs",
-        "data.user_column",
-        "data.item_column",
-        "data.time_column",
+        *SIZES["recommender"],
+        *SIZES["regressor"],
+        *OF_RATINGS,
     ),
     "train.warmup_steps": ("train.warmup_ratio",),
     "train.warmup_ratio": ("train.warmup_steps",),
@@ -89,9 +80,7 @@ _MEANT_FOR = {
         "data.validation",
         "model.features",
         "model.outputs",
-        "data.user_column",
-        "data.item_column",
-        "data.time_column",
+        *OF_RATINGS,
     ),
 }
 """Settings that are reset when another value is chosen for the key."""

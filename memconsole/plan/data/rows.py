@@ -6,6 +6,7 @@ import hashlib
 import io
 from collections import Counter
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,18 +98,22 @@ def _histories(plan: Plan) -> _Histories | None:
 def _guessed(
     file: Path, version: tuple[int, int], data: DataChoice, stride: int
 ) -> _Histories | None:
-    """The rows of the histories in a rating file, from the users of its first lines. Assumes that the file is sorted
-    by user. None for Parquet. `version`: its modification time in ns, and its bytes."""
+    """The rows of the histories in a rating file, from the users of its first lines. None for Parquet, and for a file
+    that is not read whole and not sorted by user: its lines do not tell how long histories are. `version`: its
+    modification time in ns, and its bytes."""
     try:
         with regular_file.open_regular(file) as opened:
             head = opened.read(SAMPLE_BYTES)
         whole = head if len(head) == version[1] else head[: head.rfind(b"\n") + 1]
-        users = Counter(
+        read = [
             user
             for part in TextTable(file, io.BytesIO(whole), data).parts(SAMPLE_BYTES)
             for user in part.users
-        )
+        ]
     except (OSError, PlanError, RowError):
+        return None
+    users = Counter(read)
+    if len(head) < version[1] and len(list(groupby(read))) > len(users):
         return None
     length, fraction, items = data.sequence_length, data.validation_fraction, users.values()
     # A user's last items are held out, and the first one is not predicted.

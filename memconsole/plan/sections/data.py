@@ -26,6 +26,8 @@ OF_TEXT = (
     "data.mix",
 )
 """The settings of tasks that read text. Other tasks refuse them."""
+OF_RATINGS = ("data.user_column", "data.item_column", "data.time_column")
+"""The settings of the task that reads ratings. Other tasks refuse them."""
 
 
 class DataChoice(Section, frozen=True, kw_only=True):

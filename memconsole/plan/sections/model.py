@@ -8,6 +8,26 @@ from msgspec import Meta
 
 from memconsole.plan.sections.section import Section, about
 
+LEAST_WIDTH = 8
+"""The smallest width of a regressor."""
+SIZES = {
+    "recommender": (
+        "model.decoder",
+        "model.items",
+        "model.clusters",
+        "model.embedding_size",
+        "model.adapter_size",
+    ),
+    "regressor": (
+        "model.layers",
+        "model.hidden_size",
+        "model.heads",
+        "model.features",
+        "model.outputs",
+    ),
+}
+"""The settings that only one kind of model has. Other models refuse them."""
+
 
 class ModelChoice(Section, frozen=True, kw_only=True):
     name: Annotated[
@@ -46,7 +66,7 @@ class ModelChoice(Section, frozen=True, kw_only=True):
         about("blocks of a regressor; none: its own number"),
     ] = None
     hidden_size: Annotated[
-        Annotated[int, Meta(ge=8, le=8_192)] | None,
+        Annotated[int, Meta(ge=LEAST_WIDTH, le=8_192)] | None,
         about("width of a regressor; its MLPs grow along; none: its own width"),
     ] = None
     heads: Annotated[

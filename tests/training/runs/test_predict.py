@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from memconsole.cli.main import cli
 from memconsole.errors import UserError
+from memconsole.plan.catalog.windows import DATASETS
 from memconsole.plan.plan import DataChoice, Plan, replace
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.log import events
@@ -377,3 +378,9 @@ def test_exports_hold_the_constants_of_the_data_and_refuse_what_is_of_language(
     assert "without normalization.json: " in capsys.readouterr().out
     assert not (tmp_path / "narrow" / "normalization.json").exists()
     assert json.loads((tmp_path / "narrow" / "config.json").read_text())["dtype"] == "bfloat16"
+    with h5py.File(source, "w") as file:  # other data are in its place now
+        for name, shape in zip(DATASETS, ((9, 4, 12), (9, 3), (9, 3)), strict=True):
+            file[name] = np.zeros(shape)
+    assert called(export, run.path, tmp_path / "later") == 0
+    sizes = json.loads((tmp_path / "later" / "config.json").read_text())
+    assert (sizes["features"], sizes["outputs"]) == (regression.FEATURES, regression.OUTPUTS)

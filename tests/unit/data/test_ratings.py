@@ -434,6 +434,18 @@ def test_rows_are_shuffled_each_epoch_and_go_on_exactly_where_they_stopped() -> 
     assert sorted(other) == sorted(whole)
 
 
+def test_a_long_table_in_order_of_time_does_not_tell_how_many_rows_it_gives(tmp_path: Path) -> None:
+    lines = [f"{user}::{item}::5::{item}" for user in range(200) for item in range(200)]
+    path = tmp_path / "ratings.dat"
+    for read, known in (
+        (lines, True),
+        (sorted(lines, key=lambda line: line.split("::")[1]), False),
+    ):
+        path.write_text("\n".join(read))
+        wanted = plan(**{"data.source": str(path)})
+        assert (training_rows(wanted, catalog.model(wanted)) is not None) is known
+
+
 @pytest.mark.parametrize("length", [8, 16, 40])
 def test_a_plan_expects_the_interactions_that_rows_hold_besides_padding(
     length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -68,6 +68,7 @@ def test_a_plan_sets_the_widths_of_a_recommender() -> None:
         ("lqr", {"model__layers": 0}, r"model\.layers = 0: expected a whole number >= 1 and <= 128"),
         ("lqr", {"model__target_params": 10**6}, r"sized by model\.layers and model\.hidden_size"),
         ("lqr", {"model__adapter_size": 9}, r'model\.adapter_size = 9: "lqr" is not a recommender'),
+        ("lqr", {"data__user_column": "who"}, r'data\.user_column = "who": is for ratings; lqr reads none'),
         ("efficientids", {"model__layers": 2}, r'model\.layers = 2: "efficientids" is not a regressor'),
         ("stories", {"model__hidden_size": 64}, r'model\.hidden_size = 64: "stories" is not a regressor'),
     ],
@@ -82,6 +83,8 @@ def test_sizes_that_no_model_has_are_refused(
 def test_another_model_has_its_own_sizes() -> None:
     changed = catalog.choose(plan("lqr", model__layers=2), "model.name", "stories")
     assert changed.model.layers is None
+    dropping = plan("lqr", train__dropout=0.1)
+    assert catalog.choose(dropping, "model.name", "lqr") == dropping
 
 
 @pytest.mark.parametrize(
