@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from memconsole.plan import catalog
-from memconsole.plan.models.recommender import Recommender
+from memconsole.plan.models.recommender import ITEMS_JSON, Recommender
 from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import PlanError
 from memconsole.plan.tasks import task_of_model
@@ -37,7 +37,7 @@ def export_model(found: TrainedModel, out: Path, dtype: str | None = None) -> li
     remarks: list[str] = []
     beside: dict[str, Any] = {}
     if isinstance(model, Recommender):
-        beside["items.json"] = [None, *numbering_of(found).ids()]  # row 0 is padding
+        beside[ITEMS_JSON] = [None, *numbering_of(found).ids()]  # row 0 is padding
     else:
         try:
             beside[NORMALIZATION] = _normalization(found)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from memconsole.plan.catalog.ratings import ratings_in
 from memconsole.plan.models.recommender import ITEMS_JSON, Recommender
@@ -24,7 +23,6 @@ from memconsole_trainer.weights.trained import TrainedModel
 COLUMNS = ("user", "rank", "item", "score")
 NAMED = 5
 """Most unknown items that the warning names."""
-Int64 = NDArray[np.int64]
 
 
 def write(

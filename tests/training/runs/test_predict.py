@@ -174,7 +174,9 @@ def test_errors_of_held_out_windows_give_the_loss_that_the_run_reported(
     assert loss == pytest.approx(told(run, events.Evaluation)[-1].loss, rel=1e-5)
 
 
-@pytest.mark.parametrize("task", ["recommendation", "regression"])
+@pytest.mark.parametrize(
+    "task", ["recommendation", pytest.param("regression", marks=pytest.mark.slow)]
+)
 def test_both_backends_predict_the_same_with_the_same_weights(
     task: str, runs: Runs, ratings: Path, windows: Path, tmp_path: Path
 ) -> None:

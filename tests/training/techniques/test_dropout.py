@@ -120,7 +120,7 @@ def test_a_resumed_run_has_the_same_masks_and_an_evaluation_none(backend: str) -
         assert losses(other, without, 1, 3) != onwards
 
 
-@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
 def test_a_regressor_drops_the_same_where_it_is_resumed_or_recomputed(backend: str) -> None:
     own = {"train__dropout": 0.3, "optimize__accumulation_steps": 2}
 
