@@ -282,20 +282,20 @@ async def test_a_further_step_repaints_only_changed_rows(make_console: Make) -> 
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:
         await show_run(app, pilot, snapshot(step=600))
-        regions: list[Any] = []
+        sent: list[tuple[Painted, Any]] = []
         original = Painted.refresh
 
         def recording(self: Painted, *given: Any, **options: Any) -> Any:
-            regions.extend(given or [None])
+            sent.extend((self, region) for region in given or [None])
             return original(self, *given, **options)
 
         async def shown(run: RunSnapshot) -> list[Any]:
-            regions.clear()
+            sent.clear()
             app.post_message(SnapshotArrived(run))
             while app.run_view.snapshot is not run:
                 await pilot.pause(0.02)
             await settle(pilot)
-            return list(regions)
+            return list(sent)
 
         Painted.refresh = recording  # type: ignore[method-assign]
         try:
@@ -306,12 +306,12 @@ async def test_a_further_step_repaints_only_changed_rows(make_console: Make) -> 
                 await pilot.pause(0.05)
             while await shown(snapshot(step=600)) and time.monotonic() < deadline:
                 await pilot.pause(0.05)
-            sent = await shown(snapshot(step=610, log_tail=snapshot(600).log_tail))
+            changed = await shown(snapshot(step=610, log_tail=snapshot(600).log_tail))
         finally:
             Painted.refresh = original  # type: ignore[method-assign]
-    assert None not in sent, "no widget was sent whole"
-    assert 1 <= len(sent) <= 12
-    assert sum(region.width for region in sent) < 250
+    assert not [widget for widget, region in changed if region is None], "sent whole"
+    assert 1 <= len(changed) <= 12
+    assert sum(region.width for _, region in changed) < 250
 
 
 async def test_the_plan_of_a_run_can_be_taken_up_and_changed(make_console: Make) -> None:
