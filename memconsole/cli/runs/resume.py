@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from memconsole.cli.completing import run_names
@@ -16,7 +18,7 @@ from memconsole.runs.act.control import request_continue
 from memconsole.runs.read.life.ladder import rungs
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record.checkpoints import base
-from memconsole.runs.record.checkpoints.manifest import step_of
+from memconsole.runs.record.checkpoints.manifest import STATE, read_json, step_of
 from memconsole.runs.record.directory import RunDirectory, RunError, find_run
 from memconsole.runs.record.processes.identity import user_name
 from memconsole.runs.record.requests import pause_asked
@@ -105,13 +107,28 @@ def _changed(run: RunDirectory, assignments: tuple[str, ...], *, from_scratch: b
 
 
 def _check_length(run: RunDirectory, before: Plan, after: Plan) -> None:
-    """Raise `PlanError` if another number of steps is one that the run has trained already."""
-    steps, saved = after.train.max_steps, run.committed_checkpoints()
-    if steps is None or steps == before.train.max_steps or not saved:
+    """Raise `PlanError` if another number of steps or epochs is one that the run has trained already."""
+    saved, asked, earlier = run.committed_checkpoints(), after.train, before.train
+    if not saved:
         return
-    reached = step_of(saved[-1])
-    if steps <= reached:
+    steps, reached = asked.max_steps, step_of(saved[-1])
+    if steps is not None and steps != earlier.max_steps and steps <= reached:
         raise PlanError(
             f"train.max_steps = {steps:,}: the run is at step {reached:,} already; expected more than {reached:,}",
             "train.max_steps",
         )
+    if steps is None and (steps, asked.epochs) != (earlier.max_steps, earlier.epochs):
+        begun = _epoch_of(saved[-1])
+        if asked.epochs < begun:
+            raise PlanError(
+                f"train.epochs = {asked.epochs:,}: the run is in epoch {begun:,} already; expected {begun:,} or more",
+                "train.epochs",
+            )
+
+
+def _epoch_of(checkpoint: Path) -> int:
+    """The epoch in which a checkpoint was saved, counted from 1; 0 if that cannot be read."""
+    try:
+        return int(read_json(checkpoint / STATE)["progress"]["epoch"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return 0  # the trainer reports what is damaged

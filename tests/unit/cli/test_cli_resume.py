@@ -1,5 +1,6 @@
 """The settings that `memconsole resume --set` takes and refuses."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from click.testing import CliRunner, Result
 from memconsole.cli.main import cli
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.runs.act import launch
+from memconsole.runs.record.checkpoints.manifest import STATE
 from memconsole.runs.record.directory import RunDirectory, create_run
 
 
@@ -49,3 +51,20 @@ def test_a_run_that_begins_again_may_have_any_length(
 ) -> None:
     monkeypatch.setattr(launch, "resume", lambda *ignored, **options: 2)
     assert "attempt 2" in resumed(run, "--from-scratch", "--set", "train.max_steps=5").output
+
+
+@pytest.mark.parametrize(("epochs", "taken"), [(2, False), (3, True), (9, True)])
+def test_a_run_is_not_ended_in_an_epoch_before_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int, taken: bool
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(launch, "resume", lambda *ignored, **options: 2)
+    run = create_run(replace(Plan(), {"train.epochs": 5, "device.name": "cpu"}))
+    checkpoint = run.checkpoints_path / "step-000000039"
+    checkpoint.mkdir()
+    (checkpoint / STATE).write_text(json.dumps({"progress": {"epoch": 3}}))
+    result = resumed(run, "--set", f"train.epochs={epochs}")
+    if taken:
+        assert "attempt 2" in result.output
+    else:
+        assert "the run is in epoch 3 already; expected 3 or more" in str(result.exception)
