@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from memconsole.plan.plan import PlanError
+from memconsole.plan.plan import PlanError, replace
+from memconsole.plan.sections.data import OF_RATINGS
 from memconsole.plan.tasks import task_of_model
 from memconsole_trainer.predictions import items, windows
 from memconsole_trainer.weights import trained
@@ -25,6 +26,8 @@ def main() -> int:
     parser.add_argument("input", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--top", type=int)
+    for column in OF_RATINGS:
+        parser.add_argument(_option(column), dest=column)
     parser.add_argument("--seen", action="store_true")
     parser.add_argument("--overwrite", action="store_true")
     parser.add_argument("--checkpoint", default=trained.BEST_OR_LAST)
@@ -34,12 +37,16 @@ def main() -> int:
         task = task_of_model(found.model).name
         if task == "language":
             raise PlanError("the run learned language: use memconsole sample")
-        if task != "recommendation" and (options.top or options.seen):
-            raise PlanError(f"--top and --seen choose items, but the run learned {task}")
+        asked = {key: name for key in OF_RATINGS if (name := getattr(options, key)) is not None}
+        if task != "recommendation" and (options.top or options.seen or asked):
+            raise PlanError(
+                f"--top, --seen and {', '.join(map(_option, OF_RATINGS))} are for ratings, but the run learned {task}"
+            )
+        data = replace(found.plan, asked).data
         with replaced(options.input, options.output, options.overwrite) as out:
             if task == "recommendation":
                 top = options.top or TOP
-                said = items.write(found, options.input, out, top, options.seen, warn)
+                said = items.write(found, options.input, data, out, top, options.seen, warn)
             else:
                 said = windows.write(found, options.input, out, warn)
     except (PlanError, ValueError, OSError) as error:
@@ -47,6 +54,11 @@ def main() -> int:
         return 2
     print(f"step {found.checkpoint.step:,}{found.note}: {said} in {options.output}")
     return 0
+
+
+def _option(column: str) -> str:
+    """The option for a setting of `OF_RATINGS`, such as ``--user-column``."""
+    return "--" + column.removeprefix("data.").replace("_", "-")
 
 
 def warn(words: str) -> None:

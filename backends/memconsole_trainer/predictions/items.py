@@ -11,6 +11,7 @@ import numpy as np
 
 from memconsole.plan.catalog.ratings import ratings_in
 from memconsole.plan.models.recommender import ITEMS_JSON, Recommender
+from memconsole.plan.plan import DataChoice
 from memconsole.plan.tasks.recommendation import PADDING
 from memconsole_trainer.data.ratings.histories import Histories, batch_of
 from memconsole_trainer.data.ratings.numbering import Numbering
@@ -28,13 +29,14 @@ NAMED = 5
 def write(
     found: TrainedModel,
     source: Path,
+    data: DataChoice,
     out: Path,
     top: int,
     seen: bool,
     warn: Callable[[str], None],
 ) -> str:
-    """Write the `top` items that follow each user's last items to `out`, a CSV file with `COLUMNS`. A score is
-    log P(item). Items that the user already has are left out unless `seen`. Returns what was written, in
+    """Write the `top` items that follow each user's last items to `out`, a CSV file with `COLUMNS`. `data` names
+    the columns of `source`. A score is log P(item). Items that the user already has are left out unless `seen`. Returns what was written, in
     words. Raises `DataError`, `PlanError`, `WeightsError` and OSError.
 
     Users are scored in batches; of a batch the scores of all items at all positions are in memory.
@@ -43,7 +45,7 @@ def write(
     assert isinstance(model, Recommender)
     numbering = numbering_of(found)
     source = ratings_in(source) or source
-    ratings = read_ratings(source, found.plan.data, lambda: None)
+    ratings = read_ratings(source, data, lambda: None)
     items = numbering.items_of(ratings)
     known = items > 0
     if not known.any():

@@ -21,6 +21,9 @@ from memconsole.runs.record.directory import find_run
     "--top", type=click.IntRange(1), metavar="N", help="Items for each user. Default: 10."
 )
 @click.option("--seen", is_flag=True, help="Also recommend items that the user already has.")
+@click.option("--user-column", metavar="NAME", help="Column of users, if not as in the run.")
+@click.option("--item-column", metavar="NAME", help="Column of items, if not as in the run.")
+@click.option("--time-column", metavar="NAME", help="Column of times, if not as in the run.")
 @click.option("--overwrite", is_flag=True, help="Replace OUTPUT if it exists.")
 @checkpoint_option
 @click.pass_context
@@ -31,6 +34,9 @@ def command(
     output: Path,
     top: int | None,
     seen: bool,
+    user_column: str | None,
+    item_column: str | None,
+    time_column: str | None,
     overwrite: bool,
     checkpoint: str,
 ) -> None:
@@ -44,7 +50,10 @@ def command(
     """
     found = find_run(run)
     argv = ["-P", "-m", "memconsole_trainer.predict", str(found.path), str(input), str(output)]
-    argv += [] if top is None else [f"--top={top}"]
+    named = {
+        "top": top, "user-column": user_column, "item-column": item_column, "time-column": time_column
+    }  # fmt: skip
+    argv += [f"--{name}={value}" for name, value in named.items() if value is not None]
     argv += [f"--{name}" for name, given in (("seen", seen), ("overwrite", overwrite)) if given]
     argv.append(f"--checkpoint={checkpoint}")
     ctx.exit(subprocess.run([sys.executable, *argv], stdin=subprocess.DEVNULL).returncode)

@@ -273,6 +273,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(
         ((regressor.path, ratings, new), f"{ratings}: not a readable HDF5 file"),
         ((regressor.path, tmp_path / "absent.h5", new), "the file does not exist"),
         ((regressor.path, windows, new, "--top=3"), "but the run learned regression"),
+        ((regressor.path, windows, new, "--user-column=who"), "but the run learned regression"),
         ((regressor.path, windows, new, "--checkpoint=step-5"), "step-5: it is not kept; there"),
         ((regressor.path, windows, full), "exists and is not empty; --overwrite replaces it"),
         ((regressor.path, windows, windows, "--overwrite"), "is the input"),
@@ -305,6 +306,16 @@ def test_the_command_runs_the_trainer_with_its_options(
     done = CliRunner().invoke(cli, ["predict", run.id, str(ratings), str(out), *options])
     assert done.exit_code == 0
     assert {len(listed) for listed in recommended(out).values()} == {3}
+    # The same ratings in columns of other names.
+    other, again = tmp_path / "other.csv", tmp_path / "again.csv"
+    rows = [line.split("::") for line in ratings.read_text().splitlines()]
+    lines = ["moment,thing,who", *(f"{time},{item},{user}" for user, item, _, time in rows)]
+    other.write_text("\n".join(lines))
+    columns = ["--user-column=who", "--item-column=thing", "--time-column=moment"]
+    arguments = [run.id, str(other), str(again), *options]
+    assert CliRunner().invoke(cli, ["predict", *arguments]).exit_code == 2
+    assert CliRunner().invoke(cli, ["predict", *arguments, *columns]).exit_code == 0
+    assert again.read_text() == out.read_text()
 
 
 ALONE = """
