@@ -41,7 +41,7 @@ with Attempt(run, number) as attempt:
         time.sleep(0.01)
         EACH_STEP
     attempt.progress("checkpoint", step)
-    (run.checkpoints_path / f"step-{step}").mkdir()
+    (run.checkpoints_path / f"step-{step}").mkdir(exist_ok=True)
     attempt.emit(events.Stopped(step=step, reason="asked"), durable=True)
     attempt.finish(75, step, "stopped", f"step-{step}")
 sys.exit(75)

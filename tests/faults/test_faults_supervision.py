@@ -69,7 +69,7 @@ def test_an_interrupt_during_a_launch_asks_the_run_to_stop(
     hear = launch._hear
 
     def interrupted(reader: int) -> StartRecord | None:
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         return hear(reader)
 
     def started(*ignored: object) -> RunDirectory:

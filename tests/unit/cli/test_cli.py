@@ -131,7 +131,7 @@ def test_attach_in_readonly_leaves_an_interrupt_to_this_command(
     create_run(Plan(), "watched")
 
     def followed(watched: RunDirectory, interrupts: train.Interrupts) -> int:
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         return 0
 
     monkeypatch.setattr(train, "follow", followed)

@@ -57,7 +57,7 @@ def test_signals_ask_to_stop_however_often(run: RunDirectory, number: signal.Sig
         assert not attempt.stop_requested
         os.kill(os.getpid(), number)
         assert attempt.stop_requested
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         os.kill(os.getpid(), signal.SIGHUP)
         assert attempt.stop_requested
     assert signal.getsignal(signal.SIGTERM) is before
