@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import psutil
 import pytest
 from terminal import Terminal
 
+from memconsole.tui.screens.base import HELD_SECONDS
 from tests.shell import COMMAND, memconsole
 
 ALLOWED_BYTES = 90 * 2**20
@@ -47,6 +49,7 @@ def test_one_key_relaunches_a_run_that_died_of_memory_and_it_finishes(
         console.wait_for("starts it", SLOW)
         console.press("enter")
         console.wait_for("again starts it anyway", SLOW)
+        time.sleep(HELD_SECONDS)
         console.press("enter")
         console.wait_for("out of memory", SLOW)
         died = runs(environment)[0]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from terminal import Terminal, launch
 
+from memconsole.tui.screens.base import HELD_SECONDS
 from tests.shell import COMMAND, memconsole, wait_for_step
 
 SMALL = [
@@ -109,6 +110,7 @@ def test_the_whole_story_by_keys(opened: Open, environment: dict[str, str]) -> N
     again.wait_for("running")
     again.press("s")
     again.wait_for("Stop run")
+    time.sleep(HELD_SECONDS)
     again.press("s")
     again.wait_for("stopped", SLOW)
     again.press("r")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import ClassVar, TypeVar, cast
 
 from textual import events
 from textual.app import ComposeResult
+from textual.await_complete import AwaitComplete
 from textual.geometry import Size
 from textual.screen import Screen
 from textual.widget import Widget
@@ -21,6 +23,8 @@ from memconsole.tui.widgets.text_lines import TextLines
 
 SMALLEST = Size(60, 16)
 WHEEL_ROWS = 3
+HELD_SECONDS = 0.3
+"""A held key repeats sooner than this."""
 
 Part = TypeVar("Part", bound=Widget)
 
@@ -217,6 +221,20 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
 
 class ConsoleModal(ConsoleScreen, inherit_bindings=False):
     """A screen over another one; escape closes it with None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pressed = time.monotonic()
+
+    def held(self) -> bool:
+        """Whether less than `HELD_SECONDS` have passed since the last call, or since the screen opened: the
+        key may be held. A question must not be answered by the key that asks it."""
+        before, self._pressed = self._pressed, time.monotonic()
+        return self._pressed - before < HELD_SECONDS
+
+    def dismiss(self, result: object = None) -> AwaitComplete:
+        """Close with `result`, unless this screen is closed already: two keys may arrive together."""
+        return super().dismiss(result) if self.is_active else AwaitComplete()
 
     def action_back(self) -> None:
         self.dismiss(None)

@@ -61,7 +61,7 @@ class ConfirmScreen(ConsoleModal, inherit_bindings=False):
         return found | {answer.value for answer in self.answers}
 
     def action_choose(self, value: str) -> None:
-        if any(answer.value == value for answer in self.answers):
+        if not self.held() and any(answer.value == value for answer in self.answers):
             self.dismiss(value)
 
     @on(TextLines.Clicked)

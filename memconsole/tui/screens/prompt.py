@@ -33,6 +33,8 @@ def path_refusal() -> Refusal:
             path = path.expanduser()
             if path.is_dir():
                 return f"{path} is a directory"
+            if not path.parent.is_dir():
+                return f"{path.parent} is no folder"
             if path.exists() and not path.is_file():
                 return f"{path} is no file"
             if path.exists() and word not in asked:
@@ -102,6 +104,8 @@ class PromptScreen(ConsoleModal, inherit_bindings=False):
         entry.cursor_position = len(entry.value)
 
     def action_accept(self) -> None:
+        if self.held() and self._problem:
+            return
         word = cleaned(self.part(Entry).value)
         self._problem = self._refusal(word) or ""
         if self._problem:

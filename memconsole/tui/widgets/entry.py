@@ -26,6 +26,11 @@ class Entry(Input):
         "home": "home",
         "end": "end",
         "enter": "submit",
+        "ctrl+a": "home",
+        "ctrl+e": "end",
+        "ctrl+k": "delete_right_all",
+        "ctrl+u": "delete_left_all",
+        "ctrl+w": "delete_left_word",
     }
 
     class Ended(Message):

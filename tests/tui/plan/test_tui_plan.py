@@ -14,6 +14,7 @@ from memconsole.plan.toggles.optimizations import OPTIMIZATIONS, press
 from memconsole.runs.record.directory import create_run
 from memconsole.tui.app.messages import Launched
 from memconsole.tui.keys.table import KeyTable
+from memconsole.tui.screens.base import HELD_SECONDS
 from memconsole.tui.screens.command import command_of
 from memconsole.tui.screens.pick import Choice, PickScreen, matching
 from memconsole.tui.screens.prompt import PromptScreen
@@ -180,7 +181,9 @@ async def test_a_plan_that_does_not_fit_says_by_how_much_and_launching_asks_agai
         assert not launched
         await pilot.press("l")
         await settle(pilot)
-        await pilot.press("enter", "enter")
+        await pilot.press("enter")
+        await pilot.pause(HELD_SECONDS)
+        await pilot.press("enter")
         await settle(pilot)
         assert launched == [plan]
 
@@ -320,6 +323,7 @@ async def test_an_existing_file_is_overwritten_only_when_asked_twice(
         await settle(pilot)
         assert "exists" in screen_text(app)
         assert path.read_text() == "precious"
+        await pilot.pause(HELD_SECONDS)
         await pilot.press("enter")
         await settle(pilot)
         assert path.read_text() != "precious"

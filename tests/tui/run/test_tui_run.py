@@ -26,6 +26,7 @@ from memconsole.tui.run.header import header_lines, progress_line, steps_word, t
 from memconsole.tui.run.output_pane import OutputPane, sample_lines
 from memconsole.tui.run.predictions import predicted
 from memconsole.tui.run.screen import RunScreen
+from memconsole.tui.screens.base import HELD_SECONDS
 from memconsole.tui.screens.confirm import ConfirmScreen
 from memconsole.tui.views.run_view import RunView
 from tests.tui.harness import (
@@ -152,10 +153,11 @@ async def test_stopping_asks_first(make_console: Make) -> None:
         await pilot.press("escape")
         await settle(pilot)
         assert app.asked == []
-        await pilot.press("s", "s")
-        await settle(pilot)
-        await pilot.press("s", "k")
-        await settle(pilot)
+        for answer in ("s", "k"):
+            await pilot.press("s")
+            await pilot.pause(HELD_SECONDS)
+            await pilot.press(answer)
+            await settle(pilot)
         run_id = app.run_id
     assert app.asked == [(run_id, "stop"), (run_id, "kill")]
 

@@ -20,6 +20,7 @@ from memconsole.tui.plan.dialogs.side_by_side import ComparePlansScreen
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.runs.compare import CompareRunsScreen
 from memconsole.tui.runs.screen import RunsScreen
+from memconsole.tui.screens.base import HELD_SECONDS
 from memconsole.tui.screens.prompt import PromptScreen
 from memconsole.tui.widgets.entry import Entry
 from tests.tui.harness import Console, finished, screen_text, settle, snapshot
@@ -162,7 +163,9 @@ async def test_a_run_is_deleted_only_after_a_yes(make_console: Make) -> None:
         await pilot.press("escape")
         await settle(pilot)
         assert gone.path.exists()
-        await pilot.press("D", "d")
+        await pilot.press("D")
+        await pilot.pause(HELD_SECONDS)
+        await pilot.press("d")
         await settle(pilot)
         await settle(pilot)
         assert list_runs() == [kept]

@@ -30,7 +30,7 @@ def launchable(plan: Plan, devices: Devices | None, lookup: Lookup | None = None
     return calibrated(plan, check_launch(plan, devices, lookup))
 
 
-class LaunchScreen(PromptScreen, inherit_bindings=False):
+class LaunchScreen(PromptScreen):
     """Closes with the name, or with None. A plan that is tight or does not fit is refused once."""
 
     def __init__(self, plan: Plan, found: Estimate, name: str = "") -> None:
