@@ -90,6 +90,9 @@ def error(cause: str) -> ErrorRecord:
             False,
         ),
         (Evidence(signal=TERM, stopped_by="me"), "stopped", "before it could save", True),
+        (Evidence(signal=TERM, final=SAVED), "stopped", "saved as step-10", True),
+        (Evidence(signal=TERM, final=DONE, stopped_by="me"), "finished", "at step 10", False),
+        (Evidence(exit_code=143, final=SAVED), "stopped", "saved as step-10", True),
         (Evidence(signal=TERM), "killed", "SIGTERM", False),
         (Evidence(signal=BUS), "crashed", "/dev/shm", False),
         (

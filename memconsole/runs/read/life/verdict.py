@@ -172,6 +172,9 @@ def classify(evidence: Evidence) -> Verdict:
 
 
 def _by_signal(evidence: Evidence, number: signal.Signals) -> Verdict:
+    if evidence.final is not None and evidence.final.exit_code in _REASON_OF_CODE:
+        # It had done and saved everything; the signal only ended the process.
+        return _by_exit_code(evidence, evidence.final.exit_code)
     if evidence.killed_by is not None and number in (signal.SIGKILL, signal.SIGTERM):
         return _made(evidence, "killed", _killed_words(evidence), number=number)
     if number == signal.SIGKILL:
