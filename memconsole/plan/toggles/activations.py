@@ -6,7 +6,6 @@ from typing import Any
 
 from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimization import (
-    EVERYWHERE,
     Optimization,
     Reach,
     RemedyRule,
@@ -37,7 +36,6 @@ CHECKPOINTING = Optimization(
     help="recomputes activations: full keeps block inputs, attention also its outputs, selective matmul outputs",
     costs="the backward pass takes longer",
     values=fixed("none", "selective", "attention", "full"),
-    trains=EVERYWHERE,
     conflicts={},
     result=always(Result.SAME),
     reach=Reach.STEP,
@@ -92,7 +90,6 @@ ACCUMULATION = Optimization(
     help="one optimizer step adds up the gradients of several smaller micro-batches",
     costs="gradients stay in memory between micro-batches; small matmuls are slower",
     values=_accumulation_values,
-    trains=EVERYWHERE,
     changes=_keep_effective_batch,
     conflicts={},
     result=always(Result.SAME),
@@ -137,7 +134,6 @@ ACTIVATION_OFFLOAD = Optimization(
     help="moves kept activations to pinned host memory until the backward pass; on a CPU or Apple GPU to disk",
     costs="each pass transfers activations",
     values=fixed(False, True),
-    trains=EVERYWHERE,
     conflicts={"optimize.activation_offload": _out_of_reach},
     result=always(Result.SAME),
     reach=Reach.STEP,

@@ -9,7 +9,6 @@ from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
 from memconsole.plan.toggles.optimization import (
-    EVERYWHERE,
     Optimization,
     Reach,
     RemedyRule,
@@ -86,7 +85,6 @@ LORA = Optimization(
     help="trains only low-rank adapters; the base has no gradients and no optimizer state",
     costs="fewer parameters learn",
     values=fixed(0, *RANKS),
-    trains=EVERYWHERE,
     changes=_freeze_base,
     conflicts={
         "optimize.freeze_base": _nothing_to_train,
@@ -125,7 +123,6 @@ BASE_STORAGE = Optimization(
     help="stores the matrices of a frozen base in int8 or nf4 codes, and decodes one at a time",
     costs="the base is rounded; both passes decode it",
     values=fixed("bf16", "int8", "nf4"),
-    trains=EVERYWHERE,
     conflicts={"optimize.base_storage": _base_is_trained},
     result=always(Result.CODES),
     reach=Reach.STEP,

@@ -6,7 +6,6 @@ from typing import Any
 
 from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimization import (
-    EVERYWHERE,
     Optimization,
     Reach,
     RemedyRule,
@@ -54,7 +53,6 @@ PRECISION = Optimization(
     help="computes in 16 bits; bf16 and fp16 keep weights in fp32, bf16-sr stores bf16 with stochastic rounding",
     costs="results are rounded; slower than fp32 on many CPUs",
     values=fixed("fp32", "bf16", "fp16", "bf16-sr"),
-    trains=EVERYWHERE,
     conflicts={"optimize.precision": _adapters_need_fp32},
     result=always(Result.ARITHMETIC),
     reach=Reach.STEP,
@@ -81,7 +79,6 @@ FUSED_LOSS = Optimization(
     help="computes head and loss for one chunk of tokens at a time; the full logits never exist",
     costs="the forward pass also computes the gradients of the head",
     values=fixed(False, True),
-    trains=EVERYWHERE,
     conflicts={},
     result=always(Result.SAME),
     reach=Reach.STEP,
@@ -124,7 +121,6 @@ COMPILE = Optimization(
     help="fuses operations into fewer kernels, which need fewer temporaries",
     costs="the first step waits for the compiler, which takes host memory",
     values=fixed(False, True),
-    trains={"torch": None},
     absent={"jax": "the JAX step is always compiled by XLA"},
     conflicts={"optimize.compile": _drops},
     result=always(Result.SAME),

@@ -6,7 +6,6 @@ from typing import Any
 
 from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimization import (
-    EVERYWHERE,
     HOST_MEMORY,
     Optimization,
     Reach,
@@ -34,7 +33,6 @@ STRIDE = Optimization(
     costs="rows that overlap make an epoch longer",
     values=_stride_values,
     size=True,
-    trains=EVERYWHERE,
     conflicts={},
     result=always(Result.DATA),
     reach=Reach.NOTHING,
@@ -52,7 +50,6 @@ ISOLATE_DOCUMENTS = Optimization(
     help="a token attends only to its own document, also where a row holds several; positions start again in each",
     costs="torch needs a mask for every row; no context from other documents",
     values=fixed(False, True),
-    trains=EVERYWHERE,
     conflicts={},
     result=always(Result.DATA),
     reach=Reach.STEP,
@@ -70,7 +67,6 @@ STREAMING = Optimization(
     help="tokenizes during training; memory holds only the shuffle buffer",
     costs="the first epoch tokenizes while it trains",
     values=fixed(True, False),
-    trains=EVERYWHERE,
     conflicts={},
     result=always(Result.DATA),
     reach=Reach.NOTHING,
@@ -98,7 +94,6 @@ SHUFFLE_BUFFER = Optimization(
     costs="a small buffer shuffles less",
     values=_buffer_values,
     size=True,
-    trains=EVERYWHERE,
     conflicts={},
     result=always(Result.DATA),
     reach=Reach.NOTHING,
@@ -128,7 +123,6 @@ MAX_EXAMPLES = Optimization(
     costs="there is less to learn from",
     values=_limit_values,
     size=True,
-    trains=EVERYWHERE,
     conflicts={},
     result=always(Result.DATA),
     reach=Reach.NOTHING,

@@ -7,7 +7,6 @@ from typing import Any
 from memconsole.plan.machine import jemalloc
 from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimization import (
-    EVERYWHERE,
     Optimization,
     Reach,
     RemedyRule,
@@ -54,7 +53,6 @@ HEAP = Optimization(
     help="fast keeps freed memory for the next step; jemalloc (a library) packs it closely; tight gives it back at once",
     costs="tight: steps take longer, because the system clears each page before it is used again",
     values=fixed("fast", "jemalloc", "tight"),
-    trains=EVERYWHERE,
     conflicts={"optimize.heap": _needs_library},
     result=always(Result.SAME),
     reach=Reach.HEAP,

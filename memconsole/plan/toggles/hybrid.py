@@ -8,7 +8,6 @@ from memconsole.plan.plan import Plan, replace
 from memconsole.plan.sections.hybrid import MODES, HybridChoice
 from memconsole.plan.toggles.check_hybrid import CONFLICTS
 from memconsole.plan.toggles.optimization import (
-    EVERYWHERE,
     HOST_MEMORY,
     Length,
     Optimization,
@@ -105,7 +104,6 @@ HYBRID = Optimization(
     help="jumps along the weights' path where a batch confirms it; frees memory meanwhile",
     costs="steps; no gain measured (docs/hybrid.md)",
     values=fixed("off", *MODES),
-    trains=EVERYWHERE,
     conflicts={key: _of_row(key) for key in CONFLICTS},
     result=always(Result.PREDICTED),
     reach=Reach.NOTHING,

@@ -11,7 +11,6 @@ import msgspec
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
-from memconsole.units import value_word
 
 Values = Callable[[Plan], tuple[Any, ...]]
 
@@ -101,15 +100,12 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
     values: Values
     """What a key press steps through, in order. The first is the plain value."""
     size: bool = False
-    """A size rather than a technique: every backend trains with any of its values."""
+    """A size rather than a technique."""
     changes: Callable[[Plan, Any], dict[str, Any]] | None = None
     """The settings that a value stands for; None: only that of `key`."""
 
-    trains: dict[str, tuple[Any, ...] | None]
-    """Per backend, the values that its engine implements; None means all. A missing backend implements only
-    the plain value. The others can be priced, not launched."""
     absent: dict[str, str] = {}
-    """Per backend, why the toggle does nothing there."""
+    """Per backend, why it trains with the plain value only. The other values are priced, but cannot be launched."""
     conflicts: dict[str, Callable[[Plan], str | None]]
     """Per setting of this row, why its value conflicts with the plan's other settings; None without a conflict."""
 
@@ -165,22 +161,11 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
         absent = task_of(plan).not_applicable(plan).get(self.key)
         if absent is not None and chosen != self.value(plan):
             return absent
-        plain = self.values(plan)[0]
-        if chosen == plain or self.size:
-            return None
-        if plan.backend in self.absent:
-            return self.absent[plan.backend]
-        implemented = self.trains.get(plan.backend, (plain,))
-        if implemented is None or chosen in implemented:
-            return None
-        return f"{self.label} = {value_word(chosen)}: priced here, not yet trained by the {plan.backend} backend"
+        return None if chosen == self.values(plan)[0] else self.absent.get(plan.backend)
 
     def result_of(self, before: Any, after: Any) -> Result:
         """What changing this toggle from one value to another does to the training result."""
         return Result.SAME if before == after else self.result(before, after)
-
-
-EVERYWHERE: dict[str, tuple[Any, ...] | None] = {"torch": None, "jax": None}
 
 
 def fixed(*values: Any) -> Values:

@@ -127,7 +127,6 @@ SHARDING = Optimization(
     help="ddp copies the model to each device; fsdp splits weights, gradients and optimizer state",
     costs="devices exchange gradients, with fsdp also the weights of each block",
     values=fixed("none", "ddp", "fsdp"),
-    trains={"torch": None, "jax": None},
     conflicts={"optimize.sharding": _together},
     result=always(Result.SAME),
     reach=Reach.STEP,

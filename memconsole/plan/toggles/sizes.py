@@ -7,7 +7,6 @@ from typing import Any
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.toggles.optimization import (
-    EVERYWHERE,
     Length,
     Optimization,
     Reach,
@@ -36,7 +35,6 @@ BATCH_SIZE = Optimization(
     costs="the effective batch changes",
     values=_batch_values,
     size=True,
-    trains=EVERYWHERE,
     conflicts={},
     result=always(Result.DATA),
     reach=Reach.SIZES,
@@ -64,7 +62,6 @@ EVALUATION_BATCH_SIZE = Optimization(
     costs="small batches evaluate slower",
     values=_evaluation_values,
     size=True,
-    trains=EVERYWHERE,
     conflicts={},
     result=always(Result.SAME),
     reach=Reach.SIZES,
@@ -116,7 +113,6 @@ SEQUENCE_LENGTH = Optimization(
     costs="the model sees a shorter context",
     values=_length_values,
     size=True,
-    trains=EVERYWHERE,
     conflicts={},
     result=always(Result.DATA),
     reach=Reach.SIZES,

@@ -7,7 +7,6 @@ from typing import Any
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections.optimize import EIGHT_BIT
 from memconsole.plan.toggles.optimization import (
-    EVERYWHERE,
     Optimization,
     Reach,
     RemedyRule,
@@ -34,7 +33,6 @@ OPTIMIZER = Optimization(
     help="bytes of state per parameter: adamw 8, lion and sgd 4, muon 4 for matrices, 8-bit 2 in blocks (-all: also embedding, head), adafactor about 0",
     costs="another update rule learns differently; 8-bit embeddings are less stable",
     values=fixed("adamw", "adamw-8bit", "adamw8-all", "adafactor", "lion", "muon", "sgd"),
-    trains=EVERYWHERE,
     conflicts={},
     result=_optimizer_result,
     reach=Reach.UPDATE,
@@ -92,7 +90,6 @@ OPTIMIZER_OFFLOAD = Optimization(
     help="keeps optimizer state in host memory; each weight's state is on the device only for its update",
     costs="each step transfers the state twice; pinned overlaps with updates; compressed stores 16 bits",
     values=fixed("none", "cpu", "pinned", "compressed"),
-    trains=EVERYWHERE,
     conflicts={"optimize.optimizer_offload": _needs_state_whole},
     result=_offload_result,
     reach=Reach.UPDATE,
@@ -135,7 +132,6 @@ OPTIMIZER_IN_BACKWARD = Optimization(
     help="updates each weight as soon as its gradient is computed, and then frees the gradient",
     costs="gradients cannot be accumulated or clipped by their global norm",
     values=fixed(False, True),
-    trains={"torch": None},
     absent={
         "jax": "not in JAX: a step is one program without hooks, and XLA decides when each update runs"
     },

@@ -282,7 +282,7 @@ async def test_what_cannot_be_trained_is_marked_and_not_green(
 ) -> None:
     from memconsole.tui.plan.widgets.toggles import saving_span
 
-    row = msgspec.structs.replace(BY_KEY["optimize.sharding"], trains={})
+    row = msgspec.structs.replace(BY_KEY["optimize.sharding"], absent={"torch": "one device"})
     rows = tuple(row if r.key == row.key else r for r in OPTIMIZATIONS)
     monkeypatch.setattr("memconsole.memory.estimate.OPTIMIZATIONS", rows)
     app = make_console(plans.replace(CARD, {"device.count": 2}))

@@ -18,7 +18,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.architecture import parameter_count
 from memconsole.plan.plan import Plan
-from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS, conflict
+from memconsole.plan.toggles.optimizations import OPTIMIZATIONS, conflict
 
 GIB = 2**30
 LLAMA_8B = {"model.name": "llama-3.1-8b", "data.sequence_length": 2048, "train.batch_size": 1}
@@ -114,19 +114,6 @@ def test_a_value_that_needs_more_than_the_present_one_says_why_from_there() -> N
     small = saving(Plan(), "optimize.precision", "bf16")
     assert small.saves_bytes < 0
     assert "16-bit copies of the weights outweigh" in small.reason
-
-
-def test_what_the_backend_does_not_train_is_priced_and_marked() -> None:
-    row = BY_KEY["optimize.optimizer"]
-    for backend in ("torch", "jax"):
-        plan = plans.replace(Plan(), {"backend": backend})
-        for value in row.values(plan):
-            if value == "adamw" or row.refusal(plan, value) is None:
-                continue
-            found = saving(plan, "optimize.optimizer", value)
-            assert not found.available
-            assert found.saves_bytes > 0
-            assert "not yet trained" in found.reason
 
 
 @given(

@@ -27,7 +27,7 @@ from memconsole.plan.toggles.optimizations import (
 )
 
 CLASSIFYING = {
-    "key", "keyboard", "label", "short", "help", "costs", "values", "trains", "conflicts", "result",
+    "key", "keyboard", "label", "short", "help", "costs", "values", "conflicts", "result",
     "reach", "touches", "remedy", "says", "evaluating",
 }  # fmt: skip
 """What a row must state: nothing is assumed of an optimization that says nothing."""
@@ -36,15 +36,6 @@ CLASSIFYING = {
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_the_default_plan_can_be_trained_by_both_backends(backend: str) -> None:
     check_trainable(replace(Plan(), {"backend": backend}))
-
-
-def test_a_third_backend_trains_plain_plans_of_any_size() -> None:
-    third = msgspec.structs.replace(
-        replace(Plan(), {"train.batch_size": 3, "data.sequence_length": 77}), backend="other"
-    )
-    check_trainable(third)
-    with pytest.raises(PlanError, match=r"optimize\.fused_loss"):
-        check_trainable(replace(third, {"optimize.fused_loss": True}))
 
 
 @pytest.mark.parametrize(
