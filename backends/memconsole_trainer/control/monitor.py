@@ -14,7 +14,9 @@ DECAY = 0.95
 LEAST = 20
 """Steps before deviations are judged."""
 CRITICAL = 2.0
-"""A deviation of this many times the plan's limit is critical."""
+"""A deviation of the loss of this many times the plan's limit is critical."""
+CRITICAL_NORM = 10.0
+"""A gradient norm of this many times the plan's limit is critical."""
 WARNINGS = 3
 """This many warnings in a row are critical, too."""
 
@@ -102,7 +104,7 @@ class Monitor(msgspec.Struct):
     def _of_norm(self, norm: float, choice: HybridChoice) -> list[Judgement]:
         times = norm / self.norm if self.norm else 1.0
         reason = f"the gradient norm of {norm:.3g} is {times:.3g} times its mean"
-        if times > 10 * choice.gradient_factor:
+        if times > CRITICAL_NORM * choice.gradient_factor:
             return [Judgement(Reaction.ROLLBACK, reason)]
         if times > choice.gradient_factor or times < choice.vanishing_factor:
             return [Judgement(Reaction.FULL, reason)]

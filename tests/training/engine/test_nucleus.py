@@ -52,16 +52,12 @@ def test_tokens_come_from_the_nucleus_alone_and_each_as_often_as_its_share(
     draw: Callable[[int, float], NDArray[np.int64]], top_k: int, top_p: float
 ) -> None:
     expected = nucleus(top_k, top_p)
+    if top_p == 0.9:  # cuts some tokens off and leaves several, all likely enough to be drawn
+        assert 2 < len(expected) < (top_k or len(LOGITS))
+        assert min(expected.values()) * DRAWS >= 20
     counts = np.bincount(draw(top_k, top_p), minlength=len(LOGITS))
     shares = np.array([expected.get(token, 0.0) for token in range(len(LOGITS))])
     assert not counts[shares == 0.0].any()
     often = DRAWS * shares
     assert counts[often >= 20].all()
     np.testing.assert_array_less(np.abs(counts - often), 5 * np.sqrt(often) + 1)
-
-
-def test_the_nucleus_of_a_usual_top_p_is_neither_one_token_nor_all() -> None:
-    for top_k, top_p in ((0, 0.9), (6, 0.9)):
-        expected = nucleus(top_k, top_p)
-        assert 2 < len(expected) < (top_k or len(LOGITS))
-        assert min(expected.values()) * DRAWS >= 20

@@ -196,6 +196,15 @@ def test_a_history_shows_the_highest_of_a_column_and_colours_what_is_above_the_b
     assert [plain(row) for row in area([], 100.0, 80.0, 10, 2)] == [" " * 10] * 2
 
 
+@pytest.mark.parametrize(("line", "dotted"), [(80.0, 0), (60.0, 0), (50.0, 1), (30.0, 2), (0.0, 3)])
+def test_the_line_of_a_history_is_the_one_dotted_row_at_its_height(
+    line: float, dotted: int
+) -> None:
+    rows = area([], 100.0, 80.0, 10, 4, line=line)
+    assert [plain(row) for row in rows] == ["┄" * 10 if y == dotted else " " * 10 for y in range(4)]
+    assert [row[0].role for row in rows] == ["tick" if y == dotted else "dim" for y in range(4)]
+
+
 @given(st.lists(st.tuples(st.floats(), st.floats())), st.floats(), st.floats(), st.integers(-1, 9))
 def test_a_history_has_its_size_whatever_the_numbers(
     series: list[tuple[float, float]], end: float, scale: float, width: int

@@ -180,6 +180,12 @@ def test_validation_that_rises_away_from_training_is_overfitting() -> None:
     assert symptoms_of(plan, state_of(*shorter)) == (), "two evaluations are no rise"
 
 
+@pytest.mark.parametrize(("last", "rises"), [(2.95, False), (2.96, True)])
+def test_a_rise_is_at_least_two_per_cent_above_the_best(last: float, rises: bool) -> None:
+    judged = [evaluation(n, loss) for n, loss in ((1, 2.9), (2, 2.92), (3, 2.93), (4, last))]
+    assert bool(symptoms_of(PLAN, state_of(step(1, 2.0), *judged))) == rises
+
+
 @pytest.mark.parametrize(
     ("logged", "measured", "found"), [(3.2, 2.0, True), (2.0, 3.2, False), (2.0, None, True)]
 )

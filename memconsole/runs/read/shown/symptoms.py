@@ -85,7 +85,7 @@ def overfitting(plan: Plan, state: RunState) -> Symptom | None:
     judged = [(e.step, e.loss) for e in state.evaluations if e.loss is not None]
     measured = state.evaluations[-1].train_loss if state.evaluations else None
     trained = state.loss if measured is None else measured
-    if len(judged) <= RISING_EVALUATIONS or trained is None:
+    if not judged or trained is None:
         return None
     best_step, best = min(judged, key=lambda pair: pair[1])
     after = [loss for step, loss in judged if step > best_step]
