@@ -1,13 +1,14 @@
-"""The pages say what is there: files, links, settings and commands that they name exist."""
+"""The pages say what is there: files, links, settings, commands and options that they name exist."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import click
 import pytest
 
-from memconsole.cli.main import COMMANDS
+from memconsole.cli.main import COMMANDS, cli
 from memconsole.plan.plan import SETTINGS
 
 ROOT = Path(__file__).parents[3]
@@ -15,8 +16,11 @@ README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]  # fmt: skip
 FILE = re.compile(r"`((?:memconsole|backends|tests|screenshots|docs)/[\w./-]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-COMMAND = re.compile(r"^memconsole ([a-z]+)\b", re.MULTILINE)
-SETTING = re.compile(r"(?:--set |`)((?:model|data|device|train|optimize)\.\w+)(?:=|`| =)")
+COMMAND = re.compile(r"^(?:\$ )?memconsole ([a-z-]+)([^\n|;#]*)", re.MULTILINE)
+"""A command and its arguments."""
+OPTION = re.compile(r"(?<!\S)--[a-z-]+")
+SECTIONS = sorted({key.partition(".")[0] for key in SETTINGS if "." in key})
+SETTING = re.compile(rf"(?:--set |`)((?:{'|'.join(SECTIONS)})\.\w+)(?:=|`| =)")
 SAID = re.compile(r"```\n(.*?)```|`([^`]+)`", re.DOTALL)
 """What stands in code, in a block or in a line."""
 
@@ -50,12 +54,28 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert not lost
 
 
+def commands(page: Path) -> list[tuple[str, str]]:
+    """The commands that a page names in code, with their arguments."""
+    said = SAID.findall(text_of(page))
+    code = [block.replace("\\\n", " ") or line.replace("\n", " ") for block, line in said]
+    return COMMAND.findall("\n".join(code))
+
+
+def options(name: str) -> set[str]:
+    """The options of a command and of its subcommands."""
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    inner = command.commands.values() if isinstance(command, click.Group) else ()
+    every = [p for c in (command, *inner) for p in c.get_params(click.Context(c))]
+    return {word for p in every for word in (*p.opts, *p.secondary_opts)}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_setting_and_command_that_a_page_names_exists(page: Path) -> None:
-    text = text_of(page)
-    assert not set(SETTING.findall(text)) - set(SETTINGS)
-    code = "\n".join(block or line for block, line in SAID.findall(text))
-    assert not set(COMMAND.findall(code)) - set(COMMANDS)
+    assert not set(SETTING.findall(text_of(page))) - set(SETTINGS)
+    for name, arguments in commands(page):
+        assert name in COMMANDS
+        assert not set(OPTION.findall(arguments)) - options(name), name
 
 
 def test_the_readme_is_short_and_leads_to_every_page_and_every_command() -> None:
