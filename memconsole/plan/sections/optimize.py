@@ -52,9 +52,9 @@ class OptimizeChoice(Section, frozen=True, kw_only=True):
     ] = False
     activation_offload: Annotated[bool, about("keep saved activations off the device")] = False
     fused_loss: Annotated[bool, about("chunked loss: the full logits never exist")] = False
-    freeze_base: Annotated[bool, about("no gradient for the loaded weights; adapters imply it")] = (
-        False
-    )
+    freeze_base: Annotated[
+        bool, about("do not train the loaded weights; LoRA always freezes them")
+    ] = False
     lora_rank: Annotated[
         int, about("rank of the adapters on a frozen base; 0: none", ge=0, le=1024)
     ] = 0
@@ -70,7 +70,10 @@ class OptimizeChoice(Section, frozen=True, kw_only=True):
     ] = 0.0
     base_storage: Annotated[
         BaseStorage,
-        about("matrices of a frozen base: as they are computed with, or 8- or 4-bit codes"),
+        about(
+            "matrices of a frozen base; bf16: in the precision of the computation (fp32 with optimize.precision = fp32); "
+            "int8, nf4: as 8- or 4-bit codes"
+        ),
     ] = "bf16"
     compile: Annotated[bool, about("torch.compile the training step")] = False
     sharding: Annotated[
