@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True, scope="module")
 def _collect_only_new_garbage() -> None:
-    """What the modules before left behind is not looked through at each collection of this one: a build of an engine
-    collects twice, and what a framework keeps of its programs is large."""
+    """Hide objects of earlier modules from the garbage collector: a build of an engine collects twice, and what a
+    framework keeps of its programs is large."""
     gc.collect()
     gc.freeze()

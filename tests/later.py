@@ -244,4 +244,4 @@ MACHINE = (
     "unit/runs/test_runs_directory.py::test_a_thousand_runs_are_judged_without_delay",
     "unit/text/test_sanitize.py::test_a_megabyte_of_openings_is_cleaned_in_linear_time",
 )  # fmt: skip
-"""Resident megabytes, times and what else another machine, or a busy one, may show otherwise: `make accuracy`."""
+"""Tests of resident memory and time, which depend on the machine and its load: `make accuracy` runs them."""

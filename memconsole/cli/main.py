@@ -26,7 +26,7 @@ COMMANDS = {
     "attach": "watch a run in the console",
     "web": "the same console in a browser, on the loopback",
     "stop": "checkpoint a run and stop it, resumable",
-    "pause": "hold a run between two steps, its memory kept",
+    "pause": "pause a run between two steps; its memory stays allocated",
     "profile": "record a few steps of a running run: trace and memory",
     "resume": "continue a paused run, or a stopped or failed one from its last checkpoint",
     "logs": "a run's output",

@@ -6,7 +6,7 @@ Each press changes one toggle and prices the plan and every other value of every
 before it draws. Every so often another model, backend and device are picked, which is a row of its own:
 nothing is known of them yet. Between presses the console prepares the next one, in what a key rests beyond the
 time after which it begins: at most `PREPARING_SECONDS` here, less where it is done sooner. A row of its own is the
-same walk by keys that never rest. Processes of their own, in which no framework may be imported.
+same walk by keys pressed without a pause. Processes of their own, in which no framework may be imported.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--presses", type=int, default=PRESSES)
     parser.add_argument(
-        "--held", action="store_true", help="print the seconds of keys that never rest"
+        "--held", action="store_true", help="print the seconds of keys pressed without a pause"
     )
     options = parser.parse_args()
     if options.held:
@@ -124,7 +124,7 @@ def main() -> None:
     held = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     rows = (
         latency("key press → all deltas", pressed, LIMIT_SECONDS),
-        latency("key press → all deltas, keys that never rest", held, LIMIT_SECONDS),
+        latency("key press → all deltas, keys pressed without a pause", held, LIMIT_SECONDS),
         latency("another model, backend and device → all deltas", picked, PICK_LIMIT_SECONDS),
     )
     write(Part(name="key-press", command="python tests/accuracy/key_press.py", rows=rows))

@@ -103,7 +103,7 @@ def command(
     as_json: bool,
     as_toml: bool,
 ) -> None:
-    """Find the settings that fit the device, its band included, at the least estimated time.
+    """Find the settings that fit the device, its band included, in the shortest estimated time.
 
     Changes that keep the training result come first, together with those that --allow names. Rows
     per step and tokens per row stay the same. Ends with exit code 3 when no settings fit.

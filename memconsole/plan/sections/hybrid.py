@@ -69,7 +69,7 @@ class HybridChoice(Section, frozen=True, kw_only=True):
     ] = None
     confidence: Annotated[
         Annotated[float, Meta(ge=0.0, le=1.0)] | None,
-        about("least share of success of recent jumps at which to predict; none: the mode's"),
+        about("predict only if at least this share of recent jumps succeeded; none: the mode's"),
     ] = None
     correction_interval: Annotated[int, about("most steps of a predict phase", ge=1, le=1_000)] = 2
     predict_rounds: Annotated[
@@ -85,7 +85,9 @@ class HybridChoice(Section, frozen=True, kw_only=True):
     ] = 3
     reward: Annotated[
         Reward,
-        about("what the choice of horizons counts: work, or seconds, which differ from run to run"),
+        about(
+            "cost used to compare jump lengths; work: forward passes (reproducible); seconds: as measured (not reproducible)"
+        ),
     ] = "work"
     memory: Annotated[
         PhaseMemory,
@@ -94,7 +96,9 @@ class HybridChoice(Section, frozen=True, kw_only=True):
     restore_ahead: Annotated[
         int,
         about(
-            "steps before the end of a predict phase at which its restoring begins", ge=0, le=1_000
+            "how many steps before the end of a predict phase the optimizer state starts coming back",
+            ge=0,
+            le=1_000,
         ),
     ] = 1
     warmup_precision: Annotated[

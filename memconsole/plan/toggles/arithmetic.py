@@ -21,8 +21,8 @@ def _adapters_need_fp32(plan: Plan) -> str | None:
     if plan.optimize.precision != "bf16-sr" or plan.optimize.lora_rank == 0:
         return None
     return (
-        "adapters are trained in fp32, and bf16 already stores the frozen base in 16 bits; "
-        "set optimize.precision = bf16"
+        "with adapters bf16-sr saves nothing more than bf16: adapters stay in fp32, the frozen base is in 16 bits "
+        "either way; set optimize.precision = bf16"
     )
 
 

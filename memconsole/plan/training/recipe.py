@@ -122,7 +122,7 @@ def words(plan: Plan, by_recipe: Collection[str] = ()) -> str:
     if t.warmup_steps is not None:
         warmup = f"{t.warmup_steps:,} steps"
     elif t.warmup_ratio is not None:
-        warmup = f"{t.warmup_ratio:.3g} of the steps"
+        warmup = f"{100 * t.warmup_ratio:.3g}% of the steps"
     else:
         warmup = f"{_warmup_share(plan):.0%} of the steps, {MOST_WARMUP:,} at most"
     unset = open_settings(plan) | set(by_recipe)

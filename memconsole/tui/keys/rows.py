@@ -137,7 +137,7 @@ KEYS: tuple[Key, ...] = (
         help="Stop the run; asks first: checkpoint and stop, or kill.", when="live",
         footer=True, writes=True),
     Key(id="pause", keys="space", action="pause", label="pause", screens=("run",),
-        help="Hold the run after its present step, its memory kept.", when="going", footer=True,
+        help="Pause after the current step; memory stays allocated.", when="going", footer=True,
         writes=True),
     Key(id="continue", keys="space", action="continue", label="go on",
         screens=("run",), help="Let a paused run go on.", when="paused", footer=True, writes=True),

@@ -438,7 +438,7 @@ def test_keys_tell_apart_what_needs_another_answer() -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_every_value_of_every_optimization_is_another_structure(backend: str) -> None:
-    """But for compiling, without which is asked, the heap, and accumulation, of which two micro-batches speak for all."""
+    """Except: compile (traced without it), sharding, heap, and accumulation (all counts above one share a trace)."""
     for row in OPTIMIZATIONS:
         if not row.key.startswith("optimize.") or row.key.endswith(
             (".compile", ".sharding", ".heap")

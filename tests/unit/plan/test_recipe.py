@@ -130,7 +130,9 @@ def test_a_damaged_table_of_the_recipe_is_refused() -> None:
 
 def test_the_warm_up_is_a_share_of_the_run() -> None:
     assert [recipe.warmup_steps(DEFAULT, n) for n in (5, 240, 1_000_000)] == [0, 24, 2_000]
-    assert recipe.warmup_steps(a_plan(train__warmup_ratio=0.25), 1_000_000) == 250_000
+    share = a_plan(train__warmup_ratio=0.25)
+    assert recipe.warmup_steps(share, 1_000_000) == 250_000
+    assert "warm-up 25% of the steps" in recipe.words(share)
 
 
 def test_steps_and_share_of_a_warm_up_replace_each_other() -> None:
