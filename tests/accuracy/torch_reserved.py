@@ -2,8 +2,10 @@
 
     python tests/accuracy/torch_reserved.py [--first SEED] [--plans N] [--write]
 
-Needs torch, no accelerator. ``--write`` fits what the allocator holds beside live bytes, and how wide the band
-of that is, to plans of other seeds, and puts both into memconsole/memory/coefficients.json.
+Needs torch, no accelerator. The plans are of whole models: one with few of its layers loses a larger share between
+its blocks, because its largest arrays, those of the vocabulary, are the same. ``--write`` fits what the allocator
+holds beside live bytes, and how wide the band of that is, to plans of other seeds, and puts both into
+memconsole/memory/coefficients.json.
 
 Replayed is what the engine allocates from its build to a checkpoint: steps before and after an evaluation, the
 evaluation, the checkpoint, and the matmul library's workspace; with `expandable_segments`, as the engine sets
@@ -77,7 +79,7 @@ def replayed(seed: int) -> Replay:
     from memconsole_torch.tracing.trace import record
 
     torch.set_num_threads(1)
-    case = msgspec.structs.replace(draw(seed), kind="gpu")
+    case = msgspec.structs.replace(draw(seed, whole=True), kind="gpu")
     plan, architecture = case.plan, case.architecture
     recording = record(plan, architecture, "gpu")
     workspace = runtime("torch", "gpu").workspace_bytes
@@ -182,7 +184,7 @@ def write_coefficients(found: list[Replay]) -> None:
         kept = entry["source"].partition("; allocator")[0]
         entry.update(fitted(found, kind))
         entry["source"] = (
-            f"{kept}; allocator replayed {how} over {len(found)} traced plans by `python "
+            f"{kept}; allocator replayed {how} over {len(found)} traced plans of whole models by `python "
             "tests/accuracy/torch_reserved.py --write`: P5-P95, widened to the 5.4-7 % "
             "published of cards (AgileRL); no NCCL, no CUDA graphs"
         )

@@ -34,11 +34,13 @@ class Case(msgspec.Struct, frozen=True):
     kind: str
 
 
-def draw(seed: int) -> Case:
-    """The plan of a seed."""
+def draw(seed: int, *, whole: bool = False) -> Case:
+    """The plan of a seed. `whole`: for a model of the catalog with all its layers."""
     rng = random.Random(seed)
     kind = rng.choice(("cpu", "gpu"))
-    if rng.random() < 0.5:
+    if whole:
+        architecture, lengths, batches = _from_catalog(rng, layers=None), (64, 4096), (1, 16)
+    elif rng.random() < 0.5:
         architecture, lengths, batches = _drawn(rng), (8, 509), (1, 9)
     else:
         architecture, lengths, batches = _from_catalog(rng), (64, 2048), (1, 8)
@@ -93,14 +95,17 @@ def _drawn(rng: random.Random) -> Architecture:
     )
 
 
-def _from_catalog(rng: random.Random) -> Architecture:
+def _from_catalog(rng: random.Random, layers: tuple[int, ...] | None = LAYERS) -> Architecture:
+    """A model of the catalog with one of `layers` as its depth; None: with its own."""
     entries = catalog.models().values()
     names = [e.name for e in entries if e.kind == "fixed" and e.task == "language"]
     while True:
         whole = catalog.architecture(replace(Plan(), {"model.name": rng.choice(names)}))
+        if layers is None:
+            return whole
         if rng.random() >= DEEP_SHARE:
-            layers = min(whole.layers, rng.choice(LAYERS))
-            return msgspec.structs.replace(whole, layers=layers)
+            depth = min(whole.layers, rng.choice(layers))
+            return msgspec.structs.replace(whole, layers=depth)
         if whole.layers <= MOST_LAYERS:
             return whole
 

@@ -78,7 +78,7 @@ def text(report: FitReport) -> list[str]:
         lines.append("  " + faster_words(report.faster, report.given))
     if report.keep:
         lines.append("  kept:   " + ", ".join(sorted(report.keep)))
-    lines += [f"  note:   {note}" for note in report.notes]
+    lines += columns([["  note: ", note] for note in report.notes], left=(0, 1))
     lines += ["", *columns(_table(found.before, found.after))]
     lines += ["", *columns(_sizes(report), left=(0, 1, 2))]
     return lines

@@ -111,9 +111,11 @@ def test_a_value_that_needs_more_than_the_present_one_says_why_from_there() -> N
     stored = plans.replace(Plan(), {"optimize.precision": "bf16-sr", **LLAMA_8B})
     assert "fp32 computes" in saving(stored, "optimize.precision", "fp32").reason
     assert "kept in fp32" in saving(stored, "optimize.precision", "bf16").reason
-    small = saving(Plan(), "optimize.precision", "bf16")
-    assert small.saves_bytes < 0
-    assert "16-bit copies of the weights outweigh" in small.reason
+    short = {"data.sequence_length": 16, "optimize.optimizer_in_backward": True}
+    few = plans.replace(Plan(), {**LLAMA_8B, **short, "train.grad_clip": 0.0})
+    copied = saving(few, "optimize.precision", "bf16")
+    assert copied.saves_bytes < 0
+    assert "16-bit copies of the weights outweigh" in copied.reason
 
 
 @given(
