@@ -45,23 +45,41 @@ def messages_of(record: Mapping[str, Any]) -> list[Message]:
                 value = [{"role": role, "content": value}]
             found += _messages(value, column)
         return found
+    for column in ("messages", "conversations", "prompt", "completion"):
+        if is_chat(record) and column in record and record[column] is None:
+            raise RecordError(f'field "{column}" is null')
     raise RecordError(f"is no chat: it has {_listed(record)}, expected {', '.join(COLUMNS)}")
 
 
 def tools_of(record: Mapping[str, Any]) -> list[Any] | None:
     """The tools of a record: a list, or its JSON as tables often hold it; None if it has none. Raises `RecordError`."""
-    value = record.get("tools")
-    if isinstance(value, str):
-        try:
-            value = json.loads(value) if value.strip() else None
-        except (ValueError, RecursionError):
-            raise RecordError('field "tools" holds text that is no JSON list') from None
+    value = _parsed(record.get("tools"), "tools", "list")
     if value is not None and not isinstance(value, list):
         raise RecordError(f'field "tools" holds {_kind(value)}, expected a list of tools')
     return value
 
 
+def options_of(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values that a record has for its template: an object, or its JSON. Raises `RecordError`."""
+    value = _parsed(record.get(OPTIONS), OPTIONS, "object") or {}
+    if not isinstance(value, Mapping):
+        raise RecordError(f'field "{OPTIONS}" holds {_kind(value)}, expected an object')
+    return value
+
+
+def _parsed(value: Any, field: str, expected: str) -> Any:
+    """`value`, or what it holds if it is JSON text; None if the text is empty. Raises `RecordError`."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value.strip() else None
+    except (ValueError, RecursionError):
+        raise RecordError(f'field "{field}" holds text that is no JSON {expected}') from None
+
+
 def _messages(value: Any, column: str) -> list[Message]:
+    """The messages of a list, or of its JSON as tables often hold it. Raises `RecordError`."""
+    value = _parsed(value, column, "list")
     if not isinstance(value, list) or not value:
         raise RecordError(f'field "{column}" holds {_kind(value)}, expected a list of messages')
     return [_message(one, f"{column}[{number}]") for number, one in enumerate(value)]
@@ -77,6 +95,8 @@ def _message(value: Any, where: str) -> Message:
         content = "".join(_part(part, where) for part in content)
     if content is None and value.get("tool_calls"):
         content = ""
+    if content is None and ("content" in value or "value" in value):
+        raise RecordError(f'field "{where}" has a "content" (or "value") that is null')
     if not isinstance(content, str):
         raise RecordError(f'field "{where}" has no "content" (or "value") that is text')
     kept = {k: v for k, v in value.items() if k not in ("from", "value") and v is not None}
@@ -95,5 +115,6 @@ def _listed(record: Mapping[str, Any]) -> str:
 
 
 def _kind(value: Any) -> str:
-    names: dict[type, str] = {str: "text", list: "an empty list", dict: "an object"}
+    one_list = "a list" if value else "an empty list"
+    names: dict[type, str] = {str: "text", list: one_list, dict: "an object"}
     return "nothing" if value is None else names.get(type(value), "a value")

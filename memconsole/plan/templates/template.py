@@ -21,10 +21,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from memconsole.plan.models.tokenizer_file import END_OF_TEXT, TAG
 from memconsole.plan.templates.chat import (
     CHAT_ANSWER,
-    OPTIONS,
     Message,
     RecordError,
     messages_of,
+    options_of,
     tools_of,
 )
 from memconsole.plan.templates.rendered import (
@@ -152,7 +152,7 @@ class Template:
     def render(self, record: Mapping[str, Any]) -> Rendered:
         """The record as text. Raises `RecordError`."""
         if not self.chat:
-            return of_marked(self._render(self._cleaned(record)))
+            return of_marked(self._render(self._fields(record)))
         messages, others = self._chat(record)
         text = self._render({**others, "messages": messages})
         found = of_marked(text)
@@ -165,7 +165,7 @@ class Template:
         `RecordError`."""
         if not self.chat:
             slots = {name: f"{SLOT}{i}{SLOT}" for i, name in enumerate(self.answer_fields)}
-            text = self._render({**self._cleaned(record), **slots})
+            text = self._render({**self._fields(record), **slots})
             return self._open(text.partition(ANSWER)[0], text, self.answer_fields)
         messages, others = self._chat(record)
         if messages[-1]["role"] == "assistant":
@@ -206,13 +206,18 @@ class Template:
         order = tuple(names[int(number)] for number in parts[1::2])
         return Question(prompt, order, tuple(parts[0::2]))
 
+    def _fields(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a record. Writing one that is null is an error that says so."""
+        undefined = self._template.environment.undefined
+        error: Any = RecordError  # jinja2 raises it, but declares an error of its own
+        null = (name for name, value in record.items() if value is None)
+        named = {n: undefined(f'field "{n}" is null', exc=error) for n in null}
+        return {**named, **self._cleaned(record)}
+
     def _chat(self, record: Mapping[str, Any]) -> tuple[list[Message], dict[str, Any]]:
         """The messages, and what else a chat template may ask for."""
-        options = record.get(OPTIONS) or {}
-        if not isinstance(options, Mapping):
-            raise RecordError(f'field "{OPTIONS}" holds no object')
         given = {"documents": None, "tools": self._cleaned(tools_of(record))}
-        return self._cleaned(messages_of(record)), {**self._cleaned(options), **given}
+        return self._cleaned(messages_of(record)), {**self._cleaned(options_of(record)), **given}
 
     def _turns(
         self, messages: list[Message], others: Mapping[str, Any], text: str

@@ -213,7 +213,9 @@ def test_a_template_that_asks_for_the_date_writes_the_same_on_every_day(tmp_path
     assert [text[start:end] for start, end in text.answers] == ["Yo<|eot_id|>", "Hi<|eot_id|>"]
     dated = template.render({**chat, "chat_template_kwargs": {"date_string": "1 Jan 2020"}})
     assert "Today Date: 1 Jan 2020\n" in dated
-    with pytest.raises(RecordError, match='field "chat_template_kwargs" holds no object'):
+    with pytest.raises(
+        RecordError, match='field "chat_template_kwargs" holds text that is no JSON object'
+    ):
         template.render({**chat, "chat_template_kwargs": "enable_thinking"})
     call = {"role": "assistant", "content": "", "tool_calls": [CALL]}
     asked: list[dict[str, Any]] = [*said("Hi"), call, {"role": "tool", "content": "7"}]

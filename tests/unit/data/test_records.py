@@ -142,7 +142,7 @@ def test_a_parquet_file_and_a_stream_hold_the_records_of_the_lines(
     ]  # fmt: skip
     texts = stream.iterate(40)
     assert list(itertools.islice(texts, 261)) == wanted[40:]
-    with pytest.raises(DataError, match=r'hf://some/records: row 302 has no field "symptom"'):
+    with pytest.raises(DataError, match=r'hf://some/records: row 302 field "symptom" is null'):
         next(texts)
 
 

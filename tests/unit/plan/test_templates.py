@@ -145,6 +145,8 @@ def test_every_layout_of_a_chat_is_the_same_chat() -> None:
     [
         ({"text": "x"}, "is no chat: it has text"),
         ({"messages": []}, 'field "messages" holds an empty list'),
+        ({"messages": "Hi"}, 'field "messages" holds text that is no JSON list'),
+        ({"messages": ""}, 'field "messages" holds nothing, expected a list of messages'),
         ({"messages": ["x"]}, r'field "messages\[0\]" holds text, expected a message'),
         ({"messages": [{"content": "x"}]}, r'field "messages\[0\]" has no "role"'),
         ({"messages": [{"role": "user", "content": 7}]}, r'"messages\[0\]" has no "content"'),
@@ -157,10 +159,45 @@ def test_what_is_no_chat_is_refused_by_field(record: dict[str, Any], words: str)
 
 def test_a_record_without_a_field_that_is_written_is_refused_by_name() -> None:
     with pytest.raises(RecordError, match='has no field "symptom"'):
-        named("equipment").render({**RECORD, "symptom": None})
+        named("equipment").render({k: v for k, v in RECORD.items() if k != "symptom"})
     assert named("equipment").needed == ("equipment", "symptom", "cause", "solution")
     with pytest.raises(RecordError, match="has an object where the template writes text"):
         named("equipment").render({**RECORD, "cause": {"a": 1}})
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "words"),
+    [
+        ("equipment", {**RECORD, "symptom": None}, 'field "symptom" is null'),
+        ("prompt", {"prompt": "Hi", "completion": None}, 'field "completion" is null'),
+        ("chatml", {"prompt": "Hi", "completion": None}, 'field "completion" is null'),
+        ("chatml", {"messages": None, "text": "x"}, 'field "messages" is null'),
+        (
+            "chatml",
+            {"messages": [{"role": "user", "content": None}]},
+            r'field "messages\[0\]" has a "content" \(or "value"\) that is null',
+        ),
+    ],
+)
+def test_a_field_that_is_null_is_told_from_one_that_is_not_there(
+    name: str, record: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(RecordError, match=f"^{words}$"):
+        named(name).render(record)
+    assert named("equipment").render({**RECORD, "codes": None}).count("<error>") == 0
+
+
+def test_messages_and_values_for_the_template_may_be_json_text() -> None:
+    for column in ("messages", "conversations"):
+        text = json.dumps(CHAT["messages"])
+        assert named("chatml").render({column: text}) == named("chatml").render(CHAT)
+    asks = "{% for m in messages %}{{ m.content }}{% endfor %}{{ word }}"
+    told = {"prompt": "Hi", "completion": "Yo", "chat_template_kwargs": '{"word": "!"}'}
+    assert Template(asks).render(told) == "HiYo!"
+    with pytest.raises(
+        RecordError, match=r'field "chat_template_kwargs" holds a list, expected an object'
+    ):
+        Template(asks).render({**told, "chat_template_kwargs": [1]})
 
 
 def test_control_tokens_in_a_record_are_text_and_are_cut() -> None:
