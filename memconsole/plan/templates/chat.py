@@ -33,7 +33,17 @@ def is_chat(fields: Mapping[str, Any]) -> bool:
 
 
 def messages_of(record: Mapping[str, Any]) -> list[Message]:
-    """The messages of a record in one of the layouts. Raises `RecordError`."""
+    """The messages of a record in one of the layouts. Its field `system` is the first one, unless they begin with a
+    system message. Raises `RecordError`."""
+    found, system = _of_layout(record), record.get("system")
+    if system is not None and not isinstance(system, str):
+        raise RecordError(f'field "system" holds {_kind(system)}, expected text')
+    if not system or found[0]["role"] == "system":
+        return found
+    return [{"role": "system", "content": system}, *found]
+
+
+def _of_layout(record: Mapping[str, Any]) -> list[Message]:
     for column in ("messages", "conversations"):
         if record.get(column) is not None:
             return _messages(record[column], column)

@@ -140,6 +140,22 @@ def test_every_layout_of_a_chat_is_the_same_chat() -> None:
     assert [messages_of(layout) for layout in layouts] == [wanted] * 3
 
 
+def test_the_system_field_of_a_record_is_the_first_message() -> None:
+    system, *said = CHAT["messages"]
+    for layout in ({"messages": said}, {"conversations": said}):
+        given = {**layout, "system": "Be brief."}
+        assert messages_of(given) == CHAT["messages"]
+        assert named("chatml").render(given) == named("chatml").render(CHAT)
+    assert messages_of({**CHAT, "system": "Be long."}) == CHAT["messages"]
+    asked = {"prompt": "Hi", "completion": "Yo", "system": "Be brief."}
+    assert messages_of(asked)[0] == system
+    assert named("gemma").question(asked).prompt.startswith("<bos><start_of_turn>user\nBe brief.")
+    for nothing in (None, ""):
+        assert messages_of({"messages": said, "system": nothing}) == said
+    with pytest.raises(RecordError, match='field "system" holds an object, expected text'):
+        messages_of({"messages": said, "system": {}})
+
+
 @pytest.mark.parametrize(
     ("record", "words"),
     [

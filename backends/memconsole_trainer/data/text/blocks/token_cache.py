@@ -24,7 +24,7 @@ from memconsole_trainer.data import disk_cache
 from memconsole_trainer.data.text.blocks.block import Facts, Made
 from memconsole_trainer.data.text.blocks.packing import Cuts
 
-VERSION = 3
+VERSION = 4
 """Part of every key. Increase it if tokens are made from text in another way."""
 RECORD = np.dtype(
     [
