@@ -14,6 +14,8 @@ CHAT_ANSWER = "answer"
 """Name of a chat's answer: its last message, if the assistant wrote it."""
 OPTIONS = "chat_template_kwargs"
 """Field of a chat with values for its template, such as `enable_thinking`, as datasets of TRL have it."""
+LEARNED = ("weight", "train", "training")
+"""Fields of a message that are 0 or false if it is not learned, as data for OpenAI, Mistral and Axolotl have them."""
 
 Message = dict[str, Any]
 
@@ -41,6 +43,11 @@ def messages_of(record: Mapping[str, Any]) -> list[Message]:
     if not system or found[0]["role"] == "system":
         return found
     return [{"role": "system", "content": system}, *found]
+
+
+def is_learned(message: Message) -> bool:
+    """Whether the tokens of a message may be learned. A message without a field that tells is learned."""
+    return all(message.get(name, True) for name in LEARNED)
 
 
 def _of_layout(record: Mapping[str, Any]) -> list[Message]:
@@ -109,6 +116,9 @@ def _message(value: Any, where: str) -> Message:
         raise RecordError(f'field "{where}" has a "content" (or "value") that is null')
     if not isinstance(content, str):
         raise RecordError(f'field "{where}" has no "content" (or "value") that is text')
+    for name in LEARNED:
+        if value.get(name, 1) not in (0, 1, None):
+            raise RecordError(f'field "{where}" has a "{name}" other than 0, 1, true and false')
     kept = {k: v for k, v in value.items() if k not in ("from", "value") and v is not None}
     return {**kept, "role": ROLES.get(role, role), "content": content}
 

@@ -21,18 +21,32 @@ class Rendered(str):
     cuts: tuple[int, ...]
     """No token spans these places. They keep what looks like a control token in the data from
     becoming one."""
+    only_read: tuple[tuple[int, int], ...]
+    """Start and end of each message that is never learned, in characters. No answer is in them."""
 
     def __new__(
-        cls, text: str, answers: tuple[tuple[int, int], ...] = (), cuts: tuple[int, ...] = ()
+        cls,
+        text: str,
+        answers: tuple[tuple[int, int], ...] = (),
+        cuts: tuple[int, ...] = (),
+        only_read: tuple[tuple[int, int], ...] = (),
     ) -> Rendered:
         made = super().__new__(cls, text)
-        made.answers, made.cuts = answers, cuts
+        made.answers, made.cuts, made.only_read = answers, cuts, only_read
         return made
 
     @property
     def ends_with_answer(self) -> bool:
         """Whether nothing but space follows the last answer."""
-        return bool(self.answers) and self.answers[-1][1] >= len(self.rstrip())
+        return self._ends_with(self.answers)
+
+    @property
+    def ends_only_read(self) -> bool:
+        """Whether nothing but space follows the last message that is never learned."""
+        return self._ends_with(self.only_read)
+
+    def _ends_with(self, places: tuple[tuple[int, int], ...]) -> bool:
+        return bool(places) and places[-1][1] >= len(self.rstrip())
 
 
 def of_marked(text: str) -> Rendered:

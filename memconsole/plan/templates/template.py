@@ -21,8 +21,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from memconsole.plan.models.tokenizer_file import END_OF_TEXT, TAG
 from memconsole.plan.templates.chat import (
     CHAT_ANSWER,
+    LEARNED,
     Message,
     RecordError,
+    is_learned,
     messages_of,
     options_of,
     tools_of,
@@ -46,6 +48,10 @@ real date the same records would give other texts each day: tokens on disk would
 another day would find its data changed, and a prompt would have another date than the chats that were learned."""
 _SLOTS = re.compile(f"{SLOT}([0-9]+){SLOT}")
 """The number of an answer between two slots, in a rendering that leaves the answers open."""
+
+
+Place = tuple[int, int]
+"""Start and end in a text, in characters."""
 
 
 class _Answers(Extension):
@@ -156,9 +162,10 @@ class Template:
         messages, others = self._chat(record)
         text = self._render({**others, "messages": messages})
         found = of_marked(text)
-        if self._blocks:
-            return found
-        return Rendered(found, self._turns(messages, others, text), found.cuts)
+        only_read = self._only_read(messages, others, text)
+        answers = found.answers if self._blocks else self._answers(messages, others, text)
+        learned = (a for a in answers if not any(_overlap(a, place) for place in only_read))
+        return Rendered(found, tuple(learned), found.cuts, only_read)
 
     def question(self, record: Mapping[str, Any]) -> Question:
         """What comes before the answers of `record`, which need not be there. Raises
@@ -178,13 +185,14 @@ class Template:
         return self._open(before, text, (CHAT_ANSWER,))
 
     def answers(self, record: Mapping[str, Any]) -> dict[str, str]:
-        """The answers that `record` holds, by name; empty if it holds none. Raises
+        """The answers that `record` holds, by name; empty if it holds none, or one that is not learned. Raises
         `RecordError`."""
         if not self.chat:
             found = {n: record[n] for n in self.answer_fields if record.get(n) is not None}
             return {name: str(_written(value)) for name, value in found.items()}
         last = messages_of(record)[-1]
-        return {CHAT_ANSWER: last["content"]} if last["role"] == "assistant" else {}
+        learned = last["role"] == "assistant" and is_learned(last)
+        return {CHAT_ANSWER: last["content"]} if learned else {}
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
@@ -219,10 +227,48 @@ class Template:
         given = {"documents": None, "tools": self._cleaned(tools_of(record))}
         return self._cleaned(messages_of(record)), {**self._cleaned(options_of(record)), **given}
 
-    def _turns(
+    def _answers(
         self, messages: list[Message], others: Mapping[str, Any], text: str
-    ) -> tuple[tuple[int, int], ...]:
+    ) -> tuple[Place, ...]:
         """Places of the assistant's messages; none if they are not needed and cannot be located."""
+        numbers = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
+        try:
+            return self._places(messages, numbers, others, text)
+        except RecordError as error:
+            if self._learns_answers:
+                raise RecordError(
+                    f"{error}, so that its answer cannot be located; use data.loss_on = all, or a template with "
+                    "{% generation %}"
+                ) from None
+            return ()
+
+    def _only_read(
+        self, messages: list[Message], others: Mapping[str, Any], text: str
+    ) -> tuple[Place, ...]:
+        """Places of the messages that are never learned. If only answers are learned, those of the assistant are enough.
+        Raises `RecordError`."""
+        numbers = [
+            number
+            for number, message in enumerate(messages)
+            if not is_learned(message)
+            and (message["role"] == "assistant" or not self._learns_answers)
+        ]
+        try:
+            return self._places(messages, numbers, others, text)
+        except RecordError as error:
+            raise RecordError(
+                f"{error}, so that it cannot be left out of the loss; use another data.template, or remove its "
+                f"{', '.join(LEARNED)}"
+            ) from None
+
+    def _places(
+        self,
+        messages: list[Message],
+        numbers: Sequence[int],
+        others: Mapping[str, Any],
+        text: str,
+    ) -> tuple[Place, ...]:
+        """Places of the messages of these numbers in the text without its marks, if they have text. Raises `RecordError`."""
 
         def write(messages: Sequence[Message], prompt: bool = False) -> str:
             return self._render({**others, "messages": messages}, prompt)
@@ -230,12 +276,8 @@ class Template:
         def place(at: int) -> int:
             return len(MARKS.sub("", text[:at]))
 
-        try:
-            return tuple((place(start), place(end)) for start, end in turns(messages, write, text))
-        except RecordError:
-            if self._learns_answers:
-                raise
-            return ()
+        found = [(place(a), place(b)) for a, b in turns(messages, numbers, write, text)]
+        return tuple((start, end) for start, end in found if start < end)
 
     def _render(self, values: Mapping[str, Any], prompt: bool = False) -> str:
         try:
@@ -264,6 +306,10 @@ class Template:
         if isinstance(value, list | tuple):
             return [self._cleaned(v) for v in value]
         return value
+
+
+def _overlap(one: Place, other: Place) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
 
 
 def _is_answer(block: nodes.CallBlock) -> bool:

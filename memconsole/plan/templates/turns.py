@@ -1,8 +1,8 @@
-"""Locates the assistant's messages in a chat that a template has written without marks."""
+"""Locates messages in a chat that a template has written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from memconsole.plan.models.tokenizer_file import TAG
@@ -16,15 +16,17 @@ class Write(Protocol):
     def __call__(self, messages: Sequence[Message], prompt: bool = False) -> str: ...
 
 
-def turns(messages: Sequence[Message], write: Write, text: str) -> Iterator[tuple[int, int]]:
-    """Where each of the assistant's messages starts and ends in `text`, which `write` made of all messages: it is what
-    the message adds to the chat before it. Raises `RecordError`."""
+def turns(
+    messages: Sequence[Message], numbers: Iterable[int], write: Write, text: str
+) -> Iterator[tuple[int, int]]:
+    """Where each message of these rising numbers starts and ends in `text`, which `write` made of all messages: it is
+    what the message adds to the chat before it. A message of the assistant starts where its prompt ends. Raises
+    `RecordError`."""
     least = 0
-    for number, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
+    for number in numbers:
+        asked = messages[number]["role"] == "assistant"
         try:
-            before = write(messages[:number], prompt=True) if number else ""
+            before = write(messages[:number], prompt=asked) if number else ""
             until = write(messages[: number + 1])
             if until.startswith(before) and text.startswith(until):
                 found = len(before), len(until)
@@ -32,8 +34,7 @@ def turns(messages: Sequence[Message], write: Write, text: str) -> Iterator[tupl
                 found = _between_slots(messages, number, write, text, before, least)
         except RecordError:
             raise RecordError(
-                f"its template does not write messages[{number}] in one piece, so that its answer cannot be located; use "
-                "data.loss_on = all, or a template with {% generation %}"
+                f"its template does not write messages[{number}] in one piece"
             ) from None
         yield found
         least = found[1]

@@ -183,6 +183,34 @@ def test_a_chat_whose_answers_cannot_be_located_is_refused_if_only_they_are_lear
         assert own(tmp_path, source)[0].render(chat).answers == ()
 
 
+@pytest.mark.parametrize("loss_on", ["answers", "all"])
+@pytest.mark.parametrize(
+    ("name", "unwanted", "only_read"),
+    [
+        ("qwen2.5", "Bad", "Bad<|im_end|>\n"),
+        ("qwen3", THOUGHT, "4<|im_end|>\n"),
+        ("phi-3", "Bad", "Bad<|end|>\n"),
+        ("llama-3", "Bad", "Bad<|eot_id|>"),
+    ],
+)
+def test_a_message_of_weight_0_is_located_in_the_text_of_a_models_template(
+    name: str, unwanted: str, only_read: str, loss_on: str, tmp_path: Path
+) -> None:
+    template, tokenizer, _ = own(tmp_path, family(name), loss_on=loss_on)
+    chat = said("2+2?", unwanted, "Hm", "Good", "Hm", "Best")
+    whole = template.render({"messages": chat})
+    chat[1]["weight"] = 0
+    text = template.render({"messages": chat})
+    assert text == whole
+    assert [text[start:end] for start, end in text.only_read] == [only_read]
+    assert text.answers == whole.answers[1:]
+    tokens, offsets = encode(tokenizer, [text], loss_on == "answers")[0]
+    ((start, stop),) = text.only_read
+    learned = text.answers if loss_on == "answers" else ((0, start), (stop, len(text)))
+    wanted = [any(a < end and b > begin for begin, end in learned) for a, b in offsets]
+    assert (tokens[: len(offsets)] >= 0).tolist() == wanted
+
+
 LOOP = "{% for m in messages %}{{ m.role + ':' + m.content }}{% endfor %}"
 
 

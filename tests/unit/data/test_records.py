@@ -234,6 +234,67 @@ def test_ids_and_masks_are_those_of_transformers(tokenizer: Tokenizer, tmp_path:
     assert (body >= 0).astype(int).tolist() == wanted["assistant_masks"]
 
 
+UNWANTED = [
+    {"role": "user", "content": "Ask é"},
+    {"role": "assistant", "content": "Bad é", "weight": 0},
+    {"role": "user", "content": "More", "weight": 0},
+    {"role": "assistant", "content": "Good"},
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "everything", "answers"),
+    [
+        (
+            "chatml",
+            ["<|im_start|>user\nAsk é<|im_end|>\n<|im_start|>assistant\n",
+             "<|im_start|>assistant\nGood<|im_end|>\n<|endoftext|>"],
+            ["Good<|im_end|>", "<|endoftext|>"],
+        ),
+        ("plain", ["User: Ask é\nAssistant:", "Assistant: Good\n<|endoftext|>"], [" Good", "<|endoftext|>"]),
+        (
+            "gemma",
+            ["<bos><start_of_turn>user\nAsk é<end_of_turn>\n<start_of_turn>model\n",
+             "<start_of_turn>model\nGood<end_of_turn>\n<|endoftext|>"],
+            ["Good<end_of_turn>", "<|endoftext|>"],
+        ),
+        (
+            "{% for m in messages %}[{{ m.role }}]{{ m.content }};{% endfor %}"
+            "{% if add_generation_prompt %}[assistant]{% endif %}",
+            ["[user]Ask é;[assistant]", "assistant]Good;<|endoftext|>"],  # ;[ is one token
+            ["Good;<|endoftext|>"],
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_a_message_of_weight_0_is_read_and_none_of_its_tokens_is_learned(
+    name: str, everything: list[str], answers: list[str], lowercase: bool
+) -> None:
+    source = templates()[name].text if name in templates() else name
+    tags = Template(source).tags
+    words = ["user\nassistant\nmodel\nUser: Assistant: Bad Good Ask More é;[]\n"] * 9
+    tokenizer = train(words, 320, lowercase=lowercase, tags=tags)
+
+    def learned_texts(chat: list[dict[str, Any]], answers_only: bool) -> list[str]:
+        text = Template(source, None, None, answers_only).render({"messages": chat})
+        one = encode(tokenizer, [text], answers_only)[0]
+        groups = itertools.groupby(one.tokens, lambda token: bool(token >= 0))
+        return [tokenizer.decode(list(tokens)) for is_learned, tokens in groups if is_learned]
+
+    def cased(texts: list[str]) -> list[str]:
+        return [text.lower() for text in texts] if lowercase else texts
+
+    assert learned_texts(UNWANTED, False) == cased(everything)
+    assert learned_texts(UNWANTED, True) == cased(answers)
+    assert learned_texts(UNWANTED[:2], False) == cased(everything[:1])
+    assert learned_texts(UNWANTED[:2], True) == []
+    named: list[dict[str, Any]] = [
+        {**{k: v for k, v in m.items() if k != "weight"}, field: bool(m.get("weight", 1))}
+        for m, field in zip(UNWANTED, ("train", "training", "train", "training"), strict=True)
+    ]
+    assert learned_texts(named, False) == cased(everything)
+
+
 @pytest.mark.parametrize(("largest", "dtype"), [(32_766, np.int16), (32_767, np.int32)])
 def test_marks_fit_into_the_type(largest: int, dtype: Any) -> None:
     assert marked_dtype(largest) is dtype

@@ -156,6 +156,33 @@ def test_the_system_field_of_a_record_is_the_first_message() -> None:
         messages_of({"messages": said, "system": {}})
 
 
+def of_weight(weight: Any, number: int = -1) -> dict[str, Any]:
+    """`CHAT` with this weight of a message."""
+    chat = [dict(message) for message in CHAT["messages"]]
+    chat[number]["weight"] = weight
+    return {"messages": chat}
+
+
+def test_a_message_of_weight_0_is_no_answer() -> None:
+    for name in ("plain", "chatml", "llama-3", "gemma"):
+        whole = named(name).render(CHAT)
+        for number, answer in ((2, 0), (4, 1)):
+            text = named(name).render(of_weight(0, number))
+            assert text == whole
+            assert text.answers == whole.answers[1 - answer : 2 - answer]
+            ((start, stop),) = text.only_read
+            assert text[start:stop].strip() == answers(whole)[answer].strip()
+        assert not named(name).render(of_weight(0)).ends_with_answer
+        assert named(name).render(of_weight(1)).only_read == ()
+    assert named("plain").answers(of_weight(0)) == {}
+    assert named("plain").answers(of_weight(1)) == {"answer": "Bot"}
+    with pytest.raises(RecordError, match=r'"messages\[4\]" has a "weight" other than 0, 1, true'):
+        named("plain").render(of_weight(0.5))
+    last = "{% for m in messages[-1:] %}{{ m.content }}{% endfor %}"
+    with pytest.raises(RecordError, match=r"messages\[1\] in one piece, so that it cannot be left"):
+        Template(last, learns_answers=False).render(of_weight(0, 1))
+
+
 @pytest.mark.parametrize(
     ("record", "words"),
     [

@@ -107,8 +107,9 @@ def encode(
     tokenizer: Tokenizer, texts: Sequence[str], answers_only: bool, offsets: bool = True
 ) -> list[Encoded]:
     """Each text's tokens, marked, with the tokens that begin and end a text unless the template has
-    written them; none for a text without tokens of its own. With `answers_only` only the tokens of answers are learned, and the end-of-text token if
-    the text ends with an answer. Offsets are found only if `offsets` is set, because that takes the library
+    written them; none for a text without tokens of its own. With `answers_only` only the tokens of answers are learned, and
+    the end-of-text token if the text ends with an answer. Messages that are only read are not learned, nor the end-of-text
+    token after one. Offsets are found only if `offsets` is set, because that takes the library
     a third longer."""
     found = []
     dtype = marked_dtype(tokenizer.largest_id)
@@ -127,12 +128,17 @@ def encode(
         # Templates of chats often write a line break after the end of the last message.
         ended = end is None or end in tokens[-2 if text[-1:].isspace() else -1 :]
         whole: Tokens = as_array(tokens if ended or end is None else [*tokens, end], dtype)
-        if answers_only and isinstance(text, Rendered):
-            marked = ~whole
-            for first, last in _answers(tokenizer, text, whole[own : own + count]):
-                marked[own + first : own + last] = whole[own + first : own + last]
+        if isinstance(text, Rendered) and (answers_only or text.only_read):
+            marked = ~whole if answers_only else whole.copy()
+            body, learned = whole[own : own + count], marked[own : own + count]
+            for part in _spans(tokenizer, text, text.answers, body) if answers_only else ():
+                learned[part] = body[part]
+            for part in _spans(tokenizer, text, text.only_read, body):
+                learned[part] = ~body[part]
             if not ended and text.ends_with_answer:
                 marked[-1] = whole[-1]
+            if not ended and text.ends_only_read:
+                marked[-1] = ~whole[-1]
             whole = marked
         found.append(Encoded(whole, places))
     return found
@@ -163,23 +169,27 @@ def _encoded(
     return found
 
 
-def _answers(tokenizer: Tokenizer, text: Rendered, tokens: Tokens) -> list[tuple[int, int]]:
-    """The first token of each answer, and the token after its last one, among the text's own tokens. A token that holds
-    a part of an answer belongs to it. The place of a token follows from the bytes that each token stands for, or from
-    its offsets if these bytes are not known."""
-    answers, stops = _answer_bytes(text), _byte_stops(tokenizer, text, tokens)
+def _spans(
+    tokenizer: Tokenizer, text: Rendered, places: Sequence[tuple[int, int]], tokens: Tokens
+) -> list[slice]:
+    """The tokens of each place (start and end in characters) among the text's own tokens. A token that holds a part of a
+    place belongs to it. Where a token is follows from the bytes that each token stands for, or from its offsets if these
+    bytes are not known."""
+    if not places:
+        return []
+    inside, stops = _in_bytes(text, places), _byte_stops(tokenizer, text, tokens)
     starts = stops
     if stops is None or starts is None:
-        places = _encoded(tokenizer, [text], True)[0][1]
-        assert places is not None
-        answers, (starts, stops) = text.answers, np.maximum.accumulate(places).T
+        offsets = _encoded(tokenizer, [text], True)[0][1]
+        assert offsets is not None
+        inside, (starts, stops) = places, np.maximum.accumulate(offsets).T
         starts = starts[1:]
     return [
-        (
+        slice(
             int(stops.searchsorted(first, "right")),
             min(int(starts.searchsorted(last, "left")) + 1, len(tokens)),
         )
-        for first, last in answers
+        for first, last in inside
     ]
 
 
@@ -195,11 +205,11 @@ def _byte_stops(tokenizer: Tokenizer, text: str, tokens: Tokens) -> NDArray[np.i
     return stops if stops[-1] == byte_length(text) else None
 
 
-def _answer_bytes(text: Rendered) -> Sequence[tuple[int, int]]:
-    """Where each answer begins and ends, in bytes."""
+def _in_bytes(text: str, places: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
+    """Places that are in characters, in bytes."""
     if text.isascii():
-        return text.answers
-    return [(byte_length(text[:a]), byte_length(text[:b])) for a, b in text.answers]
+        return places
+    return [(byte_length(text[:a]), byte_length(text[:b])) for a, b in places]
 
 
 def _signed(tokens: Tokens) -> bool:
