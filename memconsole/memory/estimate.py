@@ -24,6 +24,7 @@ from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.data.added_tokens import added_notes
 from memconsole.plan.data.tags import tag_notes
+from memconsole.plan.data.unwritten import unwritten_notes
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
@@ -63,6 +64,7 @@ def estimate(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> Estima
         notes=(
             *notes(plan, budget.kind, Length(steps, steps is not None and steps_are_known(plan))),
             *tag_notes(plan),
+            *unwritten_notes(plan),
             *added_notes(plan, model),
         ),
         run_seconds=run_seconds(plan, model, budget),

@@ -148,6 +148,19 @@ def advice(columns: Mapping[str, Any]) -> str:
     return f"set data.text_column to one of: {listed}; or {KEY} to {template}a text with {{{{ fields }}}}"
 
 
+def first_record(plan: Plan) -> dict[str, Any] | None:
+    """The first record of a file of JSON lines; None if it cannot be read, and of other data."""
+    entry = catalog.dataset(plan)
+    if entry.kind != "file" or entry.format != "jsonl":
+        return None
+    path = Path(entry.where)
+    try:
+        status = path.stat()
+        return _first_record(path, status.st_mtime_ns, status.st_size)
+    except OSError:
+        return None
+
+
 @lru_cache(maxsize=16)
 def _is_binary(path: Path, changed: int, size: int) -> bool:
     """Whether a file of text begins with bytes that no text has."""

@@ -16,6 +16,13 @@ OPTIONS = "chat_template_kwargs"
 """Field of a chat with values for its template, such as `enable_thinking`, as datasets of TRL have it."""
 LEARNED = ("weight", "train", "training")
 """Fields of a message that are 0 or false if it is not learned, as data for OpenAI, Mistral and Axolotl have them."""
+CALLS, TOOLS, REASONING = "calls of tools", "tools", "reasoning"
+PARTS = {
+    CALLS: ("tool_calls", "function_call"),
+    TOOLS: ("tools",),
+    REASONING: ("reasoning_content", "reasoning", "thinking"),
+}
+"""Parts of a chat that not every template writes, and the fields that hold them."""
 
 Message = dict[str, Any]
 

@@ -23,6 +23,8 @@ class Rendered(str):
     becoming one."""
     only_read: tuple[tuple[int, int], ...]
     """Start and end of each message that is never learned, in characters. No answer is in them."""
+    unwritten: tuple[str, ...]
+    """Parts of the chat, such as its reasoning, that the template does not write."""
 
     def __new__(
         cls,
@@ -30,9 +32,11 @@ class Rendered(str):
         answers: tuple[tuple[int, int], ...] = (),
         cuts: tuple[int, ...] = (),
         only_read: tuple[tuple[int, int], ...] = (),
+        unwritten: tuple[str, ...] = (),
     ) -> Rendered:
         made = super().__new__(cls, text)
         made.answers, made.cuts, made.only_read = answers, cuts, only_read
+        made.unwritten = unwritten
         return made
 
     @property

@@ -20,8 +20,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from memconsole.plan.models.tokenizer_file import END_OF_TEXT, TAG
 from memconsole.plan.templates.chat import (
+    CALLS,
     CHAT_ANSWER,
     LEARNED,
+    PARTS,
+    TOOLS,
     Message,
     RecordError,
     is_learned,
@@ -114,7 +117,7 @@ class Template:
         `bos_token` are known to the template. If only answers are learned (`learns_answers`), a chat whose answers
         cannot be located is refused. A template `of_model` writes as in transformers: nothing for what is missing, and
         lists and objects as Python shows them. Raises `TemplateSyntaxError`."""
-        self._learns_answers = learns_answers
+        self._learns_answers, self._of_model = learns_answers, of_model
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -138,8 +141,12 @@ class Template:
         inside = [n.name for block in self._blocks for n in block.find_all(nodes.Name)]
         self.answer_fields = tuple(name for name in self.fields if name in inside)
         """Fields of a record that are answered, in the order of the template."""
+        attributes = {n.attr for n in tree.find_all(nodes.Getattr)}
+        constants = [n.value for n in tree.find_all(nodes.Const) if isinstance(n.value, str)]
+        self._mentioned = {*names, *attributes, *constants}
+        """Fields that the template asks for, among other words."""
         literals = [n.data for n in tree.find_all(nodes.TemplateData)]
-        literals += [n.value for n in tree.find_all(nodes.Const) if isinstance(n.value, str)]
+        literals += constants
         self.tags = tuple(dict.fromkeys(tag for text in literals for tag in TAG.findall(text)))
         """Words like `<cause>` that the template writes: control tokens of a trained tokenizer."""
         made = (END_OF_TEXT, *self.tags)
@@ -161,11 +168,17 @@ class Template:
             return of_marked(self._render(self._fields(record)))
         messages, others = self._chat(record)
         text = self._render({**others, "messages": messages})
+        unwritten = self._unwritten(messages, others, text)
+        if CALLS in unwritten:
+            raise RecordError(
+                f"has calls of tools ({', '.join(PARTS[CALLS])}), which the template does not write; use "
+                f"{'' if self._of_model else 'data.template = model, or '}a template that writes them"
+            )
         found = of_marked(text)
         only_read = self._only_read(messages, others, text)
         answers = found.answers if self._blocks else self._answers(messages, others, text)
         learned = (a for a in answers if not any(_overlap(a, place) for place in only_read))
-        return Rendered(found, tuple(learned), found.cuts, only_read)
+        return Rendered(found, tuple(learned), found.cuts, only_read, unwritten)
 
     def question(self, record: Mapping[str, Any]) -> Question:
         """What comes before the answers of `record`, which need not be there. Raises
@@ -226,6 +239,23 @@ class Template:
         """The messages, and what else a chat template may ask for."""
         given = {"documents": None, "tools": self._cleaned(tools_of(record))}
         return self._cleaned(messages_of(record)), {**self._cleaned(options_of(record)), **given}
+
+    def _unwritten(
+        self, messages: list[Message], others: Mapping[str, Any], text: str
+    ) -> tuple[str, ...]:
+        """The parts of the chat that the template neither asks for nor writes along with others."""
+        given = {TOOLS: others[TOOLS]}
+        held = {name for one in (given, *messages) for name, value in one.items() if value}
+        found = []
+        for part, fields in PARTS.items():
+            if held.isdisjoint(fields) or not self._mentioned.isdisjoint(held.intersection(fields)):
+                continue
+            rest, *said = (
+                {k: v for k, v in one.items() if k not in fields} for one in (others, *messages)
+            )
+            if self._render({**rest, "messages": said}) == text:
+                found.append(part)
+        return tuple(found)
 
     def _answers(
         self, messages: list[Message], others: Mapping[str, Any], text: str

@@ -199,6 +199,7 @@ def test_a_message_of_weight_0_is_located_in_the_text_of_a_models_template(
     template, tokenizer, _ = own(tmp_path, family(name), loss_on=loss_on)
     chat = said("2+2?", unwanted, "Hm", "Good", "Hm", "Best")
     whole = template.render({"messages": chat})
+    assert whole.unwritten == ()
     chat[1]["weight"] = 0
     text = template.render({"messages": chat})
     assert text == whole

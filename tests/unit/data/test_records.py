@@ -35,6 +35,7 @@ from memconsole_trainer.data.sources.records import (
 )
 from memconsole_trainer.data.sources.split import Everything, split_of
 from memconsole_trainer.data.stream import BatchShape, BatchStream
+from memconsole_trainer.data.text.blocks import token_key
 from memconsole_trainer.data.text.blocks.packing import Cuts, cuts, laid, placed
 from memconsole_trainer.data.text.blocks.record_blocks import RecordBlocks, held_out_records
 from memconsole_trainer.data.text.opened import TextPart, alone
@@ -360,6 +361,31 @@ def test_data_of_which_nothing_is_learned_are_refused(
     assert str(error.value).startswith(f"{path}: the train documents {words}")
     whole = replace(part.plan, {"data.loss_on": "all"})
     assert prepared(dataclasses.replace(part, plan=whole)).counts.any()
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_run_counts_the_records_whose_reasoning_or_tools_are_not_written(
+    kept: bool, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(token_key, "LEAST_BYTES", 0 if kept else 1 << 20)
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]
+    thought = [chat[0], {**chat[1], "reasoning_content": "Hm."}]
+    rows: list[Any] = [{"messages": chat}] * 4 + [{"messages": thought}] * 3
+    path = write(
+        tmp_path / "chats.jsonl", [*rows, {"messages": thought, "tools": [{"name": "add"}]}]
+    )
+    settings = {"data.source": str(path), "data.template": "plain", "data.validation_fraction": 0.0}
+    plan = replace(Plan(), {**settings, "data.sequence_length": 32})
+    for number in range(2):
+        part = alone(plan, open_source(plan, 1024)).first
+        model, counts = catalog.architecture(Plan()), tmp_path / f"counts-{number}.json"
+        found = prepare_part(part, model, tokenizer, frozenset(), counts, lambda: None, print)
+        assert found.warnings == (
+            'data.template = "plain": 1 of 8 records have tools that the template leaves out',
+            'data.template = "plain": 4 of 8 records have reasoning (reasoning_content, reasoning, thinking) that the '
+            "template leaves out",
+        )
 
 
 def test_answers_after_a_cut_are_counted() -> None:

@@ -29,7 +29,9 @@ MANY = 1 << 40
 
 def block(number: int) -> Made:
     tokens = np.arange(number * 7 % 50 + 1, dtype=np.uint16) + number
-    return Made(tokens, Facts(number + 1, 10 * number, number % 3, Cuts(number, 1, 2, 3)))
+    return Made(
+        tokens, Facts(number + 1, 10 * number, number % 3, Cuts(number, 1, 2, 3), number, 4)
+    )
 
 
 def opened(folder: Path, count: int | None = 20, most: int = MANY, said: Any = None) -> TokenCache:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from memconsole.plan.check import check
+from memconsole.plan.data.unwritten import unwritten_notes
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.templates.chat import RecordError, messages_of
 from memconsole.plan.templates.choice import template_of, templates
@@ -154,6 +155,76 @@ def test_the_system_field_of_a_record_is_the_first_message() -> None:
         assert messages_of({"messages": said, "system": nothing}) == said
     with pytest.raises(RecordError, match='field "system" holds an object, expected text'):
         messages_of({"messages": said, "system": {}})
+
+
+TOLD = {
+    "messages": [
+        {"role": "user", "content": "Add."},
+        {"role": "assistant", "content": "Two.", "reasoning_content": "1 + 1"},
+    ]
+}
+CALLED = {
+    "messages": [
+        {"role": "user", "content": "Add."},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]},
+    ]
+}
+
+
+def test_calls_of_tools_that_a_template_does_not_write_are_refused() -> None:
+    words = r"^has calls of tools \(tool_calls, function_call\), which the template does not write; use data\.template = model"
+    for name in ("plain", "chatml", "llama-3", "gemma"):
+        with pytest.raises(RecordError, match=words):
+            named(name).render(CALLED)
+        old = {"role": "assistant", "content": "", "function_call": {"name": "add"}}
+        with pytest.raises(RecordError, match=words):
+            named(name).render({"messages": [*CALLED["messages"][:1], old]})
+    loop = "{% for m in messages %}{{ m.content }}HERE{% endfor %}"
+    with pytest.raises(RecordError, match=r"does not write; use a template that writes them$"):
+        Template(loop.replace("HERE", ""), of_model=True).render(CALLED)
+    for written in ("{{ m['tool_calls'] }}", "{{ m | tojson }}"):
+        source = loop.replace("HERE", written)
+        assert "add" in Template(source, learns_answers=False, of_model=True).render(CALLED)
+    none = [{**message, "tool_calls": []} for message in CHAT["messages"]]
+    assert named("chatml").render({"messages": none}) == named("chatml").render(CHAT)
+
+
+def test_tools_and_reasoning_that_a_template_does_not_write_are_told() -> None:
+    assert named("chatml").render(TOLD).unwritten == ("reasoning",)
+    assert named("chatml").render({**TOLD, "tools": [{"name": "add"}]}).unwritten == (
+        "tools",
+        "reasoning",
+    )
+    assert (
+        named("chatml")
+        .render({**CHAT, "tools": [], "chat_template_kwargs": {"thinking": True}})
+        .unwritten
+        == ()
+    )
+    loop = "{% for m in messages %}{{ m.content }}HERE{% endfor %}"
+    for written in ("{{ m.reasoning_content or '' }}", "{{ m | tojson }}"):
+        assert Template(loop.replace("HERE", written), of_model=True).render(TOLD).unwritten == ()
+    assert Template(loop.replace("HERE", ""), of_model=True).render(TOLD).unwritten == (
+        "reasoning",
+    )
+
+
+def test_plan_tells_of_the_first_record_what_train_would_tell_of_all(tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps(CALLED) + "\n")
+    with pytest.raises(
+        PlanError, match=r"chats\.jsonl: line 1 has calls of tools .*; use data\.template = model"
+    ):
+        check(plan(path, template="chatml"))
+    path.write_text(json.dumps(TOLD) + "\n")
+    check(plan(path, template="chatml"))
+    assert [note.words for note in unwritten_notes(plan(path, template="chatml"))] == [
+        'data.template = "chatml": the first record has reasoning (reasoning_content, reasoning, thinking) that the '
+        "template leaves out"
+    ]
+    assert unwritten_notes(plan(path)) == ()
+    path.write_text(json.dumps(CHAT) + "\n")
+    assert unwritten_notes(plan(path, template="chatml")) == ()
 
 
 def of_weight(weight: Any, number: int = -1) -> dict[str, Any]:

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from memconsole.plan.data.unwritten import unwritten_words
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.templates.chat import REASONING, TOOLS
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.sources.hdf5 import TokenRows
 from memconsole_trainer.data.text.blocks.record_blocks import RecordBlocks
@@ -172,6 +174,10 @@ def _warnings(plan: Plan, blocks: TokenBlocks) -> tuple[str, ...]:
         return ()
     seen = blocks.seen
     found = seen.cuts.warnings(plan.data.sequence_length)
+    for part, count in ((TOOLS, seen.tools), (REASONING, seen.reasoning)):
+        if count:
+            whose = f"{count:,} of {seen.cuts.documents:,} records have"
+            found += (unwritten_words(plan, whose, part),)
     if seen.left_out:
         found += (
             f"{plan.data.source}: {seen.left_out:,} of the {seen.documents:,} documents looked at are also in "

@@ -18,6 +18,10 @@ class Facts(NamedTuple):
     left_out: int = 0
     """Train documents that are also in `data.validation`."""
     cuts: Cuts = Cuts()
+    tools: int = 0
+    """Train records whose tools the template does not write."""
+    reasoning: int = 0
+    """Train records whose reasoning the template does not write."""
 
     def joined(self, other: Facts) -> Facts:
         """Both together."""
@@ -26,6 +30,8 @@ class Facts(NamedTuple):
             self.train_bytes + other.train_bytes,
             self.left_out + other.left_out,
             self.cuts.joined(other.cuts),
+            self.tools + other.tools,
+            self.reasoning + other.reasoning,
         )
 
 

@@ -4,10 +4,12 @@ of the tokenizer has work."""
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from memconsole.plan.templates.chat import REASONING, TOOLS
 from memconsole_trainer.data.sources.documents import Documents, FileDocuments, StreamDocuments
 from memconsole_trainer.data.sources.hashes import text_hash
 from memconsole_trainer.data.sources.split import Split
@@ -138,7 +140,11 @@ class TextBlocks:
         for (_, texts), own, kept in zip(groups, chosen, train, strict=True):
             tokens, cuts = self._joined(list(itertools.islice(encoded, len(kept))))
             size = sum(map(byte_length, kept))
-            found.append(Made(tokens, Facts(len(texts), size, len(own) - len(kept), cuts)))
+            parts = Counter(part for text in kept for part in getattr(text, "unwritten", ()))
+            facts = Facts(
+                len(texts), size, len(own) - len(kept), cuts, parts[TOOLS], parts[REASONING]
+            )
+            found.append(Made(tokens, facts))
         return found
 
     def _train_texts(self, start: int, texts: list[str]) -> list[str]:

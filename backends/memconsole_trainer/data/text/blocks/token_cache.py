@@ -38,6 +38,8 @@ RECORD = np.dtype(
         ("cut", "<u4"),
         ("answers_cut", "<u4"),
         ("longest", "<u4"),
+        ("tools", "<u4"),
+        ("reasoning", "<u4"),
         ("source", "<u8"),  # hash of the texts
         ("hash", "<u8"),
     ]
@@ -133,7 +135,12 @@ class TokenCache:
             return None
         cuts = Cuts(*(int(record[name]) for name in ("packed", "cut", "answers_cut", "longest")))
         facts = Facts(
-            int(record["documents"]), int(record["train_bytes"]), int(record["left_out"]), cuts
+            int(record["documents"]),
+            int(record["train_bytes"]),
+            int(record["left_out"]),
+            cuts,
+            int(record["tools"]),
+            int(record["reasoning"]),
         )
         return Kept(Made(np.frombuffer(data, self._dtype), facts), int(record["source"]))
 
@@ -146,7 +153,7 @@ class TokenCache:
             return
         facts = made.facts
         record = np.array(
-            (block, self._end, len(tokens), *facts[:3], *facts.cuts, source, 0), RECORD
+            (block, self._end, len(tokens), *facts[:3], *facts.cuts, *facts[4:], source, 0), RECORD
         )
         self._append(record, tokens.tobytes())
 
