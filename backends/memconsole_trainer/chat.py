@@ -14,7 +14,7 @@ from memconsole.plan.templates.choice import template_of, templates
 from memconsole.sanitize import clean
 from memconsole_trainer.data.sources.records import Record
 from memconsole_trainer.engine import Engine
-from memconsole_trainer.sample import add_options, ready
+from memconsole_trainer.sample import add_options, given_fields, ready
 from memconsole_trainer.tasks.answering import MOST_ANSWER_TOKENS, Answered, Answerer
 from memconsole_trainer.weights import trained
 from memconsole_trainer.weights.companions import ends_of_source
@@ -49,6 +49,7 @@ def talk(options: argparse.Namespace) -> int:
                 "the run did not learn chats: memconsole sample continues its texts and answers its "
                 f"records; data.template = {', '.join(chats)} or model trains on chats"
             )
+        others = given_fields(template, options.record)
         print(f"loading the weights of step {found.checkpoint.step:,} ...", file=sys.stderr)
         tokenizer, engine = ready(found)
     except (PlanError, ValueError, OSError) as error:
@@ -72,8 +73,9 @@ def talk(options: argparse.Namespace) -> int:
         said.append({"role": "user", "content": line})
         options.seed += min(number, 1)
         try:
-            forget(answerer, said, len(first))
-            one = _answered(answerer, engine, said, options)
+            chat = Record("the chat", {**others, "messages": said})
+            forget(answerer, chat, len(first))
+            one = _answered(answerer, engine, chat, options)
         except RecordError as error:
             print(f"memconsole: the chat {error}", file=sys.stderr)
             said.pop()
@@ -91,22 +93,22 @@ def talk(options: argparse.Namespace) -> int:
     return 0
 
 
-def forget(answerer: Answerer, said: list[Message], kept: int) -> None:
-    """Delete the oldest messages, after the first `kept`, until the answer has room: a quarter of
+def forget(answerer: Answerer, chat: Record, kept: int) -> None:
+    """Delete the oldest messages of a chat, after the first `kept`, until the answer has room: a quarter of
     the model's positions, if an answer may be that long. Raises `RecordError`."""
     wanted = min(answerer.most_tokens, answerer.positions // 4)
-    chat = Record("the chat", {"messages": said})
+    said: list[Message] = chat.fields["messages"]
     while len(said) > kept + 2 and answerer.room(chat) < wanted:
         del said[kept : kept + 2]
 
 
 def _answered(
-    answerer: Answerer, engine: Engine, said: list[Message], options: argparse.Namespace
+    answerer: Answerer, engine: Engine, chat: Record, options: argparse.Namespace
 ) -> Answered:
     """The answer to the last message."""
     return answerer.answer(
         engine,
-        Record("the chat", {"messages": said}),
+        chat,
         options.temperature or 0.0,
         options.top_k,
         options.seed,

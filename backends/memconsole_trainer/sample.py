@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memconsole.plan.plan import Plan, PlanError, nearest, quote, replace
-from memconsole.plan.templates.chat import CHAT_ANSWER, RecordError
+from memconsole.plan.templates.chat import CHAT_ANSWER, FIELDS, RecordError
 from memconsole.plan.templates.choice import template_of
 from memconsole_trainer.data.sources.records import Record
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
@@ -32,7 +32,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--prompt", default="")
-    parser.add_argument("--record", action="append", default=[])
     parser.add_argument("--message")
     add_options(parser)
     options = parser.parse_args()
@@ -67,6 +66,7 @@ def main() -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that all commands of sampling have."""
+    parser.add_argument("--record", action="append", default=[])
     parser.add_argument("--tokens", type=int)
     parser.add_argument("--temperature", type=float)
     parser.add_argument("--top-k", type=int, default=50)
@@ -94,14 +94,27 @@ def asked(plan: Plan, fields: Sequence[str], message: str | None) -> dict[str, A
     template = template_of(plan)
     if template is None:
         raise PlanError("the run trained without data.template: give --prompt")
-    if message is not None:
-        if not template.chat:
-            raise PlanError(f"the run answers records: give --record {_missing(template, ())}")
-        return {"messages": [{"role": "user", "content": message}]}
-    if template.chat:
+    if message is not None and not template.chat:
+        raise PlanError(f"the run answers records: give --record {_missing(template, ())}")
+    if message is None and template.chat:
         raise PlanError("the run answers chats: give --message")
-    known = tuple(name for name in template.fields if name not in template.answer_fields)
-    record: dict[str, Any] = {}
+    record = given_fields(template, fields)
+    if message is not None:
+        record["messages"] = [{"role": "user", "content": message}]
+    try:
+        template.question(record)
+    except RecordError as error:
+        missing = "" if template.chat else f"; give --record {_missing(template, tuple(record))}"
+        raise PlanError(f"the record {error}{missing}") from None
+    return record
+
+
+def given_fields(template: Template, fields: Sequence[str]) -> dict[str, Any]:
+    """The values of `--record FIELD=VALUE`: those of a record but for its answers, or those that a chat has beside its
+    messages. Raises `PlanError`."""
+    asked = (name for name in template.fields if name not in template.answer_fields)
+    known = FIELDS if template.chat else tuple(asked)
+    found: dict[str, Any] = {}
     for field in fields:
         name, equals, value = field.partition("=")
         if not equals or name not in known:
@@ -109,13 +122,8 @@ def asked(plan: Plan, fields: Sequence[str], message: str | None) -> dict[str, A
                 f"--record {quote(field)}: expected FIELD=VALUE with one of {', '.join(known)}"
                 f"{nearest(name, known)}"
             )
-        record[name] = value
-    try:
-        template.question(record)
-    except RecordError as error:
-        missing = _missing(template, tuple(record))
-        raise PlanError(f"the record {error}; give --record {missing}") from None
-    return record
+        found[name] = value
+    return found
 
 
 def answer(

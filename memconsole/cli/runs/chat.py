@@ -16,10 +16,19 @@ from memconsole.runs.record.directory import find_run
 @click.command()
 @click.argument("run", default="latest", shell_complete=run_names)
 @click.option("--system", metavar="TEXT", help="A system message before the first one.")
+@click.option(
+    "--record",
+    "fields",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="What the chat has besides its messages: tools or chat_template_kwargs, as JSON.",
+)
 @sampling_options(temperature="0, which takes the likeliest token", tokens="256")
 @checkpoint_option
 @click.pass_context
-def command(ctx: click.Context, /, run: str, system: str | None, **options: object) -> None:
+def command(
+    ctx: click.Context, /, run: str, system: str | None, fields: tuple[str, ...], **options: object
+) -> None:
     """Talk with the model of RUN, which was trained on chats. Each line is a message, and /help lists the
     commands."""
     found = find_run(run)
@@ -27,6 +36,7 @@ def command(ctx: click.Context, /, run: str, system: str | None, **options: obje
     arguments = [
         f"--{name.replace('_', '-')}={value}" for name, value in named.items() if value is not None
     ]
+    arguments += [f"--record={field}" for field in fields]
     argv = [sys.executable, "-P", "-m", "memconsole_trainer.chat", str(found.path), *arguments]
     with subprocess.Popen(argv) as process:
         try:

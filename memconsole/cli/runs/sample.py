@@ -53,7 +53,8 @@ def sampling_options(temperature: str, tokens: str) -> Decorator:
     "fields",
     multiple=True,
     metavar="FIELD=VALUE",
-    help="A field of the record to answer, for runs with data.template.",
+    help="A field of the record to answer, for runs with data.template; with --message, what its chat has besides: "
+    "system, tools or chat_template_kwargs.",
 )
 @click.option("--message", metavar="TEXT", help="A user's message to answer, for runs on chats.")
 @sampling_options(
@@ -72,8 +73,8 @@ def command(
     **sampling: object,
 ) -> None:
     """Continue a prompt with the model of RUN, or answer a record or a message."""
-    if sum(map(bool, (prompt, fields, message))) > 1:
-        ctx.fail("give one of --prompt, --record and --message")
+    if prompt and (fields or message):
+        ctx.fail("give --prompt, or --record and --message")
     found = find_run(run)
     options = {"prompt": prompt, "message": message, **sampling}
     arguments = [

@@ -14,6 +14,8 @@ CHAT_ANSWER = "answer"
 """Name of a chat's answer: its last message, if the assistant wrote it."""
 OPTIONS = "chat_template_kwargs"
 """Field of a chat with values for its template, such as `enable_thinking`, as datasets of TRL have it."""
+FIELDS = ("system", "tools", OPTIONS)
+"""What a chat may have beside its messages."""
 LEARNED = ("weight", "train", "training")
 """Fields of a message that are 0 or false if it is not learned, as data for OpenAI, Mistral and Axolotl have them."""
 CALLS, TOOLS, REASONING = "calls of tools", "tools", "reasoning"

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from memconsole.cli.runs.chat import command
-from memconsole.plan.plan import Plan, replace
+from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.templates.choice import template_of
 from memconsole_trainer import chat
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, train
+from memconsole_trainer.sample import asked
 
 PLAN = replace(Plan(), {"data.template": "chatml"})
 
@@ -66,6 +68,41 @@ def test_chat_takes_the_likeliest_token_and_says_that_it_loads(
     assert model.temperatures == [0.0, 0.5]
     (shown,) = (p.help for p in command.params if p.name == "temperature")
     assert shown == "Default: 0, which takes the likeliest token."
+
+
+def test_values_for_the_template_reach_every_message_of_a_chat(
+    model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "{% for m in messages %}{{ m.content }};{% endfor %}{{ tools[0] }}{{ word }};"
+    plan = replace(PLAN, {"data.template": source})
+    monkeypatch.setattr(chat, "template_of", lambda _: template_of(plan))
+    given = ('--record=chat_template_kwargs={"word": "quick"}', '--record=tools=["add"]')
+    assert talked(monkeypatch, "hi\nyou\n", *given) == 0
+    assert [prompt.count("addquick;") for prompt in model.prompts] == [1, 1]
+    assert talked(monkeypatch, "hi\n", "--record=tool=[]") == 2
+    assert (
+        "expected FIELD=VALUE with one of system, tools, chat_template_kwargs"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_message_to_sample_may_have_values_for_its_template() -> None:
+    fields = ["system=Be brief.", 'tools=["add"]']
+    assert asked(PLAN, fields, "hi") == {
+        "system": "Be brief.",
+        "tools": '["add"]',
+        "messages": [{"role": "user", "content": "hi"}],
+    }
+    with pytest.raises(PlanError, match="the run answers chats: give --message"):
+        asked(PLAN, fields, None)
+    with pytest.raises(
+        PlanError, match=r'the record field "tools" holds text that is no JSON list$'
+    ):
+        asked(PLAN, ["tools=add"], "hi")
+    records = replace(PLAN, {"data.template": "{{ a }}{% generation %}{{ b }}{% endgeneration %}"})
+    with pytest.raises(PlanError, match="the run answers records: give --record a=…"):
+        asked(records, ["a=x"], "hi")
+    assert asked(records, ["a=x"], None) == {"a": "x"}
 
 
 def test_commands_are_answered_without_the_model(

@@ -216,7 +216,7 @@ def test_a_model_trained_from_scratch_answers_the_same_in_transformers(
     for long in range(40):
         said = [*old * long, asked]
         answerer = Answerer(template, tokenizer, 16, 200)
-        forget(answerer, said, 0)
+        forget(answerer, Record("the chat", {"messages": said}), 0)
         assert said[-1] == asked
         assert answerer.room(Record("the chat", {"messages": said})) == 16
     assert len(said) < 41
