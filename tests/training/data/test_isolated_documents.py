@@ -119,7 +119,7 @@ def test_logits_are_those_of_each_document_alone_whatever_stands_beside_it(
     backend: str, family: str
 ) -> None:
     pytest.importorskip(backend)
-    engine = importlib.import_module(f"memconsole_{backend}.comparison")
+    engine = importlib.import_module(f"tests.training.harness.{backend}_comparison")
     a = architecture(family)
     weights, rows = InitialWeights(a, 0), documents()
     together, apart = packed(rows, 1), alone(rows, 1)
@@ -149,7 +149,7 @@ def test_logits_are_those_of_each_document_alone_whatever_stands_beside_it(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_are_those_of_documents_in_rows_of_their_own(backend: str, family: str) -> None:
     pytest.importorskip(backend)
-    engine = importlib.import_module(f"memconsole_{backend}.comparison")
+    engine = importlib.import_module(f"tests.training.harness.{backend}_comparison")
     a = architecture(family)
     together, apart = (
         engine.gradients(a, InitialWeights(a, 0), batch)

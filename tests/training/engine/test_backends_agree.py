@@ -11,17 +11,15 @@ import torch
 
 from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, replace
-from memconsole_jax import comparison as jax_comparison
 from memconsole_jax import engine as jax_engine
 from memconsole_jax.models import decoder as jax_decoder
-from memconsole_torch import comparison as torch_comparison
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.models import decoder as torch_decoder
 from memconsole_trainer.data.text.rows.batches import language_batch
 from memconsole_trainer.engine import Engine, WeightsError
 from memconsole_trainer.randomness import generator
 from memconsole_trainer.weights.initialize import InitialWeights
-from tests.training.harness import tiny_models
+from tests.training.harness import jax_comparison, tiny_models, torch_comparison
 from tests.training.harness.adapted import State
 
 torch.set_num_threads(1)

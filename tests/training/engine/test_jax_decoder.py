@@ -18,7 +18,7 @@ from memconsole.memory.estimate import architecture_of
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.models.architecture import Architecture, parameter_count, parameters
 from memconsole.plan.plan import Plan, replace
-from memconsole_jax import comparison, target
+from memconsole_jax import target
 from memconsole_jax.layout.stacking import stacks
 from memconsole_jax.models import attention
 from memconsole_jax.models.attention import causal_attention, chunk_sizes
@@ -26,6 +26,7 @@ from memconsole_jax.models.decoder import assemble
 from memconsole_jax.techniques.activations import fused_loss
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights
 from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness import jax_comparison as comparison
 from tests.training.harness import tiny_models
 from tests.training.harness.jaxprs import equations
 

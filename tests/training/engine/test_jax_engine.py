@@ -13,7 +13,7 @@ import pytest
 
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole_jax import comparison, devices, engine
+from memconsole_jax import devices, engine
 from memconsole_jax.compiled import compiling
 from memconsole_jax.engine import JaxEngine
 from memconsole_jax.layout.stacking import stacks
@@ -22,6 +22,7 @@ from memconsole_trainer.data.text.rows.batches import language_batch
 from memconsole_trainer.engine import Batch, Engine
 from memconsole_trainer.schedule import learning_rate
 from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness import jax_comparison as comparison
 from tests.training.harness import tiny_models
 
 LENGTH, ROWS, STEPS = 12, 2, 20

@@ -16,15 +16,14 @@ from memconsole.plan.models import recommender
 from memconsole.plan.models.recommender import Recommender, is_of_decoder
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.tasks import RECOMMENDATION
-from memconsole_jax import comparison as jax_comparison
 from memconsole_jax import engine as jax_engine
-from memconsole_torch import comparison as torch_comparison
 from memconsole_torch import engine as torch_engine
 from memconsole_trainer.data.ratings.baselines import ranked
 from memconsole_trainer.engine import Batch, Engine
 from memconsole_trainer.techniques import base_storage
 from memconsole_trainer.weights.initialize import InitialWeights
 from memconsole_trainer.weights.trained import starting_weights
+from tests.training.harness import jax_comparison, torch_comparison
 from tests.training.harness.tiny_models import ARCHITECTURES, save
 
 torch.set_num_threads(1)

@@ -17,13 +17,12 @@ from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.tasks import REGRESSION
-from memconsole_jax import comparison as jax_comparison
 from memconsole_jax import engine as jax_engine
-from memconsole_torch import comparison as torch_comparison
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.techniques.optimizer import offload
 from memconsole_trainer.engine import Batch, Engine, Part, WeightsError
 from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness import jax_comparison, torch_comparison
 
 torch.set_num_threads(1)
 

@@ -15,7 +15,7 @@ from memconsole.memory.exact.timeline import TracerQuestion
 from memconsole.plan import catalog
 from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan, dumps, replace
-from memconsole_jax import comparison, devices, engine, tasks
+from memconsole_jax import devices, engine, tasks
 from memconsole_jax.compiled import offload
 from memconsole_jax.compiled.programs import Programs
 from memconsole_jax.compiled.step import mean_gradients
@@ -25,6 +25,7 @@ from memconsole_jax.tracing import trace, trace_targets
 from memconsole_trainer.engine import Batch, Part, WeightsError
 from memconsole_trainer.host import mapped
 from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness import jax_comparison as comparison
 
 LENGTH, ROWS, STEPS = 8, 4, 400
 MODEL = Regressor(

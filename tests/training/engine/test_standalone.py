@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from memconsole_torch import comparison
 from memconsole_trainer.predictions.standalone.recommendation import Recommender
 from tests.training.engine.test_recommender import MODEL, Weights, existing
+from tests.training.harness import torch_comparison as comparison
 from tests.training.harness.tiny_models import ARCHITECTURES
 
 

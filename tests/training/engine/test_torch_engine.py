@@ -15,7 +15,6 @@ from memconsole.plan import plan as plans
 from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_torch import devices
-from memconsole_torch.comparison import gradients, logits
 from memconsole_torch.engine import TorchEngine, create
 from memconsole_torch.models.generate import choose
 from memconsole_torch.techniques import compilation
@@ -25,6 +24,7 @@ from memconsole_trainer.schedule import learning_rate
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness import tiny_models
 from tests.training.harness.grids import spread
+from tests.training.harness.torch_comparison import gradients, logits
 
 torch.set_num_threads(1)
 LLAMA = tiny_models.ARCHITECTURES["llama"]

@@ -14,7 +14,6 @@ from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan import plan as plans
 from memconsole.plan.models.architecture import parameters
 from memconsole.plan.plan import Plan
-from memconsole_torch import comparison as torch_comparison
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.models import pretrained
 from memconsole_trainer.engine import WeightsError
@@ -22,6 +21,7 @@ from memconsole_trainer.randomness import drawn
 from memconsole_trainer.techniques import adapters
 from memconsole_trainer.weights.initialize import InitialWeights
 from memconsole_trainer.weights.trained import TrainedModel
+from tests.training.harness import torch_comparison
 from tests.training.harness.adapted import (
     COMPOSED,
     LENGTH,

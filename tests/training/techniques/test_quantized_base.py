@@ -19,13 +19,12 @@ from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_jax import target
 from memconsole_jax.techniques.weights import quantized_base as jax_base
-from memconsole_torch import comparison as torch_comparison
 from memconsole_torch.techniques.weights import quantized_base as torch_base
 from memconsole_trainer.techniques import adapters, base_storage
 from memconsole_trainer.techniques.base_storage import BLOCK, SCALES, dequantize, quantize
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case
-from tests.training.harness import adapted
+from tests.training.harness import adapted, torch_comparison
 from tests.training.harness.adapted import (
     LENGTH,
     MODELS,

@@ -12,11 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from memconsole.plan import catalog
 from memconsole.plan.models.huggingface import read_architecture
-from memconsole_jax import comparison as jax_comparison
-from memconsole_torch import comparison as torch_comparison
 from memconsole_trainer.weights import export
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights
 from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness import jax_comparison, torch_comparison
 from tests.training.harness.tiny_models import ARCHITECTURES
 
 EXACT = msgspec.structs.replace(ARCHITECTURES["gpt2"], activation="gelu", initializer_range=0.3)
