@@ -191,11 +191,6 @@ class JaxEngine:
         self._trained = self._train_step.update(self._trained, found, self._rates())
         self._finish_step(found.metrics)
 
-    def assign(self, weights: WeightSource) -> None:
-        self._need("weights")
-        for name, array in self._loader.each(self._trained_stacks, weights.tensor):
-            self._trained.weights[name] = array
-
     def release(self, part: Part, keeping: Keeping = "cpu") -> None:
         self.synchronize()
         self._move(part, partial(held.release, keeping=keeping))

@@ -226,14 +226,6 @@ class TorchEngine:
         scaled = [] if self._scale is None else [scale]
         self._metrics.append((self._step, rate, torch.stack([loss / scale, norm, *scaled])))
 
-    @torch.no_grad()
-    def assign(self, weights: WeightSource) -> None:
-        """Overwrite the trained weights; optimizer state and step stay. One tensor passes through at a time."""
-        self._held.need("weights")
-        for name, tensor in self.module.named_parameters():
-            if tensor.requires_grad:
-                pretrained.copy_into(tensor, weights.tensor(name), name)
-
     def release(self, part: Part, keeping: Keeping = "cpu") -> None:
         """Free the device memory of `part` until `restore`."""
         self.synchronize()

@@ -166,11 +166,6 @@ class Engine(Protocol):
         count the step. Raises `RuntimeError` if there are no gradients."""
         ...
 
-    def assign(self, weights: WeightSource) -> None:
-        """Overwrite the trained weights. Their average, the optimizer state and the step count do
-        not change. Raises `WeightsError` for a tensor of another shape."""
-        ...
-
     def release(self, part: Part, keeping: Keeping = "cpu") -> None:
         """Free the device memory of `part` until `restore`. Meanwhile `state` still yields it,
         `load_state` puts what it loads on the device, and any other call that needs it raises

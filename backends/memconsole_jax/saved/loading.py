@@ -3,7 +3,7 @@ time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -30,12 +30,7 @@ class Loader:
 
     def load(self, found: Mapping[str, Stack], tensor: Tensor) -> dict[str, jax.Array]:
         """The arrays of `found`."""
-        return dict(self.each(found, tensor))
-
-    def each(self, found: Mapping[str, Stack], tensor: Tensor) -> Iterator[tuple[str, jax.Array]]:
-        """Yield name and array of each stack of `found`."""
-        for name, stack in found.items():
-            yield name, self._put(self._stored(name, stack.gather(tensor)), name)
+        return {n: self._put(self._stored(n, s.gather(tensor)), n) for n, s in found.items()}
 
     def average(self, found: Mapping[str, Stack], tensor: Tensor) -> dict[str, jax.Array]:
         """The averages of `found`, which are never rounded."""

@@ -20,7 +20,7 @@ from memconsole.plan.tasks import REGRESSION
 from memconsole_jax import engine as jax_engine
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.techniques.optimizer import offload
-from memconsole_trainer.engine import Batch, Engine, Part, WeightsError
+from memconsole_trainer.engine import Batch, Engine, Part
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness import jax_comparison, torch_comparison
 
@@ -232,7 +232,6 @@ def test_what_is_released_is_missed_by_name_until_it_is_restored() -> None:
     unable: list[Callable[[], Any]] = [
         lambda: engine.train_step(batch()),
         lambda: engine.evaluate([batch()]),
-        lambda: engine.assign(Weights(1)),
     ]
     for call in unable:
         with pytest.raises(RuntimeError, match="weights"):
@@ -283,21 +282,6 @@ def test_torch_keeps_no_tensor_between_the_batches_of_an_evaluation_on_a_cpu() -
     parts = [engine.evaluate([batch(seed=number)]) for number in range(4)]
     assert whole.loss == sum(part.loss for part in parts)
     assert whole.measures == tuple(map(sum, zip(*(part.measures for part in parts), strict=True)))
-
-
-def test_assigning_replaces_the_weights_and_nothing_else() -> None:
-    engine, new = built("torch", train__ema_decay=0.9), Weights(2)
-    engine.train_step(batch())
-    before = State(engine).tensors
-    engine.assign(new)
-    for name, tensor in State(engine).tensors.items():
-        own = name.startswith("model.")
-        np.testing.assert_array_equal(
-            tensor, new.tensor(name.removeprefix("model.")) if own else before[name], err_msg=name
-        )
-    new.tensors["head.bias"] = new.tensors["head.bias"][:1]
-    with pytest.raises(WeightsError, match=r"head\.bias"):
-        engine.assign(new)
 
 
 def test_the_regressor_continues_no_text() -> None:
@@ -366,13 +350,6 @@ def test_trained_parts_below_frozen_blocks(
     engine.train_step(rows)
     engine.load_state(after)
     assert_same(engine, after)
-    weights = Weights(3)
-    engine.assign(weights)
-    for name, tensor in State(engine).tensors.items():
-        if name.startswith("model."):
-            wide, own = tensor.astype(np.float32), weights.tensor(name.removeprefix("model."))
-            given = np.allclose(wide, own, rtol=2**-8, atol=0)
-            assert given == name.startswith("model.input."), name
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -22,7 +22,7 @@ from memconsole_jax.compiled.step import mean_gradients
 from memconsole_jax.engine import JaxEngine
 from memconsole_jax.models.layers import product
 from memconsole_jax.tracing import trace, trace_targets
-from memconsole_trainer.engine import Batch, Part, WeightsError
+from memconsole_trainer.engine import Batch, Part
 from memconsole_trainer.host import mapped
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness import jax_comparison as comparison
@@ -436,26 +436,6 @@ def test_what_is_released_leaves_the_device_and_is_missed_by_name(
     assert_same(plain, start)
     with pytest.raises(RuntimeError, match="backward"):
         plain.update()  # gradients of other weights are gone
-
-
-def test_assigning_replaces_the_weights_and_nothing_else(
-    plain: JaxEngine, start: Checkpoint
-) -> None:
-    plain.load_state(start)
-    plain.train_step(batch())
-    before, new = Checkpoint(plain).tensors, Random()
-    plain.assign(new)
-    for name, tensor in Checkpoint(plain).tensors.items():
-        own = name.startswith("model.")
-        meant = new.tensor(name.removeprefix("model.")) if own else before[name]
-        np.testing.assert_array_equal(tensor, meant, err_msg=name)
-    wide = {name: x.astype(np.float64) for name, x in new.tensors.items()}
-    plain.take_metrics()
-    plain.train_step(batch())
-    assert plain.take_metrics()[0].loss == pytest.approx(reference_loss(wide, batch()), rel=1e-4)
-    new.tensors["head.bias"] = new.tensors["head.bias"][:1]
-    with pytest.raises(WeightsError, match=r"head\.bias"):
-        plain.assign(new)
 
 
 def test_the_tracer_asks_xla_about_windows(tmp_path: Path) -> None:
