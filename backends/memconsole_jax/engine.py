@@ -349,21 +349,6 @@ class JaxEngine:
     def profile(self, folder: Path) -> Recording:
         return Recording(folder)
 
-    def compiled_memory(self) -> dict[str, int] | None:
-        """Memory of the training step according to the compiler, in bytes: argument, output, alias
-        (arguments reused as outputs), temporary and program. None if the compiler does not report
-        it."""
-        analysis = self._train_step.memory_analysis()
-        if analysis is None:
-            return None
-        return {
-            "argument_bytes": analysis.argument_size_in_bytes,
-            "output_bytes": analysis.output_size_in_bytes,
-            "alias_bytes": analysis.alias_size_in_bytes,
-            "temporary_bytes": analysis.temp_size_in_bytes,
-            "program_bytes": analysis.generated_code_size_in_bytes,
-        }
-
     @property
     def _evaluated(self) -> dict[str, jax.Array]:
         """The weights to evaluate: their average if there is one."""

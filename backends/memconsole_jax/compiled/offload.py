@@ -286,10 +286,6 @@ class OffloadedStep:
         state = jax.tree.unflatten(structure, leaves)
         return TrainState(weights, state, after, averages)
 
-    def memory_analysis(self) -> Any:
-        """The compiler's memory analysis of the gradients' program."""
-        return self.backward.memory_analysis()
-
     def _fetched(self, leaves: Sequence[Array], visit: Visit) -> list[Array]:
         place = self._waiting.here
         found: list[Array] = jax.device_put([leaves[i] for i in visit.places], place)

@@ -326,10 +326,6 @@ class FusedStep:
         new: TrainState = self._update(trained, found, rates)
         return new
 
-    def memory_analysis(self) -> Any:
-        """The compiler's memory analysis of the whole step."""
-        return self._fused.memory_analysis()
-
     @cached_property
     def _update(self) -> Any:
         programs, found = self._programs, self._lowered_backward.out_info

@@ -24,6 +24,7 @@ from memconsole_trainer.schedule import learning_rate
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness import jax_comparison as comparison
 from tests.training.harness import tiny_models
+from tests.training.harness.step_memory import step_memory
 
 LENGTH, ROWS, STEPS = 12, 2, 20
 
@@ -143,10 +144,9 @@ def test_the_step_updates_weights_and_optimizer_state_in_place(accumulating: Jax
     assert all(x.is_deleted() for x in before)
     after = jax.tree.leaves(accumulating._trained)
     assert {x.unsafe_buffer_pointer() for x in after if x.size > 1} == pointers
-    memory = accumulating.compiled_memory()
-    assert memory is not None
+    memory = step_memory(accumulating)
     state = sum(x.nbytes for x in after)
-    assert state <= memory["alias_bytes"] <= state + 4096
+    assert state <= memory.alias_size_in_bytes <= state + 4096
 
 
 @pytest.mark.parametrize("how", ["loaded", "released"])

@@ -26,6 +26,7 @@ from memconsole_trainer.engine import Batch, Part
 from memconsole_trainer.host import mapped
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness import jax_comparison as comparison
+from tests.training.harness.step_memory import step_memory
 
 LENGTH, ROWS, STEPS = 8, 4, 400
 MODEL = Regressor(
@@ -454,11 +455,10 @@ def test_the_tracer_asks_xla_about_windows(tmp_path: Path) -> None:
     assert answer.exact.phases == exact.phases
     new = engine.create(plan, None)
     new.build(plan, model, STEPS, InitialWeights(model, 0))
-    own = new.compiled_memory()
-    assert own is not None
-    needed = own["argument_bytes"] + own["output_bytes"] - own["alias_bytes"]
+    own = step_memory(new)
+    needed = own.argument_size_in_bytes + own.output_size_in_bytes - own.alias_size_in_bytes
     step = exact.phases[exact.program_phase]
-    assert step.total_bytes == needed + own["temporary_bytes"]
+    assert step.total_bytes == needed + own.temp_size_in_bytes
     assert step.components["data"] == 2 * 16 * 4 * (32 * 19 + 6 + 6)
     assert step.components["weights"] == 4 * 208_774
 

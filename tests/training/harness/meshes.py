@@ -16,6 +16,7 @@ from memconsole.plan.plan import Plan
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness import gangs
 from tests.training.harness.gangs import STEPS, Stored, Trained, batch_of, plan_of
+from tests.training.harness.step_memory import step_memory
 
 DEVICES = 8
 
@@ -85,8 +86,8 @@ def apart(case: dict[str, Any]) -> dict[str, Any]:
         "evaluated": _most((one.evaluated, many.evaluated)),
         "sampled": one.sampled == many.sampled,
         "shapes": all(one.state[n].shape == many.state[n].shape for n in one.state),
-        "held": engine.compiled_memory()["argument_bytes"],
-        "held_alone": alone.compiled_memory()["argument_bytes"],
+        "held": step_memory(engine).argument_size_in_bytes,
+        "held_alone": step_memory(alone).argument_size_in_bytes,
     }
 
 

@@ -27,6 +27,7 @@ from memconsole_torch.tracing import trace
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.accuracy import torch_exact
 from tests.training.harness.grids import spread
+from tests.training.harness.step_memory import step_memory
 
 CPU = Budget(
     name="cpu", kind="cpu", memory_label="host RAM", total_bytes=2**34, usable_bytes=2**34, why="test"
@@ -111,10 +112,9 @@ def test_xla_plans_what_the_engine_compiles(plan: Plan) -> None:
     exact = trace.planned(plan, model, trace_targets.target("", "cpu"))
     engine = create(plan, None)
     engine.build(plan, model, 10, InitialWeights(model, 0))
-    own = engine.compiled_memory()
-    assert own is not None
-    needed = own["argument_bytes"] + own["output_bytes"] - own["alias_bytes"]
-    assert exact.phases[exact.program_phase].total_bytes == needed + own["temporary_bytes"]
+    own = step_memory(engine)
+    needed = own.argument_size_in_bytes + own.output_size_in_bytes - own.alias_size_in_bytes
+    assert exact.phases[exact.program_phase].total_bytes == needed + own.temp_size_in_bytes
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu", "apple"])

@@ -17,6 +17,7 @@ from memconsole.plan.plan import Plan, dumps, replace
 from memconsole_jax.engine import create
 from memconsole_jax.tracing import trace, trace_targets
 from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness.step_memory import step_memory
 
 SMALL = {
     "backend": "jax",
@@ -47,12 +48,11 @@ def test_what_is_planned_is_what_the_engine_compiles(plan: Plan) -> None:
     exact = trace.planned(plan, architecture, trace_targets.target("", "cpu"))
     engine = create(plan, None)
     engine.build(plan, architecture, 10, InitialWeights(architecture, 0))
-    own = engine.compiled_memory()
-    assert own is not None
-    needed = own["argument_bytes"] + own["output_bytes"] - own["alias_bytes"]
+    own = step_memory(engine)
+    needed = own.argument_size_in_bytes + own.output_size_in_bytes - own.alias_size_in_bytes
     step = exact.phases[exact.program_phase]
-    assert step.total_bytes == needed + own["temporary_bytes"]
-    assert sum(step.components.values()) == pytest.approx(own["argument_bytes"], abs=64)
+    assert step.total_bytes == needed + own.temp_size_in_bytes
+    assert sum(step.components.values()) == pytest.approx(own.argument_size_in_bytes, abs=64)
     assert exact.phases["evaluation"].total_bytes < step.total_bytes
 
 

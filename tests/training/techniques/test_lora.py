@@ -34,6 +34,7 @@ from tests.training.harness.adapted import (
     plan_with,
     trained,
 )
+from tests.training.harness.step_memory import step_memory
 
 torch.set_num_threads(1)
 
@@ -222,7 +223,7 @@ def test_jax_keeps_the_base_where_it_is() -> None:
     assert all(x.is_deleted() for x in old.values())
     assert {n: x.unsafe_buffer_pointer() for n, x in engine._kept.items()} == before
     # Nothing of the base's size is computed: no gradient of the head, none of a block's matrices.
-    assert engine.compiled_memory()["output_bytes"] < 2 * 12 * engine.trainable_parameters
+    assert step_memory(engine).output_size_in_bytes < 2 * 12 * engine.trainable_parameters
 
 
 def test_what_a_run_trained_is_sampled_and_exported_with_its_adapters() -> None:

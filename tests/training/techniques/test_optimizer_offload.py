@@ -22,6 +22,7 @@ from tests.training.harness import adapted
 from tests.training.harness.adapted import MODELS, batch, built
 from tests.training.harness.grids import spread
 from tests.training.harness.offloaded import IN_BACKWARD, LORA, ROUNDED, plan_with, resumes, stepped
+from tests.training.harness.step_memory import step_memory
 
 torch.set_num_threads(1)
 KEY = "optimize.optimizer_offload"
@@ -106,7 +107,7 @@ def test_jax_ends_in_the_same_bits_layer_by_layer_where_no_rule_divides_by_what_
     changes = {"optimize.optimizer": optimizer, "train.ema_decay": 0.9}
     plain, expected = stepped("jax", changes)
     engine, found = stepped("jax", changes | {KEY: "pinned"})
-    assert engine.compiled_memory()["output_bytes"] >= 4 * engine.trainable_parameters
+    assert step_memory(engine).output_size_in_bytes >= 4 * engine.trainable_parameters
     assert found == expected
     assert_same(engine, plain)
 
