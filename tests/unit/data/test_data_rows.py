@@ -18,7 +18,7 @@ from memconsole.plan.tasks.language import MASKED
 from memconsole_trainer.data.sources.split import Split
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.data.text.rows.batches import TextRows, make_batch
-from memconsole_trainer.data.text.rows.rows import array_rows, streamed_rows
+from memconsole_trainer.data.text.rows.rows import Source, epoch_rows
 from memconsole_trainer.data.text.tokens.marked import ids, learned
 from memconsole_trainer.data.text.tokens.tokenizer import Tokens
 from memconsole_trainer.data.text.tokens.tokens import ArrayRows, row_count, windows
@@ -76,7 +76,7 @@ def test_streamed_rows_are_the_rows_of_the_joined_blocks(
     sizes: list[int], length: int, stride: int
 ) -> None:
     blocks = Blocks(sizes, length - 1, stride, endless=True)
-    rows = [row.tolist() for row in streamed_rows(blocks, 1, 1, shuffle_buffer=0)]
+    rows = [row.tolist() for row in epoch_rows(Source(blocks), (), 1, 1, 0)]
     assert rows == [list(r) for r in brute_force_rows(sum(sizes), length, stride)]
 
 
@@ -87,7 +87,7 @@ def test_a_stream_restored_at_any_row_yields_exactly_the_rest(
     stride: int, window: int, endless: bool
 ) -> None:
     def dataset() -> Any:
-        return streamed_rows(Blocks(SIZES, 8, stride, endless), 3, 2, window)
+        return epoch_rows(Source(Blocks(SIZES, 8, stride, endless)), (), 3, 2, window)
 
     iterator = iter(dataset())
     rows, states = [], [json.dumps(iterator.get_state())]
@@ -161,9 +161,9 @@ def test_every_target_is_seen_once_an_epoch_in_another_order_each_epoch(held: bo
 
 
 def test_another_seed_gives_another_order_and_the_same_seed_the_same() -> None:
-    tokens = np.arange(500, dtype=np.uint16)
+    source = Source(Blocks(SIZES, 8, 8), np.arange(500, dtype=np.uint16))
     first, same, other = (
-        [row.tolist() for row in array_rows(tokens, 9, 8, seed, 1)] for seed in (1, 1, 2)
+        [row.tolist() for row in epoch_rows(source, (), seed, 1, 0)] for seed in (1, 1, 2)
     )
     assert first == same != other
     assert sorted(first) == sorted(other)
@@ -172,10 +172,10 @@ def test_another_seed_gives_another_order_and_the_same_seed_the_same() -> None:
 def test_orders_too_long_to_store_are_permutations_and_resume_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tokens = np.arange(2001, dtype=np.uint16)
+    source = Source(Blocks(SIZES, 4, 4), np.arange(2001, dtype=np.uint16))
 
     def order() -> Any:
-        return iter(array_rows(tokens, 5, 4, 1, 1))
+        return iter(epoch_rows(source, (), 1, 1, 0))
 
     stored = [row.tolist() for row in order()]
     monkeypatch.setattr("memconsole_trainer.data.text.rows.rows.STORED_PERMUTATION", 10)

@@ -91,34 +91,20 @@ def next_epoch(state: dict[str, Any]) -> dict[str, Any]:
     return {"before": begin, "window": -1, "yielded": 0} if "before" in state else begin
 
 
-def streamed_rows(blocks: TokenBlocks, seed: int, epoch: int, shuffle_buffer: int) -> Any:
-    """A Grain dataset of the epoch's rows of blocks. The shuffle window bounds its memory."""
-    return epoch_rows(Source(blocks), (), seed, epoch, shuffle_buffer)
-
-
 def _rows(source: Source, seed: int, name: str) -> Any:
     """A Grain dataset of the rows of one source, in the order of `name`."""
     from memconsole_trainer.data.text.rows import cutting
 
     blocks = source.blocks
     if source.held is not None:
-        return _array_rows(source.held, blocks.row_tokens, blocks.stride, seed, name)
+        rows = ArrayRows(source.held, blocks.row_tokens, blocks.stride)
+        return _shuffled(len(rows), seed, f"order/rows/{name}", rows.several, lambda: ARRAY_ROWS)
     if blocks.count is None:
         parent: Any = cutting.Sequential(blocks)
     else:
         purpose = f"order/blocks/{name}"
         parent = _shuffled(blocks.count, seed, purpose, blocks.several, lambda: blocks.together)
     return cutting.Rows(parent, blocks.row_tokens, blocks.stride)
-
-
-def array_rows(tokens: Tokens, row_tokens: int, stride: int, seed: int, epoch: int) -> Any:
-    """A Grain dataset of the rows of one array, shuffled over all rows."""
-    return _array_rows(tokens, row_tokens, stride, seed, str(epoch))
-
-
-def _array_rows(tokens: Tokens, row_tokens: int, stride: int, seed: int, name: str) -> Any:
-    rows = ArrayRows(tokens, row_tokens, stride)
-    return _shuffled(len(rows), seed, f"order/rows/{name}", rows.several, lambda: ARRAY_ROWS)
 
 
 def _shuffled(
