@@ -26,7 +26,6 @@ from memconsole.plan.data.added_tokens import added_notes
 from memconsole.plan.data.tags import tag_notes
 from memconsole.plan.data.unwritten import unwritten_notes
 from memconsole.plan.machine.budget import Budget
-from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError, quote, uncompiled
 from memconsole.plan.tasks import task_of_model
@@ -75,12 +74,6 @@ def model_of(plan: Plan) -> Model:
     """The catalog's model for a plan. It is cached, because a key press prices one model dozens of times."""
     d = plan.data
     return _model(catalog.with_widths(plan).model, d.sequence_length, d.vocab_size, d.tokenizer)
-
-
-def architecture_of(plan: Plan) -> Architecture:
-    """The architecture of a language plan. Raises `PlanError` for other plans."""
-    model = model_of(plan)
-    return model if isinstance(model, Architecture) else catalog.architecture(plan)
 
 
 @lru_cache(maxsize=512)

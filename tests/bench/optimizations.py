@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from memconsole.memory.estimate import architecture_of
+from memconsole.memory.estimate import model_of
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.plan import Plan, replace
 from tests.bench.trained import (
@@ -250,7 +250,7 @@ def start_bytes(case: str, backend: str, name: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         changes = {**PLAIN, **common, **rows[name], "model.name": config(case, Path(folder))}
         plan = replace(Plan(), {**changes, "backend": backend, "device.name": "cpu"})
-        step = step_of(plan, architecture_of(plan), "cpu")
+        step = step_of(plan, model_of(plan), "cpu")
     return step.weights + (step.state.resident if backend == "jax" else 0)
 
 

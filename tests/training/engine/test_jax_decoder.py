@@ -14,7 +14,7 @@ import pytest
 from jax.test_util import check_grads
 
 from memconsole.memory.activations import jax_step
-from memconsole.memory.estimate import architecture_of
+from memconsole.memory.estimate import model_of
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.models.architecture import Architecture, parameter_count, parameters
 from memconsole.plan.plan import Plan, replace
@@ -198,7 +198,7 @@ def test_what_memory_counts_is_what_attention_computes(kind: str) -> None:
     for rows, length in ((1, 8), (3, 64), (16, 256), (12, 1000), (7, 4096)):
         changes = {"data.sequence_length": length, "train.batch_size": rows, "backend": "jax"}
         plan = replace(Plan(), changes | {"model.name": "gpt2", "optimize.precision": "fp32"})
-        a = msgspec.structs.replace(architecture_of(plan), max_positions=4096)
+        a = msgspec.structs.replace(model_of(plan), max_positions=4096)
         with target.absent(kind) if kind != "cpu" else nullcontext():
             of_batch, queries = chunk_sizes(rows, a.heads, length)
         counted = jax_step.score_bytes(step_of(plan, a, kind), rows)

@@ -11,7 +11,7 @@ import pytest
 from memconsole.memory.activations.jax_step import library_bytes
 from memconsole.memory.answers.advice import remedies
 from memconsole.memory.coefficients import runtime
-from memconsole.memory.estimate import architecture_of, estimate, model_of, table_of
+from memconsole.memory.estimate import estimate, model_of, table_of
 from memconsole.memory.hybrid import MOST, plain
 from memconsole.memory.state.sizes import sizes
 from memconsole.memory.state.step_sizes import step_of
@@ -24,8 +24,8 @@ from tests.unit.memory.cards import card
 ROOT = Path(__file__).parents[3]
 
 GPT2 = replace(Plan(), {"model.name": "gpt2"})
-N = sizes(architecture_of(GPT2)).used.elements
-MATRICES = N - sizes(architecture_of(GPT2)).small
+N = sizes(model_of(GPT2)).used.elements
+MATRICES = N - sizes(model_of(GPT2)).small
 TRAINED = ("warmup", "full", "correct")
 
 

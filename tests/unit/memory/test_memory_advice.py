@@ -16,7 +16,7 @@ from memconsole.memory.answers.advice import (
     largest_sequence_length,
     remedies,
 )
-from memconsole.memory.estimate import architecture_of, estimate, table_of
+from memconsole.memory.estimate import estimate, model_of, table_of
 from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check, check_start
@@ -182,7 +182,7 @@ def test_the_largest_sequence_fits_and_the_next_does_not_or_has_no_positions() -
     short = plans.replace(PLAN, {"train.batch_size": 1})
     longest = largest_sequence_length(short, roomy)
     assert longest is not None
-    assert longest.size == architecture_of(short).max_positions
+    assert longest.size == model_of(short).max_positions
     assert (longest.all_positions, found.all_positions) == (True, False)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memconsole.memory.estimate import architecture_of, estimate, table_of
+from memconsole.memory.estimate import estimate, model_of, table_of
 from memconsole.memory.formula import PHASES
 from memconsole.memory.seconds import forward_flops_per_token, peak_flops, step_flops, step_seconds
 from memconsole.memory.table import Saving
@@ -45,7 +45,7 @@ def saving(plan: Plan, key: str, value: object, kind: str = "gpu") -> Saving:
 def test_utilization_counts_the_models_own_operations_against_the_dense_peak() -> None:
     """Chowdhery et al. 2022, appendix B: 6 N + 12 L q T per token, the latter half of it under a causal mask."""
     plan = plans.replace(Plan(), {**LLAMA_8B, "optimize.precision": "bf16"})
-    a = architecture_of(plan)
+    a = model_of(plan)
     used = a.vocab_size * a.hidden_size  # the untied head is a matmul, the embedding a lookup
     weights = parameter_count(a) - used - (2 * a.layers + 1) * a.hidden_size
     operations = 6 * weights + 6 * a.layers * a.query_width * 2048
@@ -130,7 +130,7 @@ def test_time_is_positive_and_recomputing_takes_more_of_it(
     plan = plans.replace(
         Plan(), {"backend": backend, "train.batch_size": rows, "optimize.precision": precision}
     )
-    a, budget = architecture_of(plan), device(kind)
+    a, budget = model_of(plan), device(kind)
     times = [
         step_seconds(plans.replace(plan, {"optimize.gradient_checkpointing": m}), a, budget)
         for m in ("none", "selective", "attention", "full")
@@ -142,7 +142,7 @@ def test_offloaded_activations_of_an_apple_gpu_take_the_disks_time() -> None:
     """Its memory is the host's: nothing is gained by moving them within it."""
     plain = plans.replace(Plan(), {"backend": "torch", "device.name": "cpu"})
     moving = plans.replace(plain, {"optimize.activation_offload": True})
-    a = architecture_of(plain)
+    a = model_of(plain)
     more = {
         kind: step_seconds(moving, a, device(kind)) - step_seconds(plain, a, device(kind))
         for kind in ("cpu", "apple", "gpu")
@@ -153,7 +153,7 @@ def test_offloaded_activations_of_an_apple_gpu_take_the_disks_time() -> None:
 
 def test_operations_of_a_dense_model_are_six_per_weight_and_token_and_attention() -> None:
     plan = plans.replace(Plan(), LLAMA_8B)
-    a = architecture_of(plan)
+    a = model_of(plan)
     weights = parameter_count(a) - a.vocab_size * a.hidden_size  # embeddings are looked up
     per_token = step_flops(plan, a) / plan.tokens_per_step
     attention = 3 * 2 * 2048 * a.query_width * a.layers

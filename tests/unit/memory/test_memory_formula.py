@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from memconsole.devices.budget import budget as budget_of
 from memconsole.memory.activations import jax_step
-from memconsole.memory.estimate import architecture_of, table_of
+from memconsole.memory.estimate import model_of, table_of
 from memconsole.memory.formula import PHASES, memory_table
 from memconsole.memory.state.data import AHEAD_BYTES
 from memconsole.memory.state.sizes import sizes
@@ -282,7 +282,7 @@ def test_offloaded_state_leaves_all_of_the_step(backend: str, device: str, kind:
     sizes = {"model.name": "gpt2-medium", "train.batch_size": 1}
     plan = plans.replace(Plan(), {"backend": backend, "device.name": device, **sizes})
     moved = plans.replace(plan, {"optimize.optimizer_offload": "pinned"})
-    before, after = (step_of(p, architecture_of(p), kind) for p in (plan, moved))
+    before, after = (step_of(p, model_of(p), kind) for p in (plan, moved))
     assert after.state.host == before.state.resident > 3 * after.state.at_step > 0
     if backend == "jax":
         peaks = [max(m.total for m in jax_step.moments(step)) for step in (before, after)]
@@ -293,7 +293,7 @@ def test_dropout_of_attention_in_jax_counts_one_chunk_of_scores() -> None:
     """cuDNN's attention, which has no scores, does not drop; a CPU's chunk has few of the rows."""
     drops = {"backend": "jax", "model.name": "gpt2", "optimize.precision": "bf16"}
     plan = plans.replace(Plan(), drops | {"train.attention_dropout": 0.1})
-    a = architecture_of(plan)
+    a = model_of(plan)
     on_gpu = step_of(plan, a, "gpu")
     assert jax_step.score_bytes(on_gpu, 8) == 0
     assert jax_step.score_bytes(on_gpu, 8, dropping=True) > 0
@@ -306,7 +306,7 @@ def test_dropout_of_attention_in_jax_counts_one_chunk_of_scores() -> None:
 
 def test_a_tight_heap_of_jax_holds_one_packed_product_of_a_block() -> None:
     plan = plans.replace(Plan(), {"backend": "jax", "model.name": "gpt2"})
-    a = architecture_of(plan)
+    a = model_of(plan)
     fast, tight = (
         jax_step.library_bytes(step_of(plans.replace(plan, {"optimize.heap": h}), a, "cpu"))
         for h in ("fast", "tight")
@@ -317,7 +317,7 @@ def test_a_tight_heap_of_jax_holds_one_packed_product_of_a_block() -> None:
 def test_logits_of_an_evaluation_count_where_less_than_one_copy_is_live() -> None:
     settings = {"backend": "jax", "model.name": "gpt2", "optimize.precision": "bf16"}
     plan = plans.replace(Plan(), settings | {"device.name": "tpu-v6e", "train.batch_size": 4})
-    a = architecture_of(plan)
+    a = model_of(plan)
     larger = msgspec.structs.replace(a, vocab_size=4 * a.vocab_size)
     work = [
         next(

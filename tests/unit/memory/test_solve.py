@@ -27,7 +27,7 @@ from memconsole.memory.answers.solve import (
     smallest_device_fitted,
 )
 from memconsole.memory.answers.space import FREE, HARM
-from memconsole.memory.estimate import architecture_of, table_of
+from memconsole.memory.estimate import model_of, table_of
 from memconsole.memory.run_time import seconds_per_unit_of_run
 from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
@@ -163,7 +163,7 @@ def _in_one_place(plan: Plan, keep: frozenset[str]) -> list[tuple[tuple[Any, ...
 
 
 def seconds(plan: Plan, budget: Budget) -> float:
-    return float(f"{seconds_per_unit_of_run(plan, architecture_of(plan), budget):.9e}")
+    return float(f"{seconds_per_unit_of_run(plan, model_of(plan), budget):.9e}")
 
 
 @settings(max_examples=12, deadline=None)
@@ -322,7 +322,7 @@ def test_the_largest_sizes_are_what_trying_every_size_finds(
         table = table_of(plans.replace(plan, {key: size}), device(kind, 1))
         return table.device_bytes, table.at_most_bytes
 
-    longest = architecture_of(plan).max_positions
+    longest = model_of(plan).max_positions
     for key, sizes, find in (
         ("train.batch_size", range(1, 900), largest_micro_batch),
         ("data.sequence_length", range(8, min(longest, 8000) + 1, 8), largest_sequence_length),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from memconsole.memory.activations import torch_step
-from memconsole.memory.estimate import architecture_of
+from memconsole.memory.estimate import model_of
 from memconsole.memory.exact import affine
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.memory.step_key import NAMED_OTHERWISE, OUTSIDE_THE_STEP, SWITCHES, step_settings
@@ -35,11 +35,11 @@ def another(key: str) -> Any:
 
 
 def structure(plan: Plan) -> str:
-    return affine.structure_key(plan, architecture_of(plan), "gpu")
+    return affine.structure_key(plan, model_of(plan), "gpu")
 
 
 def blocks(plan: Plan) -> tuple[object, ...]:
-    return torch_step.structure(step_of(plan, architecture_of(plan), "gpu"))
+    return torch_step.structure(step_of(plan, model_of(plan), "gpu"))
 
 
 @pytest.mark.parametrize("key", [key for key in SETTINGS if key not in NAMED_OTHERWISE])

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from memconsole.memory.estimate import architecture_of, table_of
+from memconsole.memory.estimate import model_of, table_of
 from memconsole.memory.seconds import step_seconds
 from memconsole.memory.table import COMPONENTS
 from memconsole.plan import catalog
@@ -198,7 +198,7 @@ def test_a_heap_costs_memory_or_time_on_a_cpu_and_nothing_elsewhere(backend: str
     )
     assert table_of(fast, GPU) == table_of(tight, GPU)
     assert table_of(fast, cpu).device_bytes > table_of(tight, cpu).device_bytes
-    model = architecture_of(fast)
+    model = model_of(fast)
     assert step_seconds(fast, model, GPU) == step_seconds(tight, model, GPU)
     assert step_seconds(fast, model, cpu) < step_seconds(tight, model, cpu)
 
