@@ -133,7 +133,7 @@ def parameters(architecture: Architecture) -> Iterator[Parameter]:
     if a.positions == "learned":
         yield Parameter("positions.weight", (a.max_positions, a.hidden_size), "position", std=std)
     for layer in range(a.layers):
-        yield from layer_parameters(a, layer)
+        yield from _layer_parameters(a, layer)
     yield from _norm(a, "norm", None)
     if not a.tied_embeddings:
         yield Parameter("head.weight", (a.vocab_size, a.hidden_size), "head", std=std)
@@ -148,7 +148,7 @@ def parameters(architecture: Architecture) -> Iterator[Parameter]:
         yield Parameter("diagnostic_head.bias", (n,), "bias", used=False)
 
 
-def layer_parameters(architecture: Architecture, layer: int) -> Iterator[Parameter]:
+def _layer_parameters(architecture: Architecture, layer: int) -> Iterator[Parameter]:
     """The weights of one block; every block has the same names and shapes."""
     a = architecture
     residual_std = a.initializer_range / math.sqrt(2 * a.layers)
@@ -175,16 +175,6 @@ def layer_parameters(architecture: Architecture, layer: int) -> Iterator[Paramet
     yield from _linear(a, f"{prefix}.mlp.down", down, layer, residual_std)
     if a.post_norms:
         yield from _norm(a, f"{prefix}.mlp_post_norm", layer)
-
-
-def parameter_count(architecture: Architecture) -> int:
-    """Number of scalar weights, tied embeddings counted once."""
-    per_layer = sum(p.size for p in layer_parameters(architecture, 0))
-    outside = (
-        msgspec.structs.replace(architecture, layers=0) if architecture.layers else architecture
-    )
-    rest = sum(p.size for p in parameters(outside))
-    return rest + architecture.layers * per_layer
 
 
 def _linear(

@@ -15,8 +15,9 @@ from jax.test_util import check_grads
 
 from memconsole.memory.activations import jax_step
 from memconsole.memory.estimate import model_of
+from memconsole.memory.state.sizes import sizes
 from memconsole.memory.state.step_sizes import step_of
-from memconsole.plan.models.architecture import Architecture, parameter_count, parameters
+from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, replace
 from memconsole_jax import target
 from memconsole_jax.layout.stacking import stacks
@@ -63,7 +64,7 @@ def test_stacked_arrays_are_the_canonical_parameters_and_nothing_else(kind: str)
         weights[name] = jnp.asarray(array)
         count += array.size
         found.update(stack.split(array))
-    assert count == parameter_count(architecture)
+    assert count == sizes(architecture).total
     assert sorted(found) == sorted(p.name for p in parameters(architecture))
     for parameter in parameters(architecture):
         np.testing.assert_array_equal(found[parameter.name], source.tensor(parameter.name))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memconsole.memory.state.sizes import sizes
 from memconsole.plan import catalog
-from memconsole.plan.models.architecture import parameter_count
 from memconsole.plan.models.huggingface import architecture_from_config
 
 DATA = Path(__file__).parents[2] / "data"
@@ -74,7 +74,7 @@ def test_shapes_agree_with_transformers_for_random_configs(
         config["head_dim"] = head_dim
     made = transformers_config(config)
     read = architecture_from_config(config, "config.json")
-    assert parameter_count(read) == transformers_count(made)
+    assert sizes(read).total == transformers_count(made)
     written = json.loads(made.to_json_string(use_diff=False))
     again = architecture_from_config(written, "config.json")
     if model_type == "gemma3_text":

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from memconsole.memory.estimate import estimate, model_of, table_of
 from memconsole.memory.formula import PHASES
 from memconsole.memory.seconds import forward_flops_per_token, peak_flops, step_flops, step_seconds
+from memconsole.memory.state.sizes import sizes
 from memconsole.memory.table import Saving
 from memconsole.plan import plan as plans
 from memconsole.plan.machine.budget import Budget
-from memconsole.plan.models.architecture import parameter_count
 from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS, conflict
 
@@ -47,7 +47,7 @@ def test_utilization_counts_the_models_own_operations_against_the_dense_peak() -
     plan = plans.replace(Plan(), {**LLAMA_8B, "optimize.precision": "bf16"})
     a = model_of(plan)
     used = a.vocab_size * a.hidden_size  # the untied head is a matmul, the embedding a lookup
-    weights = parameter_count(a) - used - (2 * a.layers + 1) * a.hidden_size
+    weights = sizes(a).total - used - (2 * a.layers + 1) * a.hidden_size
     operations = 6 * weights + 6 * a.layers * a.query_width * 2048
     rate = estimate(plan, device()).peak_tokens_per_second
     assert rate == pytest.approx(1e14 / operations)
@@ -154,7 +154,7 @@ def test_offloaded_activations_of_an_apple_gpu_take_the_disks_time() -> None:
 def test_operations_of_a_dense_model_are_six_per_weight_and_token_and_attention() -> None:
     plan = plans.replace(Plan(), LLAMA_8B)
     a = model_of(plan)
-    weights = parameter_count(a) - a.vocab_size * a.hidden_size  # embeddings are looked up
+    weights = sizes(a).total - a.vocab_size * a.hidden_size  # embeddings are looked up
     per_token = step_flops(plan, a) / plan.tokens_per_step
     attention = 3 * 2 * 2048 * a.query_width * a.layers
     assert per_token == pytest.approx(6 * weights + attention, rel=0.001)

@@ -20,7 +20,7 @@ from memconsole.memory.state.step_sizes import step_of
 from memconsole.memory.table import COMPONENTS, MemoryTable
 from memconsole.plan import plan as plans
 from memconsole.plan.machine.budget import Budget
-from memconsole.plan.models.architecture import Architecture, parameter_count, parameters
+from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan
 from memconsole_trainer.data import stream
 from tests.unit.memory.cards import card
@@ -190,7 +190,7 @@ def test_weights_gradients_and_state_are_counted_from_the_list_of_parameters(
     listed = list(parameters(architecture))
     used = sum(p.size for p in listed if p.used)
     table = memory_table(Plan(), architecture, budget())
-    assert component(table, "weights")["optimizer step"] == 4 * parameter_count(architecture)
+    assert component(table, "weights")["optimizer step"] == 4 * sizes(architecture).total
     assert component(table, "gradients")["optimizer step"] == 4 * used
     assert component(table, "optimizer state")["optimizer step"] == 8 * used
 
@@ -227,7 +227,7 @@ def test_accumulating_at_the_same_micro_batch_keeps_one_more_gradient_through_th
 ):
     once = memory_table(Plan(), LLAMA, budget())
     four = memory_table(plan_with(optimize__accumulation_steps=4), LLAMA, budget())
-    gradient = 4 * parameter_count(LLAMA)
+    gradient = 4 * sizes(LLAMA).total
     assert component(once, "gradients").get("loss", 0) == 0
     assert component(four, "gradients")["loss"] == gradient
     assert four.peak_bytes > once.peak_bytes

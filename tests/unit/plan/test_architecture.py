@@ -8,8 +8,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memconsole.memory.state.sizes import sizes
 from memconsole.plan import catalog
-from memconsole.plan.models.architecture import Architecture, parameter_count, parameters
+from memconsole.plan.models.architecture import Architecture, parameters
 
 flags = st.booleans()
 
@@ -61,7 +62,7 @@ def counted_by_hand(a: Architecture) -> int:
 
 @given(architectures())
 def test_the_count_is_the_sum_of_the_list_and_of_the_formula(a: Architecture) -> None:
-    assert parameter_count(a) == sum(p.size for p in parameters(a)) == counted_by_hand(a)
+    assert sizes(a).total == sum(p.size for p in parameters(a)) == counted_by_hand(a)
 
 
 @given(architectures())
@@ -105,7 +106,7 @@ def test_residual_outputs_start_smaller_with_depth() -> None:
 def test_gearhead_keeps_its_untrained_tables_out_of_training() -> None:
     entry = catalog.models()["gearhead"].architecture
     assert entry is not None
-    assert parameter_count(entry) == 34_083_904
+    assert sizes(entry).total == 34_083_904
     assert sum(p.size for p in parameters(entry) if not p.used) == 3_864_640
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from memconsole.memory.state.sizes import sizes
 from memconsole.plan import catalog
 from memconsole.plan.catalog import folders, sources
 from memconsole.plan.check import check, device_kind
 from memconsole.plan.machine import stdlib
-from memconsole.plan.models.architecture import parameter_count
 from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError, replace
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS, conflict
 
@@ -56,7 +56,7 @@ def error_of(plan: Plan) -> PlanError:
 @pytest.mark.parametrize("name", PUBLISHED_PARAMETERS)
 def test_a_catalog_model_has_its_published_number_of_parameters(name: str) -> None:
     architecture = catalog.architecture(changed(model__name=name))
-    assert parameter_count(architecture) == PUBLISHED_PARAMETERS[name]
+    assert sizes(architecture).total == PUBLISHED_PARAMETERS[name]
     assert catalog.models()[name].parameters == PUBLISHED_PARAMETERS[name]
 
 
@@ -68,13 +68,13 @@ def test_every_fixed_model_says_its_true_size_and_its_source() -> None:
             model = catalog.model(Plan(model=ModelChoice(name=entry.name)))
             assert sum(p.size for p in model.parameters()) == entry.parameters
         if entry.architecture is not None:
-            assert parameter_count(entry.architecture) == entry.parameters
+            assert sizes(entry.architecture).total == entry.parameters
             assert entry.architecture.heads % entry.architecture.kv_heads == 0
 
 
 def test_the_default_plan_is_a_million_parameters() -> None:
     check(Plan())
-    assert parameter_count(catalog.architecture(Plan())) == pytest.approx(1_000_000, rel=0.02)
+    assert sizes(catalog.architecture(Plan())).total == pytest.approx(1_000_000, rel=0.02)
 
 
 def test_the_vocabulary_of_a_sized_model_is_the_plans_then_the_tokenizers(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memconsole.memory.state.sizes import sizes
 from memconsole.plan.models import sizing
-from memconsole.plan.models.architecture import Architecture, parameter_count
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.sizing import default_vocab_size, size
 from memconsole.plan.plan import PlanError
 
@@ -21,7 +22,7 @@ vocabularies = st.one_of(
 
 
 def assert_sane(a: Architecture, target: int, vocab_size: int) -> None:
-    assert abs(parameter_count(a) - target) <= 0.02 * target
+    assert abs(sizes(a).total - target) <= 0.02 * target
     assert a.vocab_size == vocab_size
     assert 32 <= a.hidden_size / a.layers <= 128
     assert 32 <= a.head_size <= 128
@@ -102,4 +103,4 @@ def test_a_repeated_size_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) 
         raise AssertionError("searched again")
 
     monkeypatch.setattr(sizing, "_best", search)
-    assert parameter_count(size(7_654_321, 4096, 2048)) == pytest.approx(7_654_321, rel=0.02)
+    assert sizes(size(7_654_321, 4096, 2048)).total == pytest.approx(7_654_321, rel=0.02)
