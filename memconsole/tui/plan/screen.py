@@ -127,11 +127,6 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
         self.part(PhaseStrip).show(view)
         self.part(PlannedSpeed).show(view)
 
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether something is left to prepare for the next key press."""
-        return self._ahead.busy
-
     def title_line(self) -> tuple[str, str]:
         note = ""
         run = self.console.run_view.snapshot

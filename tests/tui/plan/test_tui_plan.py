@@ -409,9 +409,9 @@ async def test_keys_that_rest_leave_nothing_to_make_for_the_next_one(
         await pilot.press("1")
         await settle(pilot)
         deadline = time.monotonic() + 60
-        while app.plan_screen.looks_ahead and time.monotonic() < deadline:
+        while app.plan_screen._ahead.busy and time.monotonic() < deadline:
             await pilot.pause(0.02)
-        assert not app.plan_screen.looks_ahead
+        assert not app.plan_screen._ahead.busy
         ready = set(torch_step._moments)
         monkeypatch.setattr(plan_ahead, "AHEAD_SECONDS", 1e6)
         await pilot.press("2")
