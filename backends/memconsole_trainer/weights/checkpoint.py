@@ -281,13 +281,6 @@ class Checkpoints:
             )
 
 
-def weights_digest(path: Path) -> str:
-    """Hash of the model weights of a committed checkpoint, for comparing runs."""
-    files = read_json(path / MANIFEST)["files"]
-    hashes = [e["sha256"] for name, e in sorted(files.items()) if name.startswith("model-")]
-    return hashlib.sha256("".join(hashes).encode()).hexdigest()
-
-
 def _shards(tensors: Iterable[Named]) -> Iterator[tuple[str, list[Named]]]:
     """Group tensors into files of about `SHARD_BYTES`, each of one kind: the first word of the
     tensor's name."""

@@ -344,16 +344,6 @@ def test_a_manifest_that_leads_outside_is_refused(tmp_path: Path) -> None:
     assert "secret is missing" in str(verify(saved.path))
 
 
-def test_the_weights_digest_depends_on_the_weights_alone(tmp_path: Path) -> None:
-    def digest(folder: str, value: float, moment: float) -> str:
-        content = [("model.a", np.full(3, value)), ("optimizer.m", np.full(3, moment))]
-        return checkpoint.weights_digest(
-            save(Checkpoints(tmp_path / folder, 1), 1, tensors=iter(content)).path
-        )
-
-    assert digest("a", 1.0, 1.0) == digest("b", 1.0, 2.0) != digest("c", 1.5, 1.0)
-
-
 def test_reading_a_file_through_holds_one_tensor_of_it_at_a_time(tmp_path: Path) -> None:
     mib = 2**20
     path = tmp_path / "large.safetensors"
