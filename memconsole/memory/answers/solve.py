@@ -175,13 +175,6 @@ def faster(
     return next(way for way in ways if way.speedup >= max(WORTH_TELLING, NEARLY * most))
 
 
-def least_bytes(
-    plan: Plan, budget: Budget, keep: frozenset[str] = frozenset(), price: Price = table_of
-) -> int:
-    """The least device bytes that any allowed plan needs on the device of `budget`."""
-    return _least(Space(plan, budget, keep), budget, price)[1].device_bytes
-
-
 def _estimated(table: MemoryTable) -> int:
     return table.device_bytes
 
