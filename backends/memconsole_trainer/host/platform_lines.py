@@ -9,10 +9,10 @@ from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 
 
-def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+def cpu_name() -> str:
     """The processor's model name, or its architecture if the name is unknown."""
     try:
-        for text in cpuinfo.read_text(errors="replace").splitlines():
+        for text in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             key, _, value = text.partition(":")
             if key.strip() == "model name":
                 return value.strip()

@@ -31,7 +31,6 @@ def bar(
     tick: float | None = None,
     reached: float | None = None,
     role: str = "train",
-    whole_cells: bool = False,
 ) -> Line:
     """A bar of exactly `width` cells. `tick` is marked on the same scale, at most at the end; the
     cells up to `reached`, an earlier maximum, are shaded."""
@@ -42,7 +41,7 @@ def bar(
     row = [FULL] * whole + [EMPTY] * (width - whole)
     eighth = int((length - whole) * 8)
     if eighth and whole < width:
-        row[whole] = (FULL if eighth >= 4 else EMPTY) if whole_cells else _EIGHTHS[eighth]
+        row[whole] = _EIGHTHS[eighth]
     filled = whole + bool(eighth and whole < width)
     most = round(cells(reached, scale, width)) if reached is not None else 0
     row[filled:most] = [REACHED] * max(0, most - filled)

@@ -60,11 +60,11 @@ def difference_word(percent: float) -> str:
     return f"{abs(whole):,} % {'more' if whole > 0 else 'less'}" if whole else "equal"
 
 
-def bytes_or_reason(value: int | Missing | None, reason: str = "not reported") -> str:
+def bytes_or_reason(value: int | Missing | None) -> str:
     """A byte count, or ``n/a — reason``."""
     if isinstance(value, Missing):
         return f"n/a — {value.reason}"
-    return f"n/a — {reason}" if value is None else format_bytes(value)
+    return "n/a — not reported" if value is None else format_bytes(value)
 
 
 def number_or_reason(value: float | Missing, unit: str) -> str:

@@ -30,7 +30,7 @@ def list_statuses(most: int = MOST) -> tuple[tuple[RunStatus, ...], tuple[str, .
     return tuple(found), tuple(notes)
 
 
-def newest_live(most: int = 30) -> RunStatus | None:
-    """The newest live run among the newest ones."""
-    runs, _ = list_statuses(most)
+def newest_live() -> RunStatus | None:
+    """The newest live run among the newest 30."""
+    runs, _ = list_statuses(30)
     return next((run for run in runs if run.state in LIVE), None)
