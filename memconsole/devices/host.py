@@ -24,13 +24,9 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The processor and the current state of memory."""
 
     processor: str
-    physical_cores: int | None
-    logical_cores: int | None
     ram_bytes: int
     available_bytes: int
     limit: MemoryLimit | None
-    swap_total_bytes: int
-    swap_used_bytes: int
 
     @property
     def total_bytes(self) -> int:
@@ -48,20 +44,11 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
 def host_facts(root: Path = Path("/")) -> HostFacts:
     """Ask the system. `root` is the directory that holds /proc and /sys."""
     memory = psutil.virtual_memory()
-    try:
-        swap = psutil.swap_memory()
-        swap_total, swap_used = int(swap.total), int(swap.used)
-    except (OSError, RuntimeError):
-        swap_total = swap_used = 0
     return HostFacts(
         processor=processor_name(root),
-        physical_cores=psutil.cpu_count(logical=False),
-        logical_cores=psutil.cpu_count(),
         ram_bytes=int(memory.total),
         available_bytes=int(memory.available),
         limit=memory_limit(root, int(memory.total)),
-        swap_total_bytes=swap_total,
-        swap_used_bytes=swap_used,
     )
 
 
