@@ -73,7 +73,6 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     supervisor: Identity
     trainer: Identity | None = None
     started_wall: float
-    started_boot: float
     argv: tuple[str, ...] = ()
     oom_kills: OomCounts = OomCounts()
     """The counts just before the trainer started."""
@@ -108,7 +107,8 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     time_wall: float
     adopted: bool = False
-    """The supervisor was not the trainer's parent and could not learn its exit code."""
+    """The supervisor was not the trainer's parent and could not learn its exit code. Recorded for
+    people who read the file."""
     continues: bool = False
     """The supervisor starts another attempt by itself, see `ladder`."""
     requeues: bool = False

@@ -58,7 +58,6 @@ def of_job(begun: bool, says: str, **exit_record: object) -> RunDirectory:
                 supervisor=NODE,
                 trainer=NODE,
                 started_wall=1.0,
-                started_boot=1.0,
                 job=JobPlace(id="7", nodes="n1"),
             ),
         )

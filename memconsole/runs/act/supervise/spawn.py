@@ -17,7 +17,6 @@ from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.failures import oom
 from memconsole.runs.record.processes import identity
-from memconsole.runs.record.processes.identity import boot_seconds
 from memconsole.runs.record.records import AttemptRecord, Identity, JobPlace
 
 OOM_SCORE = 500
@@ -46,7 +45,6 @@ def start_trainer(
         attempt=attempt,
         supervisor=identity.identify(os.getpid()) or _unseen(os.getpid()),
         started_wall=time.time(),
-        started_boot=boot_seconds(),
         argv=tuple(argv),
         oom_kills=oom.oom_kills(),
         job=place,

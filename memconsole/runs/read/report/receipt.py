@@ -62,6 +62,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_second: float | None
     average_epoch_minutes: float | None
     written_wall: float
+    """When the receipt was written, in seconds since 1970. Recorded for people who read the file."""
     missing_records: int = 0
     """Records of the event log that could not be read. The measured peaks may be too low then."""
 
