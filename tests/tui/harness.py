@@ -202,8 +202,8 @@ def finished(**changes: Any) -> RunSnapshot:
         "verdict": Verdict(reason="finished", evidence="the trainer wrote final.json"),
         "ended": events.Ended(
             step=1200,
-            best_validation_loss=3.351,
-            final_validation_loss=3.362,
+            best_validation_loss=3.202,
+            final_validation_loss=3.202,
             final_train_loss=3.214,
             total_minutes=4.1,
             average_epoch_minutes=1.25,

@@ -10,7 +10,7 @@ from memconsole.runs.read.shown.jumps import counts_word, jump_words
 from memconsole.runs.read.shown.missing import marked, missing_words
 from memconsole.runs.read.shown.ranks import each_per_second, slow_words
 from memconsole.runs.read.shown.snapshot import RunSnapshot
-from memconsole.runs.read.shown.words import ended_words, resume_command
+from memconsole.runs.read.shown.words import NOTHING_LEARNED, ended_words, resume_command
 from memconsole.runs.read.state.facts import RunFacts
 from memconsole.runs.read.state.figures import best_evaluation, figures
 from memconsole.runs.read.state.ranks import highest
@@ -19,8 +19,6 @@ from memconsole.runs.record.states import WAIT_DISK
 from memconsole.units import format_bytes, format_count, format_duration, format_rate
 
 WIDTH = 80
-NOTHING_LEARNED = "nothing learned"
-"""In place of a loss: no token of the steps is learned. Training ends at a loss that is not finite."""
 _STEADY = ("queued", "train", *PHASES, "evaluate", "checkpoint", "sample", WAIT_DISK)
 """Phases that alternate all the time; a change between them gets no line."""
 
@@ -151,35 +149,26 @@ def summary(run: RunSnapshot) -> str:
         rows.append(("Now", f"the run {run.unsaved}"))
     loss = task_of(run.plan).loss
     last = run.evaluations[-1] if run.evaluations else None
-    losses = [e.loss for e in run.evaluations if e.loss is not None]
-    if ended and ended.best_validation_loss is not None:
-        losses.append(ended.best_validation_loss)
+    least = run.best_validation_loss
     best_one = best_evaluation(task_of(run.plan), run.evaluations)
     by_loss = best_one is not None and best_one.measure == loss
-    if losses:
-        best = loss.told(min(losses))
-        if best_one is not None and by_loss and best_one.value == min(losses):
+    if least is not None:
+        best = loss.told(least)
+        if best_one is not None and by_loss and best_one.value == least:
             best += f" at step {best_one.step:,}"
         best = marked(best, "best_validation_loss", run.uncertain)
         rows.append(("Best validation loss", best))
     if best_one is not None and not by_loss:
         rows.append(("Best evaluation", marked(best_one.words, "evaluations", run.uncertain)))
-    if facts.loss is not None:
-        train = ended.final_train_loss if ended else facts.loss
+    train = run.final_train_loss
+    if facts.loss is not None or train is not None:
         told = NOTHING_LEARNED if train is None else loss.told(train)
-        rows.append(
-            (
-                "Final training loss",
-                marked(told, "final_train_loss", run.uncertain),
-            )
-        )
+        rows.append(("Final training loss", marked(told, "final_train_loss", run.uncertain)))
+    if least is not None or last is not None:
+        final = loss.told(run.final_validation_loss)
+        final = marked(final, "final_validation_loss", run.uncertain)
+        rows.append(("Final validation loss", final))
     if last is not None:
-        rows.append(
-            (
-                "Final validation loss",
-                marked(loss.told(last.loss), "evaluations", run.uncertain),
-            )
-        )
         if last.train_loss is not None:
             rows.append(("Final loss on some training rows", loss.told(last.train_loss)))
         for found in figures(task_of(run.plan), last, summary=True):
@@ -192,10 +181,9 @@ def summary(run: RunSnapshot) -> str:
     rows.append(("Total training time", marked(time, "total_minutes", run.uncertain)))
     average = run.average_epoch_minutes
     if average is not None:
-        rows.append(
-            ("Average epoch time", marked(f"{average:.2f} minutes", "epochs", run.uncertain))
-        )
-        rows.append(("Total epochs", marked(f"{run.epoch_count:,}", "epochs", run.uncertain)))
+        one = marked(f"{average:.2f} minutes", "average_epoch_minutes", run.uncertain)
+        rows.append(("Average epoch time", one))
+        rows.append(("Total epochs", marked(f"{run.epoch_count:,}", "epoch_count", run.uncertain)))
     rows.append(("Steps", f"{facts.step:,}"))
     if run.units_per_second is not None:
         units = task_of(run.plan).units

@@ -90,13 +90,13 @@ def run_rows(runs: Sequence[RunSnapshot], width: int) -> list[Line]:
         ("state", [ended_words(run) for run in shown]),
         ("step", [f"{run.facts.step:,}" for run in shown]),
         ("train loss", [_loss(run.facts.loss) for run in shown]),
-        ("best validation", [_marked(_loss(_best(run)), run) for run in shown]),
+        ("best validation", [_best(run) for run in shown]),
         *(
             (f"{units}/s", [_rate(run, units) for run in shown])
             for units in dict.fromkeys(task_of(run.plan).units for run in shown)
         ),
         ("minutes", [minutes_word(run.minutes) for run in shown]),
-        ("memory peak", [_marked(_bytes(run.facts.peak_bytes), run) for run in shown]),
+        ("memory peak", [_peak(run) for run in shown]),
         *_hybrid_rows(shown),
         *(
             [("records missing", [f"{run.missing_records:,}" for run in shown])]
@@ -121,9 +121,12 @@ def _hybrid_rows(runs: Sequence[RunSnapshot]) -> list[tuple[str, list[str]]]:
     ]
 
 
-def _marked(text: str, run: RunSnapshot) -> str:
-    """A figure from the run's records, marked if some of them are missing."""
-    return marked(text, "evaluations", run.uncertain)
+def _best(run: RunSnapshot) -> str:
+    return marked(_loss(run.best_validation_loss), "best_validation_loss", run.uncertain)
+
+
+def _peak(run: RunSnapshot) -> str:
+    return marked(_bytes(run.facts.peak_bytes), "memory.measured", run.uncertain)
 
 
 def _rate(run: RunSnapshot, units: str) -> str:
@@ -249,10 +252,6 @@ def _row(name: str, texts: Sequence[str], cells: int, roles: Sequence[str] = ())
     for n, text in enumerate(texts):
         line.append(Span(right(text, cells - 1) + " ", roles[n] if n < len(roles) else ""))
     return line
-
-
-def _best(run: RunSnapshot) -> float | None:
-    return min((e.loss for e in run.evaluations if e.loss is not None), default=None)
 
 
 def _loss(value: float | None) -> str:

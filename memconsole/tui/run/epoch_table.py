@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memconsole.runs.read.shown.words import NOTHING_LEARNED
 from memconsole.tui.draw.ink import Line, Span, right, rule
 from memconsole.tui.draw.words import loss_word, minutes_word
 from memconsole.tui.views.run_view import RunView
@@ -36,7 +37,7 @@ def epoch_lines(view: RunView, width: int, height: int) -> list[Line]:
         lines.append(
             [
                 Span(right(f"{epoch.epoch}", 6)),
-                Span(right(loss_word(epoch.train_loss, "nothing learned"), third), "train"),
+                Span(right(loss_word(epoch.train_loss, NOTHING_LEARNED), third), "train"),
                 Span(right(loss_word(epoch.validation_loss), third), "validation"),
                 Span(right(minutes_word(epoch.minutes), third)),
             ]

@@ -91,7 +91,6 @@ def figure_lines(view: RunView, width: int, height: int) -> list[Line]:
     run = view.snapshot
     if run is None:
         return []
-    evaluated = [e.loss for e in run.evaluations if e.loss is not None]
     facts = run.facts
     task = task_of(run.plan)
     rows = _speed_rows(view, run, task.units, together=height < FIGURES)
@@ -99,8 +98,8 @@ def figure_lines(view: RunView, width: int, height: int) -> list[Line]:
     if view.prediction is not None and view.prediction.peak_is_known and run.units_per_second:
         share = run.units_per_second / view.prediction.peak_tokens_per_second
         rows.append(("MFU", f"{share:.1%} of peak"))
-    if evaluated:
-        rows.append(("best validation", measure_word(min(evaluated))))
+    if run.best_validation_loss is not None:
+        rows.append(("best validation", measure_word(run.best_validation_loss)))
     if facts.step_seconds is not None:
         rows.append(("step", step_word(facts.step_seconds)))
     rows.append(("trained", f"{format_count(facts.tokens)} {task.units}"))

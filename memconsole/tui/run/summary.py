@@ -9,6 +9,7 @@ from memconsole.runs.read.report.comparison import Comparison, EstimatedTable, M
 from memconsole.runs.read.shown.jumps import jump_words
 from memconsole.runs.read.shown.missing import marked, missing_words
 from memconsole.runs.read.shown.snapshot import RunSnapshot
+from memconsole.runs.read.shown.words import NOTHING_LEARNED
 from memconsole.runs.read.state.figures import best_evaluation, figures
 from memconsole.runs.read.state.stages import during
 from memconsole.runs.record.failures.shortfall import shortfall
@@ -49,14 +50,10 @@ def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
     facts = run.facts
     ended = facts.ended
     rows: list[tuple[str, str, str]] = []
-    validation = [e.loss for e in run.evaluations if e.loss is not None]
-    best = ended.best_validation_loss if ended else min(validation, default=None)
-    final = ended.final_validation_loss if ended else (validation[-1] if validation else None)
-    if best is not None or final is not None:
-        sure = run.uncertain
-        final_figure = "" if ended else "evaluations"
-        text = f"best {marked(_loss(best), 'best_validation_loss', sure)} · "
-        text += f"final {marked(_loss(final), final_figure, sure)}"
+    best, final = run.best_validation_loss, run.final_validation_loss
+    if best is not None or run.evaluations:
+        text = f"best {marked(loss_word(best), 'best_validation_loss', run.uncertain)} · "
+        text += f"final {marked(loss_word(final), 'final_validation_loss', run.uncertain)}"
         beside = run.evaluations[-1].train_loss if run.evaluations else None
         if beside is not None:
             text += f" · {loss_word(beside)} on training rows"
@@ -74,9 +71,9 @@ def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
         if simpler:
             text = " · ".join(f"{measure_word(f.value)} {f.measure.name}" for f in simpler)
             rows.append(("beside it", text, "validation"))
-    train = ended.final_train_loss if ended else facts.loss
-    if train is not None:
-        text = marked(loss_word(train), "final_train_loss", run.uncertain)
+    train = run.final_train_loss
+    if facts.loss is not None or train is not None:
+        text = marked(loss_word(train, NOTHING_LEARNED), "final_train_loss", run.uncertain)
         rows.append(("final train loss", text, "train"))
     if ended is not None and ended.early:
         rows.append(("ended", ended.early, ""))
@@ -99,10 +96,6 @@ def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
     if run.missing_records:
         rows.append(("event log", missing_words(run.missing_records), "warn"))
     return rows
-
-
-def _loss(value: float | None) -> str:
-    return "—" if value is None else measure_word(value)
 
 
 def memory_rows(view: RunView, run: RunSnapshot) -> list[tuple[str, str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from memconsole.cli.runs.progress import summary
 from memconsole.memory.table import Tier
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.shown.snapshot import RunSnapshot
@@ -75,3 +76,39 @@ def test_a_graphics_card_has_a_row_for_what_its_driver_charges() -> None:
         (170 * MIB, 190 * MIB),
     )
     assert "measured 185 MiB" in rows["device peak"][0]
+
+
+EVALUATIONS = snapshot().evaluations
+NOT_FINITE = msgspec.structs.replace(EVALUATIONS[-1], step=320, loss=None)
+LOWER = msgspec.structs.replace(EVALUATIONS[-1], loss=3.1)
+EPOCH = events.Epoch(epoch=1, train_loss=4.0, validation_loss=None, minutes=1.25)
+
+
+@pytest.mark.parametrize(
+    ("run", "best", "final", "mark"),
+    [
+        (snapshot(), "3.877", "3.877", ""),
+        (snapshot(missing_records=2), "3.877", "3.877", " ?"),
+        (snapshot(evaluations=(*EVALUATIONS, NOT_FINITE)), "3.877", "not finite", ""),
+        (finished(evaluations=EVALUATIONS, missing_records=1), "3.202", "3.202", ""),
+        (finished(evaluations=(LOWER,)), "3.100", "3.202", ""),
+    ],
+    ids=["live", "damaged", "not finite", "the last evaluation is missing", "a lower loss is read"],
+)
+def test_the_command_and_the_console_tell_the_same_figures(
+    run: RunSnapshot, best: str, final: str, mark: str
+) -> None:
+    run = msgspec.structs.replace(run, epochs=(EPOCH,))
+    told = {name: text for name, text, _ in summary_rows(RunView(run))}
+    first, second, *_ = told["validation loss"].split(" · ")
+    assert first == f"best {best}{mark}"
+    assert second.removeprefix("final ").removeprefix("n/a — ") == f"{final}{mark}"
+    assert told["time"].startswith(f"1.25 min/epoch{mark} · ")
+    rows = dict(line.strip().split(": ", 1) for line in summary(run).splitlines() if ": " in line)
+    for name, value in (("Best", best), ("Final", final)):
+        row = rows[f"{name} validation loss"].strip()
+        number = row if value == "not finite" else f"{float(row.split()[0]):.3f}"
+        assert number.startswith(value)
+        assert row.endswith(" ?") == bool(mark)
+    for name in ("Average epoch time", "Total epochs"):
+        assert rows[name].endswith(" ?") == bool(mark)

@@ -44,6 +44,10 @@ class Symptom(msgspec.Struct, frozen=True):
     """Only settings that the plan accepts."""
 
 
+_ALSO_TOLD_AT_THE_END = ("final_validation_loss", "epoch_count")
+"""Figures of a snapshot that a report lacks, and that the trainer's last record has."""
+
+
 class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What a screen or a command shows of a run. Text fields have no control characters."""
 
@@ -124,6 +128,27 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         return total_minutes(self.facts, self.elapsed_seconds)
 
     @property
+    def best_validation_loss(self) -> float | None:
+        """The least loss of all evaluations; None before the first one with a finite loss."""
+        ended = self.facts.ended
+        losses = [e.loss for e in self.evaluations]
+        losses.append(ended.best_validation_loss if ended is not None else None)
+        return min((loss for loss in losses if loss is not None), default=None)
+
+    @property
+    def final_validation_loss(self) -> float | None:
+        """The loss of the last evaluation; None before the first one, or if it was not finite."""
+        if self.facts.ended is not None:
+            return self.facts.ended.final_validation_loss
+        return self.evaluations[-1].loss if self.evaluations else None
+
+    @property
+    def final_train_loss(self) -> float | None:
+        """The mean loss of the newest steps; None before the first one, or if no unit of them was learned."""
+        ended = self.facts.ended
+        return self.facts.loss if ended is None else ended.final_train_loss
+
+    @property
     def epoch_count(self) -> int:
         """How many epochs have ended. `epochs` holds only the newest ones."""
         if self.facts.ended is not None:
@@ -146,7 +171,9 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def uncertain(self) -> tuple[str, ...]:
         """The figures that may be wrong because of missing records."""
-        return uncertain_figures(self.missing_records, self.facts.ended is not None)
+        ended = self.facts.ended is not None
+        found = uncertain_figures(self.missing_records, ended)
+        return found if ended or not found else (*found, *_ALSO_TOLD_AT_THE_END)
 
 
 def _spelled(value: Any) -> str:

@@ -8,6 +8,8 @@ from memconsole.runs.read.state.facts import FactsSoFar
 from memconsole.runs.record.states import LIVE, State
 
 KILLED, REFUSED = "killed", "refused"
+NOTHING_LEARNED = "nothing learned"
+"""In place of a loss: no token of the steps is learned. Training ends at a loss that is not finite."""
 
 
 class Shown(Protocol):
