@@ -54,44 +54,44 @@ def liveness(run: RunDirectory) -> Liveness:
 
 def _of_job(run: RunDirectory, job: JobRecord, here: Liveness) -> Liveness:
     """The state of a run that a Slurm job trains. `here` is what files and locks show."""
-    attempt = here.attempt
-    record = run.attempt_record(attempt) if attempt and attempt > job.attempts_before else None
-    begun = attempt is not None and attempt > job.attempts_before
+    attempt, number = here.attempt, here.attempt or 0
+    begun = number > job.attempts_before
+    record = run.attempt_record(number) if begun else None
     place = record.job if record else None
-    on = f"{job.words}{f' on {place.nodes}' if place and place.nodes else ''}"
+    on = f"{job.words} on {place.nodes}" if place and place.nodes else job.words
     if begun and here.live:
         away = record is not None and not identity.is_visible(record.supervisor)
         return replace(here, elsewhere=away, job=on)
-    ended = begun and here.verdict is not None and _recorded(run, attempt or 0)
-    if begun and (here.state in ("finished", "orphaned") or (ended and job.cancelled_by)):
+    end = _exit_record(run, number) if begun else None
+    if begun and (here.state in ("finished", "orphaned") or (end and job.cancelled_by)):
         return here
     if job.cancelled_by and not begun:
-        return Liveness("stopped", attempt, verdict=before_it_began(run, job, None))
+        return _ended(attempt, before_it_began(run, job, None))
     jobs = slurm.QUEUE.jobs()
     found = jobs.job(job.id)
-    requeues = ended and _recorded(run, attempt or 0, requeues=True)
     if found is None:
         unknown = f"{on}: {jobs.trouble}"
-        if not begun or requeues:
+        if not begun or (end and end.requeues):
             return Liveness("queued", attempt, 0, job=unknown)
-        return here if ended else _away(run, attempt or 0, unknown)
+        return here if end else _away(run, number, unknown)
     if found.waits:
         return Liveness("queued", attempt, 0, job=f"{job.words} {slurm.waiting_words(found)}")
-    again = begun and found.restarts > (place.restarts if place else 0)
-    if found.active and (again or not begun):
+    if found.active and (not begun or found.restarts > (place.restarts if place else 0)):
         return Liveness("starting", attempt, 0, job=f"{job.words} begins on {found.nodes}")
-    if found.active and not ended:
-        return _away(run, attempt or 0, on)
-    if found.active and requeues:
+    if found.active and not end:
+        return _away(run, number, on)
+    if found.active and end and end.requeues:
         return Liveness("queued", attempt, 0, job=f"{job.words} goes back to the queue")
-    if ended:
+    if end:
         return here
     if begun:
-        why = without_record(run, attempt or 0, job, found)
-        return Liveness(ended_state(why), attempt, verdict=why)
+        return _ended(attempt, without_record(run, number, job, found))
     if found is slurm.GONE and time.time() - job.submitted_wall < SUBMITTED_SECONDS:
         return Liveness("queued", attempt, 0, job=f"{job.words} was submitted")
-    why = before_it_began(run, job, found)
+    return _ended(attempt, before_it_began(run, job, found))
+
+
+def _ended(attempt: int | None, why: Verdict) -> Liveness:
     return Liveness(ended_state(why), attempt, verdict=why)
 
 
@@ -103,26 +103,19 @@ def _away(run: RunDirectory, attempt: int, words: str) -> Liveness:
     )
 
 
-def _recorded(run: RunDirectory, attempt: int, *, requeues: bool = False) -> bool:
-    """Whether an attempt's end is recorded; with `requeues`, as one that the queue continues."""
-    found = files.read_struct(run.attempt_path(attempt) / "exit.json", ExitRecord)
-    return found is not None and (found.requeues or not requeues)
+def _exit_record(run: RunDirectory, attempt: int) -> ExitRecord | None:
+    return files.read_struct(run.attempt_path(attempt) / "exit.json", ExitRecord)
 
 
 def _here(run: RunDirectory) -> Liveness:
     """What locks and records show on this machine."""
     attempt = run.newest_attempt()
-    recorded = None
-    if attempt is not None:
-        recorded = files.read_struct(run.attempt_path(attempt) / "exit.json", ExitRecord)
-    if recorded is not None and recorded.continues:
-        supervisor = locks.holder(run.supervisor_lock)
-        if supervisor is not None:
-            return Liveness("starting", attempt, supervisor, None, locks.gang_held(run.gang_lock))
-    if recorded is not None and attempt is not None:
-        gang = locks.gang_held(run.gang_lock)
+    recorded = None if attempt is None else _exit_record(run, attempt)
+    if recorded is not None:
+        gang, supervisor = locks.gang_held(run.gang_lock), locks.holder(run.supervisor_lock)
+        if recorded.continues and supervisor is not None:
+            return Liveness("starting", attempt, supervisor, None, gang)
         state = "orphaned" if gang else ended_state(recorded.verdict)
-        supervisor = locks.holder(run.supervisor_lock)
         return Liveness(state, attempt, supervisor, None, gang, recorded.verdict)
     held = locks.held(run.path)
     if attempt is None:
@@ -150,11 +143,9 @@ def _here(run: RunDirectory) -> Liveness:
     why = verdict(run, attempt)
     if held.gang:
         return Liveness("orphaned", attempt, None, None, True, why)
-    if files.exists(run.attempt_path(attempt) / "exit.json"):
-        # The supervisor wrote its verdict and exited between the two checks.
-        return Liveness(ended_state(why), attempt, verdict=why)
-    known = files.exists(run.attempt_path(attempt) / "final.json")
-    return Liveness(ended_state(why) if known else "lost", attempt, verdict=why)
+    # The supervisor may have written exit.json and exited since it was read above.
+    known = any(files.exists(run.attempt_path(attempt) / n) for n in ("exit.json", "final.json"))
+    return _ended(attempt, why) if known else Liveness("lost", attempt, verdict=why)
 
 
 def _unrecorded(run: RunDirectory, attempt: int, held: locks.Holders) -> Liveness:
@@ -172,7 +163,7 @@ def _unrecorded(run: RunDirectory, attempt: int, held: locks.Holders) -> Livenes
         and time.monotonic() < deadline
     ):
         time.sleep(0.01)
-    recorded = files.read_struct(path / "exit.json", ExitRecord)
+    recorded = _exit_record(run, attempt)
     if recorded is not None and recorded.continues:
         return Liveness("starting", attempt, supervisor, None, held.gang)
     why = verdict(run, attempt, supervisor or None)
