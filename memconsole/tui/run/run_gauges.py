@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from memconsole.devices.reading import Missing
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.processes import processes
@@ -35,39 +37,31 @@ def run_gauges(view: RunView) -> list[Gauge]:
     high = table.band_bytes[1] if table is not None else None
     limit = _limit(total, table.budget.usable_bytes if table is not None else None)
     last_step = horizon(float(facts.step), facts.total_steps)
+    gauge = partial(Gauge, total=total, limit=limit, source="trainer", last_step=last_step)
     which = f", fullest {rank_word(facts)}" if facts.ranks else " process"
     gauges: list[Gauge] = []
     if not on_cpu:
-        predicted = None if table is None else table.device_bytes
         fullest = highest(*(one.reading.device_bytes for one in facts.ranks))
         gauges.append(
-            Gauge(
+            gauge(
                 label=f"{label}{which}",
                 used=used if fullest is None else fullest,
-                total=total,
                 peak=facts.peak_device_bytes,
-                predicted=predicted,
+                predicted=table.device_bytes if table is not None else None,
                 high=high,
-                limit=limit,
-                source="trainer",
                 history=run.gauges.device,
-                last_step=last_step,
             )
         )
         used = memory.allocated_bytes if memory and memory.allocated_bytes is not None else waiting
     shares = plan_shares(run.plan) if on_cpu else 1
     gauges.append(
-        Gauge(
+        gauge(
             label=(f"1/{shares} of " if shares > 1 else "") + f"{label} tensors",
             used=used,
-            total=total,
             peak=facts.peak_bytes,
             predicted=table.peak_bytes if table is not None else None,
             high=high if on_cpu else None,
-            limit=limit,
-            source="trainer",
             history=run.gauges.allocated,
-            last_step=last_step,
         )
     )
     host_total = next(
@@ -79,7 +73,7 @@ def run_gauges(view: RunView) -> list[Gauge]:
         *(one.reading.host_bytes for one in facts.ranks),
     )
     gauges.append(
-        Gauge(
+        gauge(
             label=f"host RAM{which}",
             used=host_used if host_used is not None else waiting,
             total=host_total,
@@ -88,7 +82,6 @@ def run_gauges(view: RunView) -> list[Gauge]:
             limit=host_total if isinstance(host_total, int) else None,
             source="psutil",
             history=run.gauges.host,
-            last_step=last_step,
         )
     )
     return gauges
