@@ -33,6 +33,7 @@ from memconsole_trainer.control.controller import Controller, controller_of
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.engine import Engine, WeightSource
+from memconsole_trainer.gang import Gang
 from memconsole_trainer.host.memory_limit import limit_build, limit_steps
 from memconsole_trainer.loop import progress, summary
 from memconsole_trainer.loop.progress import Progress
@@ -100,12 +101,7 @@ def set_up(attempt: Attempt) -> Job:
     engine = engine_factory(plan.backend)(plan, attempt.run.path)
     checkpoints = Checkpoints(attempt.run.checkpoints_path, plan.train.keep_checkpoints)
     gang = engine.gang
-    if gang.rank:
-        stored = _same(attempt, gang.tell())
-    else:
-        checkpoints.sweep()
-        stored = _newest(attempt, checkpoints, say)
-        gang.tell(stored.path.name if stored else "")
+    stored = _stored(attempt, checkpoints, gang, say)
     _at(attempt, stored.path if stored else None)
     _started(attempt, plan, engine, stored)
     for rung in rungs(attempt.run)[-1:]:
@@ -116,7 +112,7 @@ def set_up(attempt: Attempt) -> Job:
 
     known = stored.fingerprints if stored else {}
     if gang.rank:
-        gang.tell()  # the first process has prepared the data, and the others find them ready
+        gang.tell()  # the leader has prepared the data; the others wait here and then find it ready
     engine.prepare(plan, model)
     data = open_data(plan, model, attempt.run.path, say, known)
     if not gang.rank:
@@ -126,13 +122,6 @@ def set_up(attempt: Attempt) -> Job:
     print("\n".join(f"  {words}" for words in (data.description, *files, training)), flush=True)
     fingerprints = {"plan": progress.fingerprint(picked, model), **data.fingerprints}
     settings = progress.counted_settings(picked)
-    first = attempt.run.read_first_plan()
-    before = replace(picked, {key: get(first, key) for key in LATER})
-    older = {
-        progress.fingerprint(before, model, CHANGEABLE - LATER),
-        progress.fingerprint(before, model, CHANGEABLE - LATER, as_it_is=True),
-        progress.fingerprint(first, model, ELSEWHERE - LATER, as_it_is=True),
-    }
     shape = BatchShape(
         plan.optimize.accumulation_steps,
         plan.train.batch_size * plan.device.count,
@@ -147,6 +136,7 @@ def set_up(attempt: Attempt) -> Job:
                 f"{state.total_steps:,} steps of this run: the warm-up takes {warmup:,}"
             )
     else:
+        older = _older_fingerprints(attempt.run, picked, model)
         state = resumed(stored, fingerprints, older, settings)
         progress.stretch(state, plan)
         check_unchanged(attempt.run, stored, data, say)
@@ -181,22 +171,45 @@ def set_up(attempt: Attempt) -> Job:
     except BaseException:
         stream.close()
         raise
-    path = stored.path if stored else None
     return Job(
-        plan,
-        model,
-        engine,
-        data,
-        shape,
-        stream,
-        checkpoints,
-        control,
-        state,
-        fingerprints,
-        settings,
-        path,
-        trained,
+        plan=plan,
+        model=model,
+        engine=engine,
+        data=data,
+        shape=shape,
+        stream=stream,
+        checkpoints=checkpoints,
+        control=control,
+        progress=state,
+        fingerprints=fingerprints,
+        settings=settings,
+        last_saved=stored.path if stored else None,
+        trained=trained,
     )
+
+
+def _stored(
+    attempt: Attempt, checkpoints: Checkpoints, gang: Gang, say: Announcer
+) -> LoadedCheckpoint | None:
+    """The newest intact checkpoint, which the leader finds; None if the run has none at all."""
+    if gang.rank:
+        name = gang.tell()
+        return LoadedCheckpoint(attempt.run.checkpoints_path / name) if name else None
+    checkpoints.sweep()
+    stored = _newest(attempt, checkpoints, say)
+    gang.tell(stored.path.name if stored else "")
+    return stored
+
+
+def _older_fingerprints(run: RunDirectory, picked: Plan, model: Model) -> set[str]:
+    """The plan's fingerprints as older checkpoints hold them."""
+    first = run.read_first_plan()
+    before = replace(picked, {key: get(first, key) for key in LATER})
+    return {
+        progress.fingerprint(before, model, CHANGEABLE - LATER),
+        progress.fingerprint(before, model, CHANGEABLE - LATER, as_it_is=True),
+        progress.fingerprint(first, model, ELSEWHERE - LATER, as_it_is=True),
+    }
 
 
 def _origin(plan: Plan, weights: WeightSource) -> str:
@@ -228,11 +241,6 @@ def _newest(attempt: Attempt, checkpoints: Checkpoints, say: Announcer) -> Loade
             f"begin again at step 0: memconsole resume {attempt.run.id} --from-scratch"
         )
     return stored
-
-
-def _same(attempt: Attempt, name: str) -> LoadedCheckpoint | None:
-    """The checkpoint that the first process has found intact; None if there is none."""
-    return LoadedCheckpoint(attempt.run.checkpoints_path / name) if name else None
 
 
 def _held(engine: Engine) -> tuple[int | None, int | None]:
