@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from memconsole.plan.models.model import Model, Parameter
 from memconsole_trainer.engine import WeightsError
+from memconsole_trainer.jumps import group_of
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,5 @@ def stacked(found: Iterable[Parameter]) -> dict[str, Stack]:
     """The arrays that hold `found`, by stacked name."""
     members: dict[str, list[Parameter]] = {}
     for parameter in found:
-        members.setdefault(stacked_name(parameter), []).append(parameter)
+        members.setdefault(group_of(parameter), []).append(parameter)
     return {n: Stack(n, tuple(m), m[0].layer is not None) for n, m in members.items()}
-
-
-def stacked_name(parameter: Parameter) -> str:
-    """``layers.3.mlp.up.weight`` -> ``layers.mlp.up.weight``."""
-    if parameter.layer is None:
-        return parameter.name
-    return parameter.name.replace(f"layers.{parameter.layer}.", "layers.", 1)
