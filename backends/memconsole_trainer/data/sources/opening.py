@@ -17,7 +17,7 @@ from memconsole.plan.plan import DataChoice, Plan, PlanError, nearest
 from memconsole.plan.templates.choice import template_of
 from memconsole.regular_file import check_regular, open_regular
 from memconsole.units import GIB
-from memconsole_trainer.data.sources import json_lines
+from memconsole_trainer.data.sources import csv_cells, json_lines
 from memconsole_trainer.data.sources.documents import (
     ColumnDocuments,
     DataError,
@@ -113,7 +113,8 @@ def _records(
             found = JsonLines(files, most, _plain(files, data, tick))
         else:
             table = open_table(kind, files, data, tick)
-            found = TableRecords(table, str(files[0]), most, files)
+            known = csv_cells.guessed(_plain(files[:1], data, tick)[0]) if kind == "csv" else None
+            found = TableRecords(table, str(files[0]), most, files, known)
     return _nonempty(RecordDocuments(found, template), data.source)
 
 
@@ -157,12 +158,12 @@ def load_table(kind: str, files: list[Path]) -> Any:
 
     disable_progress_bar()
     form = "json" if kind == "jsonl" else kind
-    options: dict[str, Any] = {"sep": "\t"} if files[0].suffix.lower() == ".tsv" else {}
     names = [str(p) for p in files]
     for name in names:
         if "::" in name:
             raise DataError(f'{name}: "::" in the name of a table cannot be read; rename it')
     try:
+        options = csv_cells.options(files[0]) if kind == "csv" else {}
         # The library keeps what it has read in its cache, under a hash of names, sizes and times.
         stamps = [(str(s.st_size), str(s.st_mtime_ns)) for s in map(Path.stat, files)]
         module = importlib.import_module(f"datasets.packaged_modules.{form}.{form}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from memconsole.plan.catalog.folders import TABLES, plain_suffix
 from memconsole.plan.plan import Plan
 from memconsole.plan.templates.choice import template_of
 from memconsole.units import GIB
@@ -20,6 +21,8 @@ from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 
 LEAST_BYTES = 1 << 20
 """The tokens of smaller texts are held in memory."""
+READERS = {"csv": 2}
+"""Version of the reader of a format, where it is not 1. With another version, tokens are made again."""
 
 
 def open_cache(
@@ -47,7 +50,7 @@ def open_cache(
     dtype = marked_dtype(tokenizer.largest_id) if marked else tokenizer.dtype
     try:
         folder = base / disk_cache.key(
-            VERSION, *_identity(plan, source, blocks, tokenizer), *_states(files)
+            VERSION, *_identity(plan, source, blocks, tokenizer), *_readers(files), *_states(files)
         )
         return TokenCache(folder, dtype, blocks.count, most, _log)
     except OSError as error:
@@ -75,6 +78,12 @@ def _identity(
         data.isolate_documents,
         rows,
     )
+
+
+def _readers(files: Sequence[Path]) -> list[tuple[str, int]]:
+    """The formats of the files whose reader is of another version than 1."""
+    formats = {TABLES.get(plain_suffix(path.name), "") for path in files}
+    return sorted((name, READERS[name]) for name in formats & READERS.keys())
 
 
 def _states(files: Sequence[Path]) -> list[object]:

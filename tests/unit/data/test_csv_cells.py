@@ -1,0 +1,74 @@
+"""Cells of CSV tables are text as the file has it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memconsole.plan.plan import Plan, replace
+from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.sources.opening import open_source
+from memconsole_trainer.data.text.blocks import token_key
+
+
+@pytest.fixture(autouse=True)
+def _private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def opened(path: Path, **changes: Any) -> Any:
+    named = {f"data.{key}": value for key, value in changes.items()}
+    return open_source(replace(Plan(), {"data.source": str(path), **named}), 300)
+
+
+CELLS = ["true", "007", "3.10", "NA", "None", "null", "nan", "N/A", "2024-01-01", "1e3", " x"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_cells_are_read_as_they_are_written(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"t{suffix}"
+    between = "\t" if suffix == ".tsv" else ","
+    for cell in CELLS:  # alone in its column, so that its type would be guessed
+        path.write_text(f"n{between}text\n1{between}{cell}\n2{between}{cell}\n")
+        assert opened(path).read(0, 2) == [cell, cell]
+        assert opened(path, template="{{ n }}={{ text }}").read(0, 1) == [f"1={cell}"]
+
+
+def test_a_column_may_hold_numbers_first_and_words_later(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    words = [str(number) if number < 11_000 else f"word{number}" for number in range(12_000)]
+    path.write_text("text,n\n" + "".join(f"{word},1\n" for word in words))
+    found = opened(path)
+    assert found.read(10_999, 11_001) == ["10999", "word11000"]
+    assert opened(path, template="{{ text }}").read(11_000, 11_001) == ["word11000"]
+
+
+def test_an_empty_cell_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("q,text\na,\nb,c\n")
+    assert opened(path).read(0, 2) == ["", "c"]
+    with pytest.raises(DataError, match=r'row 1 has no field "text"'):
+        opened(path, template="{{ q }} {{ text }}").read(0, 1)
+
+
+def test_fingerprints_of_records_are_made_of_numbers_as_those_of_older_runs(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text('id,score,flag,text\n1,2,true,"a, ""b"""\n2,,false,NA\n3,0.1,true,3\n')
+    rows = [
+        {"id": 1, "score": 2.0, "flag": True, "text": 'a, "b"'},
+        {"id": 2, "score": None, "flag": False, "text": None},
+        {"id": 3, "score": 0.1, "flag": True, "text": "3"},
+    ]
+    digest = hashlib.sha256(f"3/{list(rows[0])}".encode())
+    for row in rows:
+        digest.update(str(row).encode())
+    assert opened(path, template="{{ text }}").fingerprint == digest.hexdigest()
+
+
+def test_tokens_that_were_made_of_guessed_cells_are_not_used() -> None:
+    assert token_key._readers([Path("a.csv.gz"), Path("b.tsv")]) == [("csv", 2)]
+    assert token_key._readers([Path("a.jsonl"), Path("b.parquet"), Path("c.txt")]) == []
