@@ -21,6 +21,7 @@ from memconsole_trainer.data.sources import hdf5
 from memconsole_trainer.data.sources import opening as sources
 from memconsole_trainer.data.sources.documents import DataError, Documents
 from memconsole_trainer.data.sources.hdf5 import Hdf5Dataset, TokenRows
+from memconsole_trainer.data.sources.tables import column_types, header
 from memconsole_trainer.data.windows.file import WindowFile
 
 SAMPLE_CHARACTERS = 2000
@@ -185,8 +186,11 @@ def _columns(path: Path, plan: Plan) -> tuple[str, ...]:
     if path.is_file() and suffix in ROWS:
         return tuple(hdf5.describe(path))
     if path.is_file() and suffix in TABLES:
-        features = sources.open_table(TABLES[suffix], [path], plan.data).features
-        return tuple(f"{name} {kind}" for name, kind in sources.column_types(features).items())
+        if suffix == ".parquet":
+            types = header("parquet", path)
+        else:
+            types = column_types(sources.open_table(TABLES[suffix], [path], plan.data).features)
+        return tuple(f"{name} {kind}" for name, kind in types.items())
     return ()
 
 

@@ -16,7 +16,8 @@ from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.runs.record.checkpoints.manifest import MANIFEST, STATE, verify
 from memconsole_trainer.data.sources import hdf5
 from memconsole_trainer.data.sources.documents import DataError, FileDocuments
-from memconsole_trainer.data.sources.opening import load_table, open_path, open_source
+from memconsole_trainer.data.sources.opening import open_path, open_source
+from memconsole_trainer.data.sources.tables import load_table
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.data.text.tokens.tokenizer import load
 from memconsole_trainer.engine import WeightsError

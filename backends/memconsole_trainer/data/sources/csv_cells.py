@@ -23,16 +23,21 @@ def separator(path: Path) -> str:
     return "\t" if path.suffix.lower() == ".tsv" else ","
 
 
+def columns(path: Path) -> list[str]:
+    """The names of the columns of a table."""
+    import pandas
+
+    return [str(name) for name in pandas.read_csv(path, sep=separator(path), nrows=0).columns]
+
+
 def options(path: Path) -> dict[str, Any]:
     """The options of `datasets` for reading tables with the columns of `path`. Without them, pandas guesses types:
     `007` becomes 7, `true` becomes True, and `NA` is missing."""
-    import pandas
     from datasets import Features, Value
 
-    names = pandas.read_csv(path, sep=separator(path), nrows=0).columns
     return {
         "sep": separator(path),
-        "features": Features({str(name): Value("string") for name in names}),
+        "features": Features({name: Value("string") for name in columns(path)}),
         "keep_default_na": False,
         "na_values": [""],
     }

@@ -124,13 +124,19 @@ class ColumnDocuments:
     total_bytes: int | None = None
 
     def __init__(
-        self, table: Any, column: str, max_examples: int | None, files: Sequence[Path] = ()
+        self,
+        table: Any,
+        column: str,
+        max_examples: int | None,
+        files: Sequence[Path] = (),
+        names: Sequence[str] | None = None,
     ) -> None:
+        """`names` are all columns of the files, if `table` has some of them only."""
         self._table = table
         self._column = column
         rows = len(table)
         self.count: int | None = rows if max_examples is None else min(rows, max_examples)
-        digest = hashlib.sha256(f"{rows}/{column}/{table.column_names}".encode())
+        digest = hashlib.sha256(f"{rows}/{column}/{names or table.column_names}".encode())
         for index in {0, self.count // 2, max(self.count - 1, 0)} if self.count else ():
             digest.update(self._texts(index, index + 1)[0].encode("utf-8", "replace"))
         self.fingerprint = digest.hexdigest()

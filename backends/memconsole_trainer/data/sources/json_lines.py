@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,14 +26,20 @@ def stamps(files: Sequence[Path]) -> tuple[Stamp, ...]:
     return tuple((str(path), state.st_size, state.st_mtime_ns) for path, state in states)
 
 
-def rows(files: tuple[Stamp, ...]) -> Iterator[dict[str, Any]]:
-    """Every row in order, with U+FFFD for what is not text. Raises `DataError`, which names file,
-    line and reason."""
+def rows(
+    files: tuple[Stamp, ...], columns: Collection[str] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Every row in order, with U+FFFD for what is not text; only the fields in `columns`, if given. Raises
+    `DataError`, which names file, line and reason."""
     for name, _, _ in files:
         with open_regular(Path(name)) as raw:
             for number, line in enumerate(_lines(raw, name), 1):
-                if line.strip():
-                    yield parsed(line, f"{printable(name)}: line {number:,}")
+                if not line.strip():
+                    continue
+                row = parsed(line, f"{printable(name)}: line {number:,}")
+                if columns is not None:
+                    row = {column: row.get(column) for column in columns}
+                yield row
 
 
 def _lines(raw: Any, name: str) -> Iterator[bytes]:

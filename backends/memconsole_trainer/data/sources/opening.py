@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,11 @@ from memconsole.plan.catalog.sources import not_made
 from memconsole.plan.data.check_records import advice
 from memconsole.plan.machine import stdlib
 from memconsole.plan.plan import DataChoice, Plan, PlanError, nearest
+from memconsole.plan.templates.chat import OPTIONS
 from memconsole.plan.templates.choice import template_of
-from memconsole.regular_file import check_regular, open_regular
+from memconsole.regular_file import open_regular
 from memconsole.units import GIB
-from memconsole_trainer.data.sources import csv_cells, json_lines
+from memconsole_trainer.data.sources import csv_cells
 from memconsole_trainer.data.sources.documents import (
     ColumnDocuments,
     DataError,
@@ -33,10 +34,20 @@ from memconsole_trainer.data.sources.records import (
     StreamRecords,
     TableRecords,
 )
+from memconsole_trainer.data.sources.tables import (
+    TEXT_TYPES,
+    column_types,
+    header,
+    load_table,
+    reason,
+)
 from memconsole_trainer.data.sources.unpacked import unpacked
 
 if TYPE_CHECKING:
     from memconsole.plan.templates.template import Template
+
+CHAT_FIELDS = ("messages", "conversations", "prompt", "completion", "system", "tools", OPTIONS)
+"""Columns of a table of chats that templates read."""
 
 
 def open_source(
@@ -112,7 +123,7 @@ def _records(
         if kind == "jsonl":
             found = JsonLines(files, most, _plain(files, data, tick))
         else:
-            table = open_table(kind, files, data, tick)
+            table = open_table(kind, files, data, tick, template.fields or CHAT_FIELDS)
             known = csv_cells.guessed(_plain(files[:1], data, tick)[0]) if kind == "csv" else None
             found = TableRecords(table, str(files[0]), most, files, known)
     return _nonempty(RecordDocuments(found, template), data.source)
@@ -128,11 +139,20 @@ def open_table(
     files: Sequence[Path],
     data: DataChoice,
     tick: Callable[[], None] = lambda: None,
+    used: Collection[str] | None = None,
+    only: bool = False,
 ) -> Any:
-    """`load_table` of files that may be compressed. Errors name these files and not the unpacked ones."""
+    """`load_table` of files that may be compressed."""
     plain = _plain(files, data, tick)
+    with _named(files, plain):
+        return load_table(kind, plain, used, only)
+
+
+@contextmanager
+def _named(files: Sequence[Path], plain: Sequence[Path]) -> Iterator[None]:
+    """Errors name the compressed files and not the unpacked ones."""
     try:
-        return load_table(kind, plain)
+        yield
     except DataError as error:
         words = str(error)
         for path, inside in zip(files, plain, strict=True):
@@ -140,77 +160,31 @@ def open_table(
         raise DataError(words) from error
 
 
-def load_table(kind: str, files: list[Path]) -> Any:
-    """Load `files`, tables of one format, as a memory-mapped `datasets.Dataset`. Raises
-    `DataError`.
-
-    A name is the name of one file, whatever characters it has. `datasets.load_dataset` would take
-    it for a pattern, and would report each load to a server.
-    """
-    for path in files:
-        try:
-            check_regular(path)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-    import datasets  # takes 1.5 s, so only when a table is read
-    from datasets.data_files import DataFilesDict, DataFilesList
-    from datasets.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    form = "json" if kind == "jsonl" else kind
-    names = [str(p) for p in files]
-    for name in names:
-        if "::" in name:
-            raise DataError(f'{name}: "::" in the name of a table cannot be read; rename it')
-    try:
-        options = csv_cells.options(files[0]) if kind == "csv" else {}
-        # The library keeps what it has read in its cache, under a hash of names, sizes and times.
-        stamps = [(str(s.st_size), str(s.st_mtime_ns)) for s in map(Path.stat, files)]
-        module = importlib.import_module(f"datasets.packaged_modules.{form}.{form}")
-        builder = getattr(module, form.capitalize())(
-            data_files=DataFilesDict({"train": DataFilesList(names, stamps)}),
-            hash=datasets.__version__,
-            **options,
-        )
-        builder.download_and_prepare()
-        return builder.as_dataset(split="train")
-    except Exception as error:
-        if kind == "jsonl":
-            return _repaired_lines(files)
-        raise DataError(f"{names[0]}: cannot be read as {kind}: {_reason(error)}") from error
-
-
-def _repaired_lines(files: list[Path]) -> Any:
-    """JSON lines that the table reader refused, one by one. Raises `DataError`, which names the
-    line."""
-    from datasets import Dataset
-
-    try:
-        made = json_lines.stamps(files)
-        return Dataset.from_generator(json_lines.rows, gen_kwargs={"files": made})
-    except Exception as error:
-        found = error.__cause__ if isinstance(error.__cause__, DataError) else None
-        if found is not None:
-            raise found from None
-        raise DataError(f"{files[0]}: cannot be read as jsonl: {_reason(error)}") from error
-
-
-def column_types(features: Any) -> dict[str, str]:
-    """The type of each column of a table, by name."""
-    return {name: str(getattr(feature, "dtype", "nested")) for name, feature in features.items()}
-
-
 def _table(
     kind: str, files: list[Path], column: str, data: DataChoice, tick: Callable[[], None]
 ) -> Documents:
-    return _columns(open_table(kind, files, data, tick), column, data, str(files[0]), files)
+    names = None
+    if kind in ("csv", "parquet"):
+        plain = _plain(files, data, tick)
+        with _named(files, plain):
+            headers = [header(kind, path) for path in plain]
+        for path, columns in zip(files, headers, strict=True):
+            check_column(columns, column, str(path))
+        names = list(headers[0]) if kind == "parquet" else None
+    table = open_table(kind, files, data, tick, [column], only=True)
+    return _columns(table, column, data, str(files[0]), files, names)
 
 
 def _columns(
-    table: Any, column: str, data: DataChoice, where: str, files: Sequence[Path] = ()
+    table: Any,
+    column: str,
+    data: DataChoice,
+    where: str,
+    files: Sequence[Path] = (),
+    names: Sequence[str] | None = None,
 ) -> Documents:
     check_column(column_types(table.features), column, where)
-    return _nonempty(ColumnDocuments(table, column, data.max_examples, files), where)
+    return _nonempty(ColumnDocuments(table, column, data.max_examples, files, names), where)
 
 
 def check_column(columns: dict[str, str], column: str, where: str) -> None:
@@ -221,7 +195,7 @@ def check_column(columns: dict[str, str], column: str, where: str) -> None:
             f'{where}: no column "{column}"{nearest(column, columns)}; {advice(columns)}',
             "data.text_column",
         )
-    if columns[column] not in ("string", "large_string", "string_view"):
+    if columns[column] not in TEXT_TYPES:
         raise PlanError(
             f'{where}: column "{column}" holds {columns[column]}, not text; columns: {listed}',
             "data.text_column",
@@ -256,7 +230,7 @@ def _of_hub(entry: DatasetEntry, data: DataChoice) -> tuple[Any, Any]:
         first = next(iter(table), None)
     except Exception as error:
         raise DataError(
-            f"{name}: cannot be opened ({_reason(error)}); without a network use a local file"
+            f"{name}: cannot be opened ({reason(error)}); without a network use a local file"
         ) from error
     if first is None:
         raise DataError(f"{name}: holds no rows")
@@ -267,10 +241,3 @@ def _nonempty(documents: Documents, where: str) -> Documents:
     if documents.count == 0:
         raise DataError(f"{where}: holds no text")
     return documents
-
-
-def _reason(error: BaseException) -> str:
-    # The table reader wraps the cause in an error without information.
-    inner = error.__cause__ or error
-    text = " ".join(str(inner).split()) or type(inner).__name__
-    return text if len(text) <= 300 else text[:300] + " …"
