@@ -56,7 +56,7 @@ def parsed(line: bytes, where: str) -> dict[str, Any]:
     """The object of one line, with U+FFFD for what is not text. Raises `DataError`."""
     try:
         text = line.decode("utf-8", "replace")
-        row = json.loads(text, parse_constant=_refused)
+        row = json.loads(text, parse_constant=refused)
         if "\\u" in text:  # only an escape can write a lone surrogate
             row = _repaired(row)
     except json.JSONDecodeError as error:
@@ -70,7 +70,8 @@ def parsed(line: bytes, where: str) -> dict[str, Any]:
     return row
 
 
-def _refused(word: str) -> NoReturn:
+def refused(word: str) -> NoReturn:
+    """Raise `ValueError` for a word such as NaN, which Python's reader would take."""
     raise ValueError(f"{word} is no JSON value")
 
 

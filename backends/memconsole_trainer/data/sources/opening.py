@@ -29,6 +29,7 @@ from memconsole_trainer.data.sources.documents import (
 from memconsole_trainer.data.sources.hdf5 import TokenRows, open_hdf5
 from memconsole_trainer.data.sources.records import (
     JsonLines,
+    JsonObjects,
     RecordDocuments,
     Records,
     StreamRecords,
@@ -39,6 +40,7 @@ from memconsole_trainer.data.sources.tables import (
     column_types,
     header,
     load_table,
+    load_texts,
     reason,
 )
 from memconsole_trainer.data.sources.unpacked import unpacked
@@ -122,11 +124,36 @@ def _records(
         files = list(inside.files) if inside is not None else [path]
         if kind == "jsonl":
             found = JsonLines(files, most, _plain(files, data, tick))
+        elif kind == "json":
+            found = _of_json(files, template, data, tick)
         else:
             table = open_table(kind, files, data, tick, template.fields or CHAT_FIELDS)
             known = csv_cells.guessed(_plain(files[:1], data, tick)[0]) if kind == "csv" else None
             found = TableRecords(table, str(files[0]), most, files, known)
     return _nonempty(RecordDocuments(found, template), data.source)
+
+
+def _of_json(
+    files: Sequence[Path], template: Template, data: DataChoice, tick: Callable[[], None]
+) -> Records:
+    """The objects of JSON files. A table would change them: it takes dates for times, and 1 for 1.0 where another
+    row has a fraction. It is the table of files that hold something else, such as columns."""
+    plain, most = _plain(files, data, tick), data.max_examples
+    try:
+        found = JsonObjects(files, most, plain)
+    except DataError:
+        found = None
+    try:
+        table = open_table("json", files, data, tick, template.fields or CHAT_FIELDS)
+        rows = TableRecords(table, str(files[0]), most, files)
+    except DataError:
+        if found is None:
+            raise
+        return found
+    if found is None:
+        return rows
+    found.fingerprint = rows.fingerprint  # as older runs have it
+    return found
 
 
 def _plain(files: Sequence[Path], data: DataChoice, tick: Callable[[], None]) -> list[Path]:
@@ -172,7 +199,14 @@ def _table(
             check_column(columns, column, str(path))
         names = list(headers[0]) if kind == "parquet" else None
     table = open_table(kind, files, data, tick, [column], only=True)
+    if kind in ("json", "jsonl") and _is_guessed(column_types(table.features).get(column, "")):
+        table = load_texts(kind, files, _plain(files, data, tick), column)
     return _columns(table, column, data, str(files[0]), files, names)
+
+
+def _is_guessed(kind: str) -> bool:
+    """Whether a column of JSON may hold texts that were taken for something else: dates."""
+    return kind.startswith("timestamp")
 
 
 def _columns(

@@ -13,7 +13,7 @@ import numpy as np
 from memconsole.plan.templates.chat import RecordError
 from memconsole.plan.templates.rendered import Rendered
 from memconsole.regular_file import open_regular
-from memconsole_trainer.data.sources import json_lines
+from memconsole_trainer.data.sources import json_lines, json_objects
 from memconsole_trainer.data.sources.documents import DataError, StreamDocuments
 from memconsole_trainer.data.sources.hashes import (
     BlockHashes,
@@ -54,6 +54,9 @@ class JsonLines:
     """The lines of JSON Lines files. The offset of each line is kept, so that any line can be read
     directly. Empty lines are left out."""
 
+    unit = "line"
+    """How messages name a record, before its number."""
+
     def __init__(
         self,
         files: Sequence[Path],
@@ -69,7 +72,7 @@ class JsonLines:
         self.count = 0
         for path, inside in zip(files, self._plain, strict=True):
             try:
-                bounds, numbers = _lines(inside)
+                bounds, numbers = self._places(inside)
             except OSError as error:
                 raise DataError(f"{path}: cannot be read: {error.strerror}") from None
             digest.update(f"{path.name}\0".encode("utf-8", "surrogateescape"))
@@ -82,6 +85,10 @@ class JsonLines:
             int((bounds[:, 1] - bounds[:, 0]).sum()) for _, bounds, _ in self._files
         )
         self.fingerprint = digest.hexdigest()
+
+    def _places(self, path: Path) -> tuple[Any, Any]:
+        """Where the records of a file begin and end, and their numbers."""
+        return _lines(path)
 
     def read(self, start: int, stop: int) -> list[Record]:
         found: list[Record] = []
@@ -105,9 +112,21 @@ class JsonLines:
             raise DataError(f"{path}: became shorter while it was being read")
         places = bounds[start:stop] - begin
         return [
-            _parsed(data[a:b], f"{path}: line {int(line):,}")
+            _parsed(data[a:b], f"{path}: {self.unit} {int(line):,}")
             for (a, b), line in zip(places.tolist(), numbers[start:stop], strict=True)
         ]
+
+
+class JsonObjects(JsonLines):
+    """The objects of JSON files: the elements of an array, or objects one after another."""
+
+    unit = "row"
+
+    def _places(self, path: Path) -> tuple[Any, Any]:
+        bounds = json_objects.places(path)
+        if bounds is None:
+            raise DataError(f"{path}: holds something else than objects")
+        return bounds, range(1, len(bounds) + 1)
 
 
 class TableRecords:
@@ -210,6 +229,24 @@ def rendered(template: Template, record: Record) -> Rendered:
         return template.render(record.fields)
     except RecordError as error:
         raise DataError(f"{record.where} {error}") from None
+
+
+def texts(
+    kind: str, files: Sequence[json_lines.Stamp], plain: Sequence[str], column: str
+) -> Iterator[dict[str, str | None]]:
+    """One field of the records of JSON or JSON Lines files, for a table with this column. Raises `DataError` for a
+    field that is neither text nor missing."""
+    reader = JsonLines if kind == "jsonl" else JsonObjects
+    found = reader([Path(name) for name, _, _ in files], plain=[Path(name) for name in plain])
+    size = RecordDocuments.block_size
+    for start in range(0, found.count, size):
+        for record in found.read(start, min(start + size, found.count)):
+            text = record.fields.get(column)
+            if text is not None and not isinstance(text, str):
+                raise DataError(
+                    f'{record.where}: field "{column}" holds {text!s:.40}, expected text'
+                )
+            yield {column: text}
 
 
 def _lines(path: Path) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memconsole.regular_file import check_regular
-from memconsole_trainer.data.sources import csv_cells, json_lines
+from memconsole_trainer.data.sources import csv_cells, json_lines, records
 from memconsole_trainer.data.sources.documents import DataError
 
 TEXT_TYPES = ("string", "large_string", "string_view")
@@ -115,6 +115,28 @@ def _joined(kind: str, files: Sequence[Path], used: Collection[str] | None) -> A
                     f'{path}: column "{name}" holds {types[name]}; in {first} it holds {before}'
                 )
     return concatenate_datasets(tables)
+
+
+def load_texts(kind: str, files: Sequence[Path], plain: Sequence[Path], column: str) -> Any:
+    """One column of JSON or JSON Lines as the texts that the file has. `plain` are the files to read if `files` are
+    compressed. Raises `DataError`, which names the row that holds something else."""
+    from datasets import Dataset, Features, Value
+
+    try:
+        return Dataset.from_generator(
+            records.texts,
+            features=Features({column: Value("string")}),
+            gen_kwargs={
+                "kind": kind,
+                "files": json_lines.stamps(files),
+                "plain": tuple(map(str, plain)),
+                "column": column,
+            },
+        )
+    except Exception as error:
+        if isinstance(error.__cause__, DataError):
+            raise error.__cause__ from None
+        raise _unreadable(kind, files[0], error) from error
 
 
 def _repaired_lines(

@@ -21,7 +21,7 @@ from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 
 LEAST_BYTES = 1 << 20
 """The tokens of smaller texts are held in memory."""
-READERS = {"csv": 2}
+READERS = {"csv": 2, "json": 2}
 """Version of the reader of a format, where it is not 1. With another version, tokens are made again."""
 
 
