@@ -21,6 +21,7 @@ from memconsole_trainer.data.sources import hdf5
 from memconsole_trainer.data.sources import opening as sources
 from memconsole_trainer.data.sources.documents import DataError, Documents
 from memconsole_trainer.data.sources.hdf5 import Hdf5Dataset, TokenRows
+from memconsole_trainer.data.sources.replaced import replaced_words
 from memconsole_trainer.data.sources.tables import column_types, header
 from memconsole_trainer.data.windows.file import WindowFile
 
@@ -45,6 +46,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """Columns of a table, or datasets of an HDF5 file, with their types."""
     row_tokens: int | None = None
     sample: str = ""
+    warning: str = ""
+    """What is wrong with some of it."""
     problem: str = ""
     """Why the plan cannot train on it."""
     lengths: Lengths | None = None
@@ -82,9 +85,10 @@ def inspect(plan: Plan, *, lengths: bool = False) -> Inspection:
         )
     if isinstance(found, TokenRows):
         sample = " ".join(str(t) for t in found.rows(0, 1)[0][:SAMPLE_TOKENS])
-        kind, width = "tokens", found.width
+        kind, width, warning = "tokens", found.width, ""
     else:
         sample, kind, width = _first_text(found), "texts", None
+        warning = replaced_words(plan.data.source, found)
     measured, why = _measured(plan, found) if lengths else (None, "")
     return Inspection(
         source=plan.data.source,
@@ -95,6 +99,7 @@ def inspect(plan: Plan, *, lengths: bool = False) -> Inspection:
         columns=columns,
         row_tokens=width,
         sample=sample,
+        warning=warning,
         lengths=measured,
         lengths_problem=why,
     )

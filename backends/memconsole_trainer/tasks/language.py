@@ -16,6 +16,7 @@ from memconsole.plan.plan import Plan
 from memconsole.plan.tasks.language import MASKED
 from memconsole.runs.record.log import events
 from memconsole_trainer.data.sources.hdf5 import TokenRows
+from memconsole_trainer.data.sources.replaced import replaced_words
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.text.opened import open_text
 from memconsole_trainer.data.text.portion import boundary
@@ -50,6 +51,12 @@ def open_data(
     mixed = f", mixed with {plan.data.mix}" if plan.data.mix else ""
     say.phase("data", plan.data.source + mixed)
     opened = open_text(plan, model.vocab_size, say.tick)
+    for part in (*opened.trained, *(opened.held if opened.own_validation else ())):
+        if not isinstance(part.source, TokenRows):
+            warning = replaced_words(part.plan.data.source, part.source)
+            if warning:
+                say.warning(warning)
+        say.tick()
     say.phase("tokenizer")
     beside = weights_directory(plan)
     found_beside = None if beside is None else tokenizer_file(beside)

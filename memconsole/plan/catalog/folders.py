@@ -10,8 +10,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from memconsole.plan.catalog.encodings import HEAD_BYTES, is_binary
 from memconsole.plan.catalog.entries import DatasetFormat
 from memconsole.plan.plan import PlanError, quote
+from memconsole.regular_file import open_regular
 from memconsole.units import format_bytes
 
 TABLES: dict[str, DatasetFormat] = {
@@ -37,6 +39,8 @@ TEXT = frozenset((
 SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
 MOST_FILES = 20_000
 """Most entries of a folder that are read for its size. The size of a larger folder is unknown before the run."""
+MOST_HEADS = 2_000
+"""Most files of text whose beginning is read for the size of a folder. The trainer reads all of them."""
 MOST_LABELS = 4
 """The most kinds of left out files that a message names."""
 _SAME = {".ndjson": ".jsonl", ".hdf5": ".h5"}
@@ -87,7 +91,7 @@ def folder(path: Path, most: int | None = None) -> Folder | None:
     than `most` entries.
 
     The data are text files, or tables of one kind; next to tables, a README, a licence and configuration are
-    left out. So are files of other kinds, and hidden, empty and unreadable ones. Raises `PlanError` for a mixture of
+    left out. So are files of other kinds, and binary, hidden, empty and unreadable ones. Raises `PlanError` for a mixture of
     data, because part of it would have to be dropped.
     """
     found: dict[str, list[tuple[Path, int]]] = {}
@@ -132,7 +136,11 @@ def folder(path: Path, most: int | None = None) -> Folder | None:
         )
     kind, files = next(iter(found.items()))
     if kind == "text":
-        files, beside = sorted(files + beside), []
+        texts = sorted(files + beside)
+        checked = len(texts) if most is None else MOST_HEADS
+        binary = {file for file, _ in texts[:checked] if _is_binary(file)}
+        left_out.update(["binary"] * len(binary))
+        files, beside = [item for item in texts if item[0] not in binary], []
     if kind in ROWS:
         raise source_error(str(path), f"holds {len(files):,} {kind} files: give one of them")
     if not files:
@@ -175,6 +183,14 @@ def plain_suffix(name: str) -> str:
 def source_error(source: str, reason: str) -> PlanError:
     """The error for a `data.source` that cannot be used."""
     return PlanError(f"data.source = {quote(source)}: {reason}", "data.source")
+
+
+def _is_binary(path: Path) -> bool:
+    try:
+        with open_regular(path) as file:
+            return is_binary(file.read(HEAD_BYTES))
+    except OSError:
+        return False  # the trainer reports why it cannot be read
 
 
 def _kind(name: str) -> str | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memconsole.plan import catalog
 from memconsole.plan.catalog.compression import first_line
+from memconsole.plan.catalog.encodings import HEAD_BYTES, is_binary
 from memconsole.plan.catalog.entries import DatasetEntry
 from memconsole.plan.catalog.folders import folder, plain_suffix
 from memconsole.plan.models.files import tokenizer_file
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 1 << 20
 """Bytes of a first record; a longer one is not checked."""
-HEAD_BYTES = 4096
-"""Bytes of a text in which the trainer looks for binary data."""
 
 
 def check_records(plan: Plan) -> None:
@@ -165,7 +164,7 @@ def first_record(plan: Plan) -> dict[str, Any] | None:
 def _is_binary(path: Path, changed: int, size: int) -> bool:
     """Whether a file of text begins with bytes that no text has."""
     with open_regular(path) as file:
-        return b"\0" in file.read(HEAD_BYTES)
+        return is_binary(file.read(HEAD_BYTES))
 
 
 @lru_cache(maxsize=16)

@@ -37,6 +37,7 @@ def test_the_process_prints_json_and_its_exit_code_tells_failures(tmp_path: Path
         "columns": [],
         "row_tokens": None,
         "sample": "some words",
+        "warning": "",
         "problem": "",
         "lengths": None,
         "lengths_problem": "",

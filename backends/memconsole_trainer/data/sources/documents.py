@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from memconsole.plan.catalog.encodings import HEAD_BYTES, encoding_of, unit_bytes
 from memconsole.plan.catalog.sources import PIECE_BYTES
 from memconsole.regular_file import open_regular
 from memconsole_trainer.data.sources.hashes import (
@@ -59,31 +60,39 @@ class FileDocuments:
     """Plain files. A file is one document, or several if it is longer than `PIECE_BYTES` or the
     only file.
 
-    A piece ends after a paragraph or a line if possible, and never inside a UTF-8 character.
+    A piece ends after a paragraph or a line if possible, and never inside a character. Files are UTF-8, or UTF-16 or
+    UTF-32 if they begin with its byte order mark.
     """
 
     block_size = 1
 
     def __init__(self, files: Sequence[Path], max_examples: int | None = None) -> None:
         self._pieces: list[tuple[Path, int, int]] = []
+        self._encodings: dict[Path, str] = {}
+        """Those that are not UTF-8."""
         numbers: list[int] = []
         digest = hashlib.sha256()
         for number, path in enumerate(files):
             try:
-                cuts = _cuts(path, lone=len(files) == 1)
                 with open_regular(path) as file:
-                    head = file.read(4096)
+                    head = file.read(HEAD_BYTES)
+                encoding = encoding_of(head)
+                cuts = _cuts(path, len(files) == 1, encoding)
             except OSError as error:
                 raise DataError(f"{path}: cannot be read: {error.strerror}") from None
             digest.update(f"{path.name}\0{cuts}\0".encode("utf-8", "surrogateescape") + head)
+            if encoding != "utf-8":
+                digest.update(encoding.encode())
+                self._encodings[path] = encoding
             self._pieces.extend(zip([path] * len(cuts), cuts, cuts[1:], strict=False))
             numbers.extend([number] * (len(cuts) - 1))
             if max_examples is not None and len(self._pieces) >= max_examples:
                 del self._pieces[max_examples:]
                 break
         self.count: int | None = len(self._pieces)
-        self.sizes = np.array([stop - start for _, start, stop in self._pieces], dtype=np.int64)
-        """Bytes of each piece."""
+        sizes = [(b - a) // unit_bytes(self._encoding(path)) for path, a, b in self._pieces]
+        self.sizes = np.array(sizes, dtype=np.int64)
+        """Bytes of each piece; of UTF-16 and UTF-32, the number of code units."""
         self.files = np.array(numbers[: len(self._pieces)], dtype=np.int64)
         """Number of the file that each piece belongs to."""
         self.total_bytes: int | None = int(self.sizes.sum())
@@ -97,8 +106,13 @@ class FileDocuments:
         for index in range(start, stop):
             data = self._piece(index)
             self.block_hashes.take(index, (data,))
-            texts.append(data.decode("utf-8", "replace"))
+            encoding = self._encoding(self._pieces[index][0])
+            text = data.decode(encoding, "replace")
+            texts.append(text if encoding == "utf-8" else text.removeprefix("\ufeff"))
         return texts
+
+    def _encoding(self, path: Path) -> str:
+        return self._encodings.get(path, "utf-8")
 
     def _content(self, index: int) -> Content:
         return (self._piece(index),)
@@ -223,7 +237,7 @@ def _published(stream: Any) -> int | None:
         return None
 
 
-def _cuts(path: Path, lone: bool) -> list[int]:
+def _cuts(path: Path, lone: bool, encoding: str) -> list[int]:
     """Byte offsets at which the pieces of `path` begin, followed by its size.
 
     A `lone` file gets at least about ten pieces, so that some can be held out.
@@ -232,6 +246,7 @@ def _cuts(path: Path, lone: bool) -> list[int]:
     length = PIECE_BYTES
     if lone:
         length = min(max(size // LONE_PIECES, LEAST_PIECE_BYTES), PIECE_BYTES)
+        length -= length % unit_bytes(encoding)
     cuts = [0]
     with open_regular(path) as file:
         while size - cuts[-1] > 2 * length:
@@ -240,14 +255,21 @@ def _cuts(path: Path, lone: bool) -> list[int]:
             ahead = file.read(min(LOOK_BYTES, length // 2))
             if b"\n\n" not in ahead:
                 ahead += file.read(length // 2 - len(ahead))
-            cuts.append(target + _break(ahead))
+            cuts.append(target + _break(ahead, encoding))
     return [*cuts, size]
 
 
-def _break(ahead: bytes) -> int:
+def _break(ahead: bytes, encoding: str) -> int:
     """Offset to cut at: after a paragraph, else a line, else a word, else between characters."""
-    for end in (b"\n\n", b"\n", b" "):
-        found = ahead.find(end)
+    unit = unit_bytes(encoding)
+    for end in ("\n\n", "\n", " "):
+        sign = end.encode(encoding)
+        found = ahead.find(sign)
+        while found > 0 and found % unit:
+            found = ahead.find(sign, found + 1)
         if found >= 0:
-            return found + len(end)
+            return found + len(sign)
+    if unit > 1:  # the second half of a pair belongs to the character before it
+        first = ahead[:unit].decode(encoding, "surrogatepass")
+        return unit if "\udc00" <= first <= "\udfff" else 0
     return next((i for i, byte in enumerate(ahead[:4]) if byte & 0xC0 != 0x80), 0)

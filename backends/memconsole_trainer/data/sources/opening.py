@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memconsole.plan import catalog
+from memconsole.plan.catalog.encodings import HEAD_BYTES, is_binary
 from memconsole.plan.catalog.entries import DatasetEntry
 from memconsole.plan.catalog.folders import ROWS, TABLES, folder, plain_suffix
 from memconsole.plan.catalog.sources import not_made
@@ -99,10 +100,10 @@ def open_path(
         return _table(TABLES[suffix], [path], column, data, tick)
     try:
         with open_regular(path) as file:
-            head = file.read(4096)
+            head = file.read(HEAD_BYTES)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-    if b"\0" in head:
+    if is_binary(head):
         raise DataError(f"{path}: holds binary data, not text")
     return _nonempty(FileDocuments([path], data.max_examples), str(path))
 

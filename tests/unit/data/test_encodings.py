@@ -1,0 +1,138 @@
+"""Text in other encodings than UTF-8, and files that are no text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memconsole.plan import catalog
+from memconsole.plan.catalog import folders
+from memconsole.plan.catalog.folders import folder
+from memconsole.plan.check import check
+from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole_trainer.data.inspect import inspect
+from memconsole_trainer.data.sources.documents import FileDocuments
+from memconsole_trainer.data.sources.opening import open_source
+from memconsole_trainer.tasks.language import open_data
+from tests.unit.data.quiet import Quiet
+
+WORDS = "Grüße, 日本 \U0001f600 und naïve Wörter.\n\n" * 300
+ENCODINGS = ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]
+
+
+@pytest.fixture(autouse=True)
+def _private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / ".cache")
+
+
+def plan(source: Path, **changes: Any) -> Plan:
+    small = {"model.name": "stories", "model.target_params": 100_000, "data.vocab_size": 300}
+    return replace(Plan(), {**small, "data.source": str(source), "device.name": "cpu", **changes})
+
+
+def opened(source: Path) -> FileDocuments:
+    found = open_source(plan(source), 300)
+    assert isinstance(found, FileDocuments)
+    return found
+
+
+def texts(source: FileDocuments) -> list[str]:
+    return source.read(0, source.count or 0)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("between", ["\n\n", "\n", " ", ""])
+def test_a_byte_order_mark_tells_utf_16_and_utf_32(
+    encoding: str, between: str, tmp_path: Path
+) -> None:
+    words = WORDS.replace("\n\n", between) if between else "日\U0001f600本" * 3000
+    path = tmp_path / "a.txt"
+    path.write_bytes(("\ufeff" + words).encode(encoding))
+    check(plan(path))
+    found = opened(path)
+    assert "".join(texts(found)) == words
+    assert (found.count or 0) > 5
+    assert all(text.endswith(between) for text in texts(found)[:-1])
+    (tmp_path / "b.txt").write_text("and UTF-8")
+    assert texts(opened(tmp_path))[-1] == "and UTF-8"
+    assert "".join(texts(opened(tmp_path))[:-1]) == words
+
+
+def test_the_fingerprint_tells_a_text_from_the_same_bytes_as_older_runs_read_them(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.txt"
+
+    def older() -> str:
+        data = path.read_bytes()
+        return hashlib.sha256(f"a.txt\0{[0, len(data)]}\0".encode() + data).hexdigest()
+
+    path.write_bytes("\ufeffwords".encode("utf-16-le"))
+    assert opened(path).fingerprint != older()
+    path.write_text("words")
+    assert opened(path).fingerprint == older()
+
+
+def test_binary_files_of_a_folder_are_left_out_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text("some words")
+        (tmp_path / f"{number}.log").write_bytes(b"\x7fELF\0\1\2")
+    found = folder(tmp_path)
+    assert found is not None
+    assert found.words == "takes 3 text files (30 B), leaves out 3 binary"
+    assert texts(opened(tmp_path)) == ["some words"] * 3
+    monkeypatch.setattr(folders, "MOST_HEADS", 2)
+    assert (few := folder(tmp_path, 100)) is not None
+    assert few.left_out == (("binary", 1),)
+    for number in range(3):
+        (tmp_path / f"{number}.txt").unlink()
+    with pytest.raises(PlanError, match="holds no text files"):
+        folder(tmp_path)
+
+
+class _Told(Quiet):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def warning(self, message: str) -> None:
+        self.said.append(message)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "lines", "records"])
+def test_bytes_that_are_no_utf_8_are_counted_once(kind: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"data.cache_gib": 0}
+    if kind in ("lines", "records"):
+        path = tmp_path / "a.jsonl"
+        row = json.dumps({"text": "schöne Wörter"}, ensure_ascii=False).encode("latin-1")
+        path.write_bytes(b"\n".join([row] * 40))
+        changes |= {"data.template": "={{ text }}"} if kind == "records" else {}
+        told, number = "40 of 40 documents", 80
+    elif kind == "folder":
+        path = tmp_path / "a"
+        path.mkdir()
+        for name in range(40):
+            (path / f"{name:02}.txt").write_bytes("schöne Wörter\n".encode("latin-1") * 5)
+        (path / "a.txt").write_text("schöne Wörter\n" * 5)
+        told, number = "40 of 41 documents", 400
+    else:
+        path = tmp_path / "a.txt"
+        path.write_bytes(b"words \xff\xfe\xfd\n" + b"more words\n" * 500)
+        told, number = f"1 of {opened(path).count} documents", 3
+    made = plan(path, **changes)
+    words = f"{path}: {told} hold {number} U+FFFD, in place of bytes that are not UTF-8; save the text as UTF-8"
+    teller = _Told()
+    open_data(made, catalog.model(made), tmp_path, teller, {})
+    assert [said for said in teller.said if "UTF-8" in said] == [words]
+    assert inspect(made).warning == words
+
+
+def test_utf_8_is_not_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\ufeff" + WORDS)
+    assert inspect(plan(tmp_path / "a.txt")).warning == ""
