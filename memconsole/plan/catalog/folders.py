@@ -91,11 +91,12 @@ def folder(path: Path, most: int | None = None) -> Folder | None:
     than `most` entries.
 
     The data are text files, or tables of one kind; next to tables, a README, a licence and configuration are
-    left out. So are files of other kinds, and binary, hidden, empty and unreadable ones. Raises `PlanError` for a mixture of
-    data, because part of it would have to be dropped.
+    left out. So are files of other kinds, binary, hidden, empty and unreadable ones, and further names of a file.
+    Raises `PlanError` for a mixture of data, because part of it would have to be dropped.
     """
     found: dict[str, list[tuple[Path, int]]] = {}
     left_out: Counter[str] = Counter()
+    known: set[tuple[int, int]] = set()
     seen = 0
     for where, names, entries in os.walk(path):
         labels = {name: _folder_label(where, name) for name in names}
@@ -119,7 +120,10 @@ def folder(path: Path, most: int | None = None) -> Folder | None:
                 left_out["unreadable"] += 1
             elif not status.st_size:
                 left_out["empty"] += 1
+            elif status.st_ino and (status.st_dev, status.st_ino) in known:  # some systems give 0
+                left_out["linked file"] += 1
             else:
+                known.add((status.st_dev, status.st_ino))
                 found.setdefault(kind, []).append((file, status.st_size))
     beside, configuration = found.pop("beside", []), found.pop("configuration", [])
     if not found:

@@ -68,6 +68,18 @@ def test_a_folder_counts_what_is_left_out_by_its_kind(
     assert words(made(tmp_path, *names)) == told
 
 
+def test_a_file_with_several_names_is_read_once(tmp_path: Path) -> None:
+    corpus = made(tmp_path, "a.txt", "b.txt", "c/d.txt")
+    (corpus / "e.txt").symlink_to(corpus / "a.txt")
+    (corpus / "c" / "a.txt").hardlink_to(corpus / "b.txt")
+    (corpus / "f.txt").symlink_to(made(tmp_path / "elsewhere", "f.txt") / "f.txt")
+    found = folder(corpus)
+    assert found is not None
+    names = [str(path.relative_to(corpus)) for path in found.files]
+    assert names == ["a.txt", "b.txt", "c/d.txt", "f.txt"]
+    assert found.words == "takes 4 text files (92 B), leaves out 2 linked file"
+
+
 def test_a_linked_folder_and_what_cannot_be_read_are_counted(tmp_path: Path) -> None:
     source = made(tmp_path, "a.txt")
     (tmp_path / "elsewhere").mkdir()
