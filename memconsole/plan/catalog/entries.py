@@ -12,7 +12,7 @@ from memconsole.plan.plan import Plan, from_document
 
 DatasetKind = Literal["stdlib", "hub", "file", "made"]
 """made: a file that `memconsole data make` writes, and that is not there yet."""
-DatasetFormat = Literal["text", "jsonl", "json", "csv", "parquet", "hdf5", "directory"]
+DatasetFormat = Literal["text", "jsonl", "json", "csv", "parquet", "arrow", "hdf5", "directory"]
 
 
 class RecommenderEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

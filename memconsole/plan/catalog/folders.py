@@ -61,7 +61,7 @@ class Folder(NamedTuple):
     """The data files of a folder, all of one format, in a fixed order."""
 
     format: DatasetFormat
-    """text, or the format of the tables."""
+    """text, or the format of the tables; arrow for a table that `datasets` has saved."""
     files: tuple[Path, ...]
     sizes: tuple[int, ...]
     """Bytes of each file."""
@@ -94,6 +94,9 @@ def folder(path: Path, most: int | None = None) -> Folder | None:
     left out. So are files of other kinds, binary, hidden, empty and unreadable ones, and further names of a file.
     Raises `PlanError` for a mixture of data, because part of it would have to be dropped.
     """
+    saved = _saved(path)
+    if saved is not None:
+        return saved
     found: dict[str, list[tuple[Path, int]]] = {}
     left_out: Counter[str] = Counter()
     known: set[tuple[int, int]] = set()
@@ -160,6 +163,22 @@ def folder(path: Path, most: int | None = None) -> Folder | None:
         tuple(size for _, size in files),
         tuple(sorted(left_out.items(), key=lambda item: (-item[1], item[0]))),
     )
+
+
+def _saved(path: Path) -> Folder | None:
+    """The table in a folder that `save_to_disk` of `datasets` wrote; None for other folders. Raises `PlanError` for
+    one with several splits."""
+    if os.path.isfile(path / "dataset_dict.json"):
+        splits = sorted(state.parent.name for state in path.glob("*/state.json"))
+        if splits:
+            raise source_error(
+                str(path), f"holds the splits {', '.join(splits)}: give one, as {path / splits[0]}"
+            )
+    if not os.path.isfile(path / "state.json"):
+        return None
+    files = sorted(path.glob("data-*.arrow"))
+    sizes = tuple(file.stat().st_size for file in files)
+    return Folder("arrow", tuple(files), sizes) if files else None
 
 
 def known_folder(path: Path) -> Folder | None:

@@ -39,6 +39,7 @@ BYTES_PER_TOKEN: dict[DatasetFormat, float] = {
     "json": 3.6,
     "csv": 3.6,
     "parquet": 1.8,
+    "arrow": 3.6,
     "directory": 3.6,
 }
 """Assumed file bytes per token before the data is read: between code and English text with a small BPE.

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from memconsole.plan.plan import DataChoice
+from memconsole.plan.check import check
+from memconsole.plan.plan import DataChoice, Plan, PlanError, replace
 from memconsole_trainer.data.sources.documents import DataError
-from memconsole_trainer.data.sources.opening import open_path
+from memconsole_trainer.data.sources.opening import open_path, open_source
 
 OFFLINE = """
 import socket, sys
@@ -74,3 +75,22 @@ def test_a_name_that_the_library_cannot_open_is_refused_by_name(tmp_path: Path) 
     (tmp_path / "a::b.jsonl").write_text(json.dumps({"text": "this file"}))
     with pytest.raises(DataError, match=r'a::b\.jsonl: "::" in the name'):
         open_path(tmp_path / "a::b.jsonl", "text", 300, DataChoice())
+
+
+def test_a_table_that_datasets_has_saved_is_read_where_it_lies(tmp_path: Path) -> None:
+    from datasets import Dataset, DatasetDict
+
+    table = Dataset.from_dict({"text": ["a", "b"], "n": [1, 2]})
+    table.save_to_disk(str(tmp_path / "saved"), num_shards=2)
+    found = open_path(tmp_path / "saved", "text", 300, DataChoice())
+    assert found.read(0, 2) == ["a", "b"]  # type: ignore[union-attr]
+    assert len(found.hashes.files) == 2
+    plan = replace(Plan(), {"data.source": str(tmp_path / "saved"), "data.template": "={{ text }}"})
+    check(plan)
+    assert open_source(plan, 300).read(0, 2) == ["=a", "=b"]  # type: ignore[union-attr]
+    with pytest.raises(PlanError, match=r'data-00000-of-00002\.arrow: no column "body"'):
+        open_path(tmp_path / "saved", "body", 300, DataChoice())
+    DatasetDict({"train": table, "test": table}).save_to_disk(str(tmp_path / "both"))
+    with pytest.raises(PlanError, match=r"splits test, train: give one, as .*both/test"):
+        open_path(tmp_path / "both", "text", 300, DataChoice())
+    assert not list((tmp_path / "cache").rglob("*.arrow"))

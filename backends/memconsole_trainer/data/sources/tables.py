@@ -18,7 +18,7 @@ TEXT_TYPES = ("string", "large_string", "string_view")
 def load_table(
     kind: str, files: Sequence[Path], used: Collection[str] | None = None, only: bool = False
 ) -> Any:
-    """Load `files`, tables of one format, as a memory-mapped `datasets.Dataset`. Raises
+    """Load `files`, tables of one format or the parts of a table that `datasets` has saved, as a memory-mapped `datasets.Dataset`. Raises
     `DataError`.
 
     If the files differ in their columns, those that are not `used` are left out, and missing ones are null.
@@ -42,7 +42,7 @@ def load_table(
     except Exception as error:
         if kind == "jsonl":
             return _repaired_lines(files, used)
-        if len(files) == 1:
+        if len(files) == 1 or kind == "arrow":
             raise _unreadable(kind, files[0], error) from error
     return _joined(kind, files, used)
 
@@ -71,6 +71,8 @@ def _built(kind: str, files: Sequence[Path], columns: Collection[str] | None) ->
     from datasets.utils.logging import disable_progress_bar
 
     disable_progress_bar()
+    if kind == "arrow":
+        return datasets.load_from_disk(str(files[0].parent)).with_format(None)
     form = "json" if kind == "jsonl" else kind
     options = csv_cells.options(files[0]) if kind == "csv" else {}
     if kind == "parquet" and columns is not None:
