@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from memconsole.plan.plan import Plan, replace
+from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.sources.opening import open_source
 from memconsole_trainer.data.text.blocks import token_key
@@ -95,3 +96,16 @@ def test_the_fingerprint_is_that_of_older_runs(tmp_path: Path) -> None:
     digest = hashlib.sha256(b"2/['a', 'b']{'a': 'x', 'b': None}{'a': 'y', 'b': 1}")
     assert opened(path, template="{{ a }}").fingerprint == digest.hexdigest()
     assert token_key.READERS["json"] > 1  # tokens of older runs may be of other text
+
+
+@pytest.mark.parametrize(("suffix", "place"), [(".json", "row 3"), (".jsonl", "line 3")])
+@pytest.mark.parametrize("value", [5, ["a"], {"a": "b"}])
+def test_the_row_whose_text_is_something_else_is_named(
+    suffix: str, place: str, value: Any, tmp_path: Path
+) -> None:
+    rows = [{"text": "a"}, {"text": None}, {"text": value}, {"text": "b"}]
+    path = tmp_path / f"t{suffix}"
+    path.write_text(json.dumps(rows) if suffix == ".json" else lines(rows))
+    words = re.escape(f'{path}: {place}: field "text" holds {value}, expected text')
+    with pytest.raises(PlanError, match=words):
+        opened(path)

@@ -201,13 +201,17 @@ def _table(
         names = list(headers[0]) if kind == "parquet" else None
     table = open_table(kind, files, data, tick, [column], only=True)
     if kind in ("json", "jsonl") and _is_guessed(column_types(table.features).get(column, "")):
-        table = load_texts(kind, files, _plain(files, data, tick), column)
+        try:
+            table = load_texts(kind, files, _plain(files, data, tick), column)
+        except DataError as error:
+            raise PlanError(str(error), "data.text_column") from error
     return _columns(table, column, data, str(files[0]), files, names)
 
 
 def _is_guessed(kind: str) -> bool:
-    """Whether a column of JSON may hold texts that were taken for something else: dates."""
-    return kind.startswith("timestamp")
+    """Whether a column of JSON may hold texts that were taken for something else: dates, or texts beside values of
+    other types."""
+    return kind.startswith("timestamp") or kind == "nested"
 
 
 def _columns(
