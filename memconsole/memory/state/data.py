@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 
 from memconsole.plan import catalog
-from memconsole.plan.catalog.sources import PIECE_BYTES
+from memconsole.plan.catalog.entries import DatasetEntry
+from memconsole.plan.catalog.folders import known_folder
+from memconsole.plan.catalog.parquet_sizes import ColumnSize, column_size
+from memconsole.plan.catalog.sources import BYTES_PER_TOKEN, PIECE_BYTES
 from memconsole.plan.data.counted import counted_tokens
 from memconsole.plan.data.mixture import parts
 from memconsole.plan.data.rows import row_bytes, row_fill, training_rows
@@ -26,6 +30,8 @@ AHEAD_BATCHES = 8
 """Fewest batches that are prepared ahead of the device: `memconsole_trainer.data.stream.AHEAD_BATCHES`."""
 HELD_BYTES = 16 << 20
 """Most bytes of windows of one side of the split: `memconsole_trainer.tasks.regression.HELD_BYTES`."""
+MOST_FOOTERS = 1_000
+"""Parquet files of a folder whose footers are read. The tokens of more are guessed from the size of the files."""
 UNSEEN_SHARE = 0.1
 """`memconsole_trainer.data.windows.split.UNSEEN_SHARE`."""
 
@@ -155,6 +161,10 @@ def _source_tokens(data: DataChoice) -> int | None:
         entry = catalog.dataset(Plan(data=data))
     except PlanError:
         return None
+    if data.template is None and (sizes := _text_sizes(entry, data.text_column)):
+        rows, size = sum(one.rows for one in sizes), sum(one.bytes for one in sizes)
+        share = 1.0 if data.max_examples is None else min(1.0, data.max_examples / max(1, rows))
+        return max(1, int(size * share / BYTES_PER_TOKEN["text"]))
     if entry.tokens is None or data.max_examples is None:
         return entry.tokens
     if entry.file_bytes and entry.bytes:
@@ -162,6 +172,19 @@ def _source_tokens(data: DataChoice) -> int | None:
     if not entry.documents:
         return None
     return int(entry.tokens * min(1.0, data.max_examples / entry.documents))
+
+
+def _text_sizes(entry: DatasetEntry, column: str) -> list[ColumnSize]:
+    """The text in each Parquet file of `entry`; empty for other data, or if one of the files does not tell it."""
+    files: tuple[Path, ...] = ()
+    if entry.kind == "file" and entry.format == "parquet":
+        files = (Path(entry.where),)
+    elif entry.kind == "file" and entry.format == "directory":
+        inside = known_folder(Path(entry.where))
+        if inside is not None and inside.format == "parquet" and len(inside.files) <= MOST_FOOTERS:
+            files = inside.files
+    sizes = [column_size(path, column) for path in files]
+    return [size for size in sizes if size is not None] if None not in sizes else []
 
 
 def _first_bytes(sizes: Sequence[int], documents: int) -> int:
