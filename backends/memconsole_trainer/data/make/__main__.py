@@ -46,13 +46,14 @@ def make(request: Request) -> Facts:
     out = request.out
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     bar = Bar(request.kind, kind(request.kind).units, sys.stderr)
-    signal.signal(signal.SIGINT, lambda number, frame: bar.interrupt())
+    before = signal.signal(signal.SIGINT, lambda number, frame: bar.interrupt())
     try:
         facts = maker(request.kind)(msgspec.structs.replace(request, out=partial), bar)
         if out.is_dir() and not out.is_symlink():
             shutil.rmtree(out)
         os.replace(partial, out)
     finally:
+        signal.signal(signal.SIGINT, before)
         bar.end()
         _remove(partial)
     return facts
