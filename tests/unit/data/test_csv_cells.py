@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -53,20 +52,6 @@ def test_an_empty_cell_is_missing(tmp_path: Path) -> None:
     assert opened(path).read(0, 2) == ["", "c"]
     with pytest.raises(DataError, match='row 1 field "text" is null'):
         opened(path, template="{{ q }} {{ text }}").read(0, 1)
-
-
-def test_fingerprints_of_records_are_made_of_numbers_as_those_of_older_runs(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text('id,score,flag,text\n1,2,true,"a, ""b"""\n2,,false,NA\n3,0.1,true,3\n')
-    rows = [
-        {"id": 1, "score": 2.0, "flag": True, "text": 'a, "b"'},
-        {"id": 2, "score": None, "flag": False, "text": None},
-        {"id": 3, "score": 0.1, "flag": True, "text": "3"},
-    ]
-    digest = hashlib.sha256(f"3/{list(rows[0])}".encode())
-    for row in rows:
-        digest.update(str(row).encode())
-    assert opened(path, template="{{ text }}").fingerprint == digest.hexdigest()
 
 
 def test_tokens_that_were_made_of_guessed_cells_are_not_used() -> None:

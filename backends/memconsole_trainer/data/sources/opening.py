@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from memconsole.plan.templates.chat import OPTIONS
 from memconsole.plan.templates.choice import template_of
 from memconsole.regular_file import open_regular
 from memconsole.units import GIB
-from memconsole_trainer.data.sources import csv_cells
 from memconsole_trainer.data.sources.documents import (
     ColumnDocuments,
     DataError,
@@ -113,48 +112,30 @@ def _records(
 ) -> Documents:
     """The entry's records as texts of a template."""
     most = data.max_examples
+
+    def made(records: Records) -> Documents:
+        return _nonempty(RecordDocuments(records, template), data.source)
+
     if entry.kind == "hub":
         table, _ = _of_hub(entry, data)
         if data.streaming:
             return StreamRecords(table, template, f"hf://{entry.where}", most)
-        found: Records = TableRecords(table, f"hf://{entry.where}", most)
+        found = TableRecords(table, f"hf://{entry.where}", most)
     else:
         path = Path(entry.where).expanduser()
         inside = folder(path) if path.is_dir() else None
         kind = inside.format if inside is not None else TABLES[plain_suffix(path.name)]
         files = list(inside.files) if inside is not None else [path]
         if kind == "jsonl":
-            found = JsonLines(files, most, _plain(files, data, tick))
-        elif kind == "json":
-            found = _of_json(files, template, data, tick)
-        else:
-            table = open_table(kind, files, data, tick, template.fields or CHAT_FIELDS)
-            known = csv_cells.guessed(_plain(files[:1], data, tick)[0]) if kind == "csv" else None
-            found = TableRecords(table, str(files[0]), most, files, known)
-    return _nonempty(RecordDocuments(found, template), data.source)
-
-
-def _of_json(
-    files: Sequence[Path], template: Template, data: DataChoice, tick: Callable[[], None]
-) -> Records:
-    """The objects of JSON files. A table would change them: it takes dates for times, and 1 for 1.0 where another
-    row has a fraction. It is the table of files that hold something else, such as columns."""
-    plain, most = _plain(files, data, tick), data.max_examples
-    try:
-        found = JsonObjects(files, most, plain)
-    except DataError:
-        found = None
-    try:
-        table = open_table("json", files, data, tick, template.fields or CHAT_FIELDS)
-        rows = TableRecords(table, str(files[0]), most, files)
-    except DataError:
-        if found is None:
-            raise
-        return found
-    if found is None:
-        return rows
-    found.fingerprint = rows.fingerprint  # as older runs have it
-    return found
+            return made(JsonLines(files, most, _plain(files, data, tick)))
+        if kind == "json":
+            # A table would change their values: it takes dates for times, and 1 for 1.0 where another row has a
+            # fraction. It is for files that hold something else than objects, such as columns.
+            with suppress(DataError):
+                return made(JsonObjects(files, most, _plain(files, data, tick)))
+        table = open_table(kind, files, data, tick, template.fields or CHAT_FIELDS)
+        found = TableRecords(table, str(files[0]), most, files)
+    return made(found)
 
 
 def _plain(files: Sequence[Path], data: DataChoice, tick: Callable[[], None]) -> list[Path]:

@@ -4,7 +4,7 @@ makes of them."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -140,16 +140,13 @@ class TableRecords:
         where: str,
         max_examples: int | None = None,
         files: Sequence[Path] = (),
-        typed: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
     ) -> None:
-        """`typed` makes the values of a row from which the fingerprint is made."""
         self._table, self._where, self.files = table, where, files
         rows = len(table)
         self.count = rows if max_examples is None else min(rows, max_examples)
         digest = hashlib.sha256(f"{rows}/{table.column_names}".encode())
         for index in {0, self.count // 2, max(self.count - 1, 0)} if self.count else ():
-            row = table[index] if typed is None else typed(table[index])
-            digest.update(str(row).encode("utf-8", "replace"))
+            digest.update(str(table[index]).encode("utf-8", "replace"))
         self.fingerprint = digest.hexdigest()
 
     def read(self, start: int, stop: int) -> list[Record]:
