@@ -61,11 +61,12 @@ def calibrated_here(plan: Plan, found: Estimate) -> Estimate:
 
 
 class Receipts:
-    """The receipts in a folder of runs. Each is read once; damaged ones are skipped."""
+    """The receipts in a folder of runs. Each is read once for each time it was written; damaged ones are skipped."""
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
-        self._seen: set[str] = set()
+        self._read: dict[str, tuple[int, Measured | None]] = {}
+        """When each run's receipt was written, in nanoseconds, and what it measured; None if it cannot be used."""
         self._by_kin: dict[tuple[object, ...], list[Measured]] = {}
         """Those of plans that differ in optimizations, batch sizes and length alone."""
         self._priced: dict[tuple[Plan, str, str], MemoryTable] = {}
@@ -77,21 +78,28 @@ class Receipts:
         self._refreshed: float | None = None
 
     def refresh(self) -> None:
-        """Read new receipts, at most every few seconds. A run without one costs one `stat` each
-        time.
+        """Read new receipts and forget those of deleted runs, at most every few seconds. Each run
+        costs one `stat` each time.
         """
         with self._lock:
             now = time.monotonic()
             if self._refreshed is not None and now - self._refreshed < REFRESH_SECONDS:
                 return
             self._refreshed = now
+            root = self._root or runs_root()
             try:
-                names = sorted(os.listdir(self._root or runs_root()))
+                names = sorted(os.listdir(root))
             except OSError:
                 return
-            for name in names:
-                if name not in self._seen:
-                    self._read(name)
+            found = {name: read for name in names if (read := self._receipt(root, name))}
+            if found == self._read:
+                return
+            self._read = found
+            self._all = [run for _, run in found.values() if run is not None]
+            self._by_kin = {}
+            for run in self._all:
+                self._by_kin.setdefault(kin_of(run.plan), []).append(run)
+            self._slowdowns.clear()
 
     def calibrate(self, plan: Plan, found: Estimate) -> Estimate:
         """`found` with its table calibrated by runs of the same setup and its times by runs of the
@@ -158,24 +166,32 @@ class Receipts:
             self._machines[name] = Machine(name, versions, driver_version(kind))
         return self._machines[name]
 
-    def _read(self, name: str) -> None:
-        path = (self._root or runs_root()) / name / RECEIPT
+    def _receipt(self, root: Path, name: str) -> tuple[int, Measured | None] | None:
+        """The entry of one run in `_read`; None if it has no receipt."""
+        path = root / name / RECEIPT
+        try:
+            written = os.lstat(path).st_mtime_ns
+        except OSError:
+            return None
+        known = self._read.get(name)
+        if known is not None and known[0] == written:
+            return known
+        return written, self._measured(path)
+
+    def _measured(self, path: Path) -> Measured | None:
+        """What a receipt measured; None if it cannot be used."""
         try:
             stored = self._decoder.decode(regular_file.read(path, MOST_BYTES, follow=False))
             plan = typed_json.convert(_with_heap(stored.plan), Plan)
-        except FileNotFoundError:
-            return
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
-            self._seen.add(name)
-            return
-        self._seen.add(name)
+            return None
         lacked = stored.shortfall
         peak = lacked.needed_bytes if lacked else stored.measured.peak_bytes
         # A short run may not have reached its peak, because the heap grows in the first steps, and a
         # damaged log may lack the record of the peak.
         if not peak or stored.missing_records or (lacked is None and stored.steps < LEAST_STEPS):
-            return
-        run = Measured(
+            return None
+        return Measured(
             plan=plan,
             device_name=stored.device_name,
             device_total_bytes=stored.device_total_bytes,
@@ -185,9 +201,6 @@ class Receipts:
             at_least=lacked is not None,
             units_per_second=stored.tokens_per_second if stored.steps >= LEAST_STEPS else None,
         )
-        self._all.append(run)
-        self._slowdowns.clear()
-        self._by_kin.setdefault(kin_of(plan), []).append(run)
 
 
 def _with_heap(stored: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import random
+import shutil
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -352,6 +354,43 @@ def test_receipts_are_read_from_the_folder_of_runs_and_damaged_ones_left_out(
     assert table.tier == Tier.CALIBRATED
     assert abs(table.peak_bytes - measured) < abs(found.table.peak_bytes - measured) / 4
     assert "1 measured run and 1 that ran out of memory" in table.band_from
+
+
+def test_a_deleted_receipt_counts_no_more_and_a_rewritten_one_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memconsole.calibration.REFRESH_SECONDS", 0.0)
+    plan = a_plan()
+    found = estimate(plan, HOST)
+    receipts = Receipts(tmp_path)
+
+    def leave(run: str, ratio: float) -> None:
+        receipt = {
+            "device_name": HOST.name, "versions": {"torch": version("torch")},
+            "plan": msgspec.to_builtins(plan), "steps": 9, "tokens_per_second": 100.0 / ratio,
+            "measured": {"peak_bytes": int(found.table.peak_bytes * ratio)},
+        }  # fmt: skip
+        path = tmp_path / run / "receipt.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(msgspec.json.encode(receipt))
+        os.utime(path, ns=(0, int(ratio * 1000)))
+
+    def shown() -> Estimate:
+        receipts.refresh()
+        return receipts.calibrate(plan, found)
+
+    leave("a", 1.2)
+    of_one = shown()
+    leave("b", 2.0)
+    of_two = shown()
+    assert of_two.table.peak_bytes > of_one.table.peak_bytes
+    assert of_two.step_seconds > of_one.step_seconds
+    shutil.rmtree(tmp_path / "b")
+    assert shown() == of_one
+    leave("a", 1.5)
+    assert shown().table.peak_bytes > of_one.table.peak_bytes
+    shutil.rmtree(tmp_path / "a")
+    assert shown() == found
 
 
 def test_a_launched_run_keeps_the_calibrated_estimate_that_was_shown(
