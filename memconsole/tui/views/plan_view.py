@@ -72,6 +72,11 @@ class PlanView:
         """The selected optimization."""
         return OPTIMIZATIONS[self.cursor % len(OPTIMIZATIONS)]
 
+    @property
+    def priced(self) -> Estimate | None:
+        """The estimate, outdated or not; None if the plan cannot be priced."""
+        return None if self.problem else self.estimate
+
     def savings_of(self, key: str) -> tuple[Saving, ...]:
         """What each value of one toggle would save."""
         if self.estimate is None:

@@ -246,6 +246,29 @@ async def test_a_model_that_is_not_there_is_one_clear_line(make_console: Make) -
         assert "cannot launch" in screen_text(app)
 
 
+@pytest.mark.parametrize("size", [(80, 24), (160, 48)])
+async def test_a_plan_that_cannot_be_priced_keeps_no_number_unmarked(
+    make_console: Make, size: tuple[int, int]
+) -> None:
+    app = make_console(plans.apply_settings(Plan(), ["device.name=cpu", "train.max_steps=100"]))
+    async with app.run_test(size=size) as pilot:
+        await settle(pilot)
+        name = found.table.budget.name if (found := app.plan_screen.view.estimate) else ""
+        assert f"cpu → {name}" in screen_text(app)
+        app.plan_screen.change(
+            lambda plan: plans.replace(plan, {"model.name": "/nope", "device.name": "h200"})
+        )
+        await settle(pilot)
+        text = screen_text(app)
+        summary = text.split("optimizations")[0]
+        assert "not priced" in text
+        assert "outdated" in text
+        for words in ("h200 →", name, "in all", "/s ", "parameters", "expected between"):
+            assert words not in summary + text.split("not priced")[1], words
+        costs = [row for row in text.splitlines() if "costs " in row or "saves " in row]
+        assert all("(" in row for row in costs if "→" in row)
+
+
 async def test_a_setting_is_found_changed_and_refused_with_its_reason(make_console: Make) -> None:
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:

@@ -34,6 +34,8 @@ def budget_lines(view: PlanView, width: int, height: int) -> list[Line]:
 
     Pure in `view`.
     """
+    if view.problem:
+        return [rule("budget", width), [Span(" ✗ not priced", "bad")]][:height]
     if view.estimate is None:
         return [rule("budget", width)]
     table = view.estimate.table
@@ -47,8 +49,6 @@ def budget_lines(view: PlanView, width: int, height: int) -> list[Line]:
     scale = float(max(budget.usable_bytes, table.device_bytes, 1))
     over = None if table.fits else float(budget.usable_bytes)
     lines.append([Span("▕"), *stacked(stack, scale, width - 2, limit=over), Span("▏")])
-    if view.problem:
-        return [*lines, [Span(" ✗ not priced", "bad")]][:height]
     if height >= 6:
         lines.append(_legend(stack, width))
     mark, role = VERDICTS[table.verdict]
@@ -100,11 +100,12 @@ def _part(name: str) -> tuple[str, str]:
 
 def speed_lines(view: PlanView, width: int, height: int) -> list[Line]:
     """Step time, tokens or other units per second, minutes per epoch. Pure in `view`."""
-    if view.estimate is None:
+    found = view.priced
+    if found is None:
         return [rule("speed", width)]
-    found = view.estimate
-    role = "dim" if view.stale or view.problem else "strong"
-    lines = [rule("speed", width, f"{found.time_tier} {_TIMED[found.time_tier]}")]
+    role = "dim" if view.stale else "strong"
+    note = "outdated" if view.stale else f"{found.time_tier} {_TIMED[found.time_tier]}"
+    lines = [rule("speed", width, note)]
     lines.append(
         [
             Span(f" {step_word(found.step_seconds)}", role),

@@ -218,7 +218,7 @@ def phase_lines(view: PlanView, width: int, height: int) -> list[Line]:
     if view.estimate is None or height <= 1:
         return []
     table = view.estimate.table
-    lines = [rule("phases", width, "live bytes")]
+    lines = [rule("phases", width, "outdated" if view.stale else "live bytes")]
     phases = list(table.phases)
     if height - 1 < len(phases):
         # The highest ones, in order of time.

@@ -47,7 +47,7 @@ def summary_lines(view: PlanView, width: int, height: int) -> list[Line]:
 
 def _model(view: PlanView) -> tuple[str, ...]:
     """The model, where its weights come from, and its size; then the same in fewer words."""
-    plan, found = view.plan, view.estimate
+    plan, found = view.plan, view.priced
     weights = shortly(plan)
     name = f"{_name(plan)} · {_whole(plan, weights)}" if weights else plan.model.name
     if found is None:
@@ -78,7 +78,7 @@ def _train(view: PlanView) -> tuple[str, ...]:
 
 def _device(view: PlanView) -> tuple[str, ...]:
     """The device and its memory; then the same in fewer words. The number of devices and the Slurm job are always shown."""
-    plan, found = view.plan, view.estimate
+    plan, found = view.plan, view.priced
     asked = plan.device.name
     if plan.device.count > 1:
         asked += f" × {plan.device.count}"

@@ -92,7 +92,8 @@ def _next(view: PlanView, width: int) -> list[Line]:
     key, saving = view.keys.shown("plan", "toggle"), view.next_saving(view.row)
     words = f"→ {value_word(view.row.next_value(view.plan))}"
     if saving is not None:
-        words += f": {consequence(saving)}"
+        does = consequence(saving)
+        words += f": ({does})" if view.stale else f": {does}"
     first, *rest = wrap(f"{key} {words}", max(width - 2, len(key)), MOST_ROWS)
     head = [Span(f" {key}", "key"), Span(first.removeprefix(key))]
     return [head, *([Span(f" {row}")] for row in rest)]
@@ -138,7 +139,7 @@ def best_lines(view: PlanView, width: int, height: int) -> list[Line]:
             table.at_most_bytes - saving.saves_bytes,
             table.budget.usable_bytes,
         )
-        better = table.verdict is not Verdict.FITS and then is not table.verdict
+        better = not view.stale and table.verdict is not Verdict.FITS and then is not table.verdict
         words, role = (f"{verdict_mark(then)} then", VERDICTS[then][1]) if better else ("", "")
         lines.append(
             [
