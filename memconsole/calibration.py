@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from memconsole import regular_file, typed_json
-from memconsole.memory.answers.pace import LEAST_STEPS, paced, slowdown
+from memconsole.memory.answers.pace import LEAST_STEPS, Slowdown, paced, slowdown
 from memconsole.memory.answers.receipts import Machine, Measured, calibrated, kin_of, setup_of
 from memconsole.memory.estimate import model_of, table_of
 from memconsole.memory.seconds import seconds_per_unit
@@ -71,7 +71,7 @@ class Receipts:
         """Those of plans that differ in optimizations, batch sizes and length alone."""
         self._priced: dict[tuple[Plan, str, str], MemoryTable] = {}
         self._all: list[Measured] = []
-        self._slowdowns: dict[tuple[object, ...], float | None] = {}
+        self._slowdowns: dict[tuple[object, ...], Slowdown | None] = {}
         self._decoder = typed_json.decoder(_ReceiptFields)
         self._lock = threading.Lock()
         self._machines: dict[str, Machine] = {}
@@ -108,9 +108,9 @@ class Receipts:
         device = found.table.budget
         if not device.local:
             return found
-        factor = self.slowdown(plan, device)
-        if factor is not None:
-            found = paced(found, factor)
+        by = self.slowdown(plan, device)
+        if by is not None:
+            found = paced(found, by)
         return msgspec.structs.replace(found, table=self.calibrate_table(plan, found.table))
 
     def calibrate_table(self, plan: Plan, table: MemoryTable) -> MemoryTable:
@@ -137,7 +137,7 @@ class Receipts:
         own = [run for run in runs if setup_of(run.plan) == setup]
         return (own or runs)[-MOST_RUNS:]
 
-    def slowdown(self, plan: Plan, device: Budget) -> float | None:
+    def slowdown(self, plan: Plan, device: Budget) -> Slowdown | None:
         """What `pace.slowdown` finds for a local device, remembered until there is another receipt."""
         with self._lock:
             every = self._all[-MOST_RUNS:]

@@ -194,7 +194,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[Note, ...] = ()
     """Notes on the plan's optimizations for the user, before a run starts."""
     time_tier: Tier = Tier.FORMULA
-    """How the times were obtained."""
+    """How the times were obtained: calibrated only if runs of the same kind of plan measured them."""
+    time_from: str = ""
+    """Which runs corrected the times, as one phrase; empty if none did."""
 
     @property
     def peak_is_known(self) -> bool:

@@ -109,10 +109,10 @@ class Timed:
             plan=one.plan, device_name="", device_total_bytes=None, driver=None, versions=HERE.versions,
             peak_bytes=1, units_per_second=1 / one.seconds,
         )  # fmt: skip
-        factor = slowdown(
+        slower = slowdown(
             self.plan, HERE, [seen], lambda _: 1 / one.estimated, lambda p: p.model.target_params or 0
         )  # fmt: skip
-        return self.estimated * (1.0 if factor is None else factor)
+        return self.estimated * (1.0 if slower is None else slower.factor)
 
 
 def fitted(backend: str, runs: list[Timed]) -> Speed:

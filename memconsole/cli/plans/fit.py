@@ -140,7 +140,8 @@ def command(
             report = report_of(
                 plan, found, pinned, (*notes, *devices_words(found, here)), price, most
             )
-            pace = receipts.slowdown(found.plan, device) or 1.0
+            slower = receipts.slowdown(found.plan, device)
+            pace = slower.factor if slower is not None else 1.0
             report = msgspec.structs.replace(report, pace=pace)
             rows = row_lengths(found.plan, device, measure=lengths, lookup=lookup)
             if as_json:

@@ -268,7 +268,8 @@ def text(plan: Plan, found: Estimate, more: Needed | None = None) -> str:
             f", {found.epoch_minutes:,.1f} minutes per epoch"
             if found.epoch_minutes is not None
             else ""
-        ),
+        )
+        + (f"   ({found.time_from})" if found.time_from else ""),
         *_run_lines(plan, found),
         *filter(None, [slow_words(plan, budget)]),
         *(f"note: {note.words}" for note in found.notes),

@@ -34,10 +34,20 @@ Size = Callable[[Plan], int]
 """The number of parameters of a plan's model."""
 
 
+class Slowdown(msgspec.Struct, frozen=True):
+    """How much slower the steps of a plan are than estimated."""
+
+    factor: float
+    """Multiplies the estimated time of a step."""
+    measured: bool
+    """Whether runs of the plan's setup, or of setups with other optimizations, measured it. Otherwise it is borrowed from
+    other plans."""
+
+
 def slowdown(
     plan: Plan, machine: Machine, runs: Iterable[Measured], rate: Rate, size: Size
-) -> float | None:
-    """The factor by which to multiply the estimated time of a step of `plan`; None if no run can be used."""
+) -> Slowdown | None:
+    """How much slower the steps of `plan` are than estimated; None if no run can be used."""
     known = [
         run
         for run in runs
@@ -55,8 +65,9 @@ def slowdown(
         except (PlanError, ValueError, ZeroDivisionError):
             continue
     if own and told:
-        return statistics.median(factor for factor, _ in told)
-    return _borrowed(told, size(plan)) if told else None
+        return Slowdown(statistics.median(factor for factor, _ in told), measured=True)
+    factor = _borrowed(told, size(plan)) if told else None
+    return None if factor is None else Slowdown(factor, measured=False)
 
 
 def _borrowed(told: list[tuple[float, int]], parameters: int) -> float | None:
@@ -84,8 +95,9 @@ def _weighted_median(ordered: list[tuple[float, float]]) -> float:
     return (ordered[low][0] + ordered[high][0]) / 2
 
 
-def paced(found: Estimate, factor: float) -> Estimate:
-    """`found` with every step time multiplied by `factor`. The start of a run is not changed."""
+def paced(found: Estimate, by: Slowdown) -> Estimate:
+    """`found` with every step time multiplied by the factor of `by`. The start of a run is not changed."""
+    factor = by.factor
     minutes, whole = found.epoch_minutes, found.run_seconds
     more = (found.run_steps or 0) * found.step_seconds * (factor - 1)
     return msgspec.structs.replace(
@@ -94,5 +106,6 @@ def paced(found: Estimate, factor: float) -> Estimate:
         tokens_per_second=found.tokens_per_second / factor,
         epoch_minutes=None if minutes is None else minutes * factor,
         run_seconds=None if whole is None else whole + more,
-        time_tier=Tier.CALIBRATED,
+        time_tier=Tier.CALIBRATED if by.measured else found.time_tier,
+        time_from="by runs here" if by.measured else "by other runs",
     )

@@ -10,13 +10,16 @@ import pytest
 
 from memconsole.calibration import Receipts
 from memconsole.devices.budget import budget
-from memconsole.memory.answers.pace import LEAST_STEPS, likeness, paced, slowdown
+from memconsole.memory.answers.pace import LEAST_STEPS, Slowdown, likeness, paced, slowdown
 from memconsole.memory.answers.receipts import Machine, Measured
 from memconsole.memory.estimate import estimate
 from memconsole.memory.table import Tier
 from memconsole.plan.plan import Plan, replace
+from memconsole.tui.draw import ink
 from memconsole.tui.plan.dialogs.launching import launchable
 from memconsole.tui.plan.pricing import price
+from memconsole.tui.plan.widgets.budget_bar import speed_lines
+from memconsole.tui.views.plan_view import PlanView
 
 HERE = Machine("this processor", {"torch": "2.13.0"})
 PLAN = replace(Plan(), {"device.name": "cpu", "train.max_steps": 100})
@@ -33,10 +36,11 @@ def a_run(plan: Plan, rate: float | None, **changes: Any) -> Measured:
 
 
 def found(*runs: Measured) -> float | None:
-    """The slowdown of `PLAN`, where every plan is estimated at 1,000 units per second."""
-    return slowdown(
+    """The factor of `PLAN`, where every plan is estimated at 1,000 units per second."""
+    slower = slowdown(
         PLAN, HERE, runs, lambda plan: 1000.0, lambda plan: plan.model.target_params or 1_000_000
     )
+    return slower.factor if slower is not None else None
 
 
 def sized(parameters: int) -> Plan:
@@ -111,13 +115,36 @@ def test_other_runs_change_nothing(stranger: Measured) -> None:
 
 def test_every_time_of_the_steps_changes_and_the_start_of_the_run_does_not() -> None:
     plain = estimate(PLAN, HOST)
-    slower = paced(plain, 2.0)
+    slower = paced(plain, Slowdown(2.0, measured=True))
     assert slower.time_tier is Tier.CALIBRATED
     assert slower.step_seconds == 2 * plain.step_seconds
     assert slower.tokens_per_second == plain.tokens_per_second / 2
     assert plain.run_seconds is not None
     assert slower.run_seconds == pytest.approx(plain.run_seconds + 100 * plain.step_seconds)
     assert slower.table is plain.table
+
+
+def test_only_runs_of_the_same_kind_of_plan_mark_the_time_as_calibrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        Receipts, "_machine", lambda self, name, kind: Machine(HOST.name, HERE.versions)
+    )
+    written(tmp_path, "run", OTHER, estimate(OTHER, HOST).tokens_per_second / 2, LEAST_STEPS)
+    receipts = Receipts(tmp_path)
+    receipts.refresh()
+
+    def shown(plan: Plan) -> tuple[float, str]:
+        plain = estimate(plan, HOST)
+        found = receipts.calibrate(plan, plain)
+        drawn = speed_lines(PlanView(plan, found, stale=False), 60, 3)
+        return found.step_seconds / plain.step_seconds, ink.plain(drawn[0]).split("─ ")[1]
+
+    assert shown(OTHER) == (pytest.approx(2.0), "✓ by runs here")
+    other_optimizer = replace(OTHER, {"optimize.optimizer": "lion"})
+    assert shown(other_optimizer) == (pytest.approx(2.0), "✓ by runs here")
+    assert shown(PLAN) == (pytest.approx(2.0), "~ by other runs")
+    assert shown(replace(PLAN, {"backend": "jax"})) == (1.0, "~ estimated")
 
 
 def written(root: Path, name: str, plan: Plan, rate: float, steps: int) -> None:

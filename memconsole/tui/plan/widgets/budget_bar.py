@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from memconsole.memory.table import Estimate, MemoryTable, Tier
+from memconsole.memory.table import Estimate, MemoryTable
 from memconsole.plan.tasks import task_of
 from memconsole.tui.draw.bars import stacked
 from memconsole.tui.draw.ink import Line, Span, fit, rule, width_of, wrap
@@ -26,7 +26,6 @@ _PARTS = {
     "runtime": ("R", "part-d"),
     "snapshots": ("N", "part-a"),
 }
-_TIMED = {Tier.FORMULA: "estimated", Tier.CALIBRATED: "by runs here"}
 
 
 def budget_lines(view: PlanView, width: int, height: int) -> list[Line]:
@@ -104,7 +103,7 @@ def speed_lines(view: PlanView, width: int, height: int) -> list[Line]:
     if found is None:
         return [rule("speed", width)]
     role = "dim" if view.stale else "strong"
-    note = "outdated" if view.stale else f"{found.time_tier} {_TIMED[found.time_tier]}"
+    note = "outdated" if view.stale else f"{found.time_tier} {found.time_from or 'estimated'}"
     lines = [rule("speed", width, note)]
     lines.append(
         [
