@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textual import events
 from textual.screen import Screen
 
 from memconsole.tui.app.following import FollowingApp
@@ -45,6 +46,11 @@ class NavigatingApp(FollowingApp, inherit_bindings=False):
             await self.pop_screen()
         if screen is not None:
             await self.push_screen(screen)
+
+    def on_key(self, event: events.Key) -> None:
+        """Called before the key's action."""
+        if isinstance(self.screen, ConsoleScreen):
+            self.screen.key_pressed(event.key)
 
     async def action_go_back(self) -> None:
         """Back to the main screen that was left last; if there is none, to the plan screen."""

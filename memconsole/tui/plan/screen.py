@@ -139,6 +139,9 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
         found |= {name for name in ("undo", "redo") if getattr(self.view, name)}
         return found
 
+    def reasons(self) -> dict[str, str]:
+        return {"undo": "nothing to undo", "redo": "nothing to redo"}
+
     def change(self, make: Callable[[Plan], Plan]) -> None:
         """Change the plan and price it. If that is not allowed, show why and change nothing."""
         self.notice("")

@@ -11,6 +11,7 @@ from textual.containers import Horizontal, Vertical
 from memconsole.devices.reading import Devices
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
+from memconsole.runs.read.shown.words import state_word
 from memconsole.tui.draw.chart import GLYPHS
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.run.charts import charts_of, chosen, is_logarithmic
@@ -81,6 +82,21 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
         if view.pane == "sample" and view.snapshot is not None and len(view.snapshot.samples) > 1:
             found.add("samples")
         return found
+
+    def reasons(self) -> dict[str, str]:
+        view = self.console.run_view
+        if view.snapshot is None:
+            return dict.fromkeys(("run", "live", "going", "resumable"), "the run is not read yet")
+        state = f"the run is {state_word(view.snapshot)}"
+        samples = "there is no other sample"
+        if view.pane != "sample":
+            samples = f"{self.shown_key('pane')} switches to the sample text first"
+        return {
+            **dict.fromkeys(("live", "going"), state),
+            "resumable": f"cannot be resumed: {state}",
+            "symptom": "no remedy: nothing is seen to go wrong in this run",
+            "samples": samples,
+        }
 
     def _change(self, **changes: object) -> None:
         self.notice("")

@@ -138,6 +138,19 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
             found.add("comparable")
         return found
 
+    def reasons(self) -> dict[str, str]:
+        run = self._selected()
+        compare = f"mark two runs or more with {self.shown_key('mark')}"
+        if run is None:
+            words = dict.fromkeys(("run", "resumable", "deletable"), "no run is selected")
+            return {**words, "comparable": compare}
+        state = f"the run is {state_word(run)}"
+        return {
+            "resumable": f"cannot be resumed: {state}",
+            "deletable": f"cannot be deleted: {state}; stop it first",
+            "comparable": compare,
+        }
+
     @on(ChoiceList.Clicked)
     def _clicked(self, message: ChoiceList.Clicked) -> None:
         """A click selects a run; a click on the selected one opens it."""

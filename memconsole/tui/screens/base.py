@@ -25,6 +25,7 @@ SMALLEST = Size(60, 16)
 WHEEL_ROWS = 3
 HELD_SECONDS = 0.3
 """A held key repeats sooner than this."""
+READ_ONLY = "read only: this console only shows"
 
 Part = TypeVar("Part", bound=Widget)
 
@@ -152,10 +153,27 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
             found.add("came")
         return found
 
+    def reasons(self) -> dict[str, str]:
+        """For conditions that are not true: why not. A pressed key that needs one shows it."""
+        return {}
+
     def offered_keys(self) -> tuple[Key, ...]:
         """The rows of the key table whose actions are available."""
         keys = self.console.keys
         return keys.offered(self.SCREEN, self.conditions(), readonly=self.console.readonly)
+
+    def why_not(self, name: str) -> str:
+        """Why the key `name` does nothing now; empty if it acts, or if this screen has no such key."""
+        rows = [key for key in self.console.keys.rows(self.SCREEN) if name in key.names]
+        if set(rows) & set(self.offered_keys()):
+            return ""
+        true, reasons = {"", *self.conditions()}, self.reasons()
+        words = [READ_ONLY if key.when in true else reasons.get(key.when, "") for key in rows]
+        return next(filter(None, words), "")
+
+    def key_pressed(self, name: str) -> None:
+        """Remove the notice, or show why the key does nothing now. The key's action follows."""
+        self.notice(self.why_not(name), "warn")
 
     def shown_key(self, id: str, screen: str = "") -> str:
         """The key of one row of this screen, or of another screen, as it is printed."""
@@ -231,6 +249,9 @@ class ConsoleModal(ConsoleScreen, inherit_bindings=False):
         key may be held. A question must not be answered by the key that asks it."""
         before, self._pressed = self._pressed, time.monotonic()
         return self._pressed - before < HELD_SECONDS
+
+    def key_pressed(self, name: str) -> None:
+        """Keep the notice: it tells about the list or the text of this screen."""
 
     def dismiss(self, result: object = None) -> AwaitComplete:
         """Close with `result`, unless this screen is closed already: two keys may arrive together."""

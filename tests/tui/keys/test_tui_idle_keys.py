@@ -1,0 +1,80 @@
+"""A key of the screen that does nothing now says why, and every key removes the notice before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from memconsole.plan.plan import Plan
+from memconsole.runs.record.directory import create_run
+from memconsole.tui.screens.base import READ_ONLY
+from memconsole.tui.widgets.notice import Notice
+from tests.tui.harness import Console, finished, settle, show_run, snapshot
+
+Make = Callable[..., Console]
+
+
+def said(app: Console) -> str:
+    """The notice of the screen in front."""
+    return app.screen.query_one(Notice)._words
+
+
+async def says(app: Console, pilot: Any, key: str) -> str:
+    await pilot.press(key)
+    await pilot.pause()
+    return said(app)
+
+
+async def test_nothing_to_undo_or_redo_replaces_the_notice_before_it(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        app.plan_screen.notice("a refusal", "bad")
+        assert await says(app, pilot, "u") == "nothing to undo"
+        assert await says(app, pilot, "y") == "nothing to redo"
+        assert await says(app, pilot, "1") == ""
+        assert await says(app, pilot, "u") == ""
+
+
+async def test_keys_of_the_list_say_what_they_need(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("a")
+        await settle(pilot)
+        assert await says(app, pilot, "D") == "no run is selected"
+        run = create_run(Plan(), "one")
+        run.new_attempt()
+        await pilot.press("escape", "a")
+        await settle(pilot)
+        assert await says(app, pilot, "c") == "mark two runs or more with space"
+        screen: Any = app.screen
+        screen._selected = lambda: snapshot()
+        assert await says(app, pilot, "D") == "cannot be deleted: the run is running; stop it first"
+        assert await says(app, pilot, "r") == "cannot be resumed: the run is running"
+
+
+async def test_keys_of_a_run_say_its_state(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await show_run(app, pilot, finished())
+        for key in ("s", "space"):
+            assert await says(app, pilot, key) == "the run is finished"
+        assert await says(app, pilot, "r") == "cannot be resumed: the run is finished"
+        assert "nothing is seen to go wrong" in await says(app, pilot, "f")
+        assert "sample text first" in await says(app, pilot, "left")
+        assert await says(app, pilot, "z") == ""
+
+
+@pytest.mark.parametrize("key", ["s", "space"])
+async def test_a_read_only_console_says_so_on_the_run_screen(make_console: Make, key: str) -> None:
+    app = make_console(readonly=True)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        assert await says(app, pilot, "l") == READ_ONLY
+        await show_run(app, pilot, snapshot())
+        assert await says(app, pilot, key) == READ_ONLY
+        assert app.asked == []
