@@ -14,6 +14,7 @@ from textual.worker import get_current_worker
 
 from memconsole.devices.reading import Devices
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.runs.read.shown.words import state_word
 from memconsole.tui.app.leaving import LeavingApp
 from memconsole.tui.app.messages import (
     ActionFailed,
@@ -28,6 +29,12 @@ from memconsole.tui.views.run_view import Pane, RunView
 
 if TYPE_CHECKING:
     from memconsole.memory.tracers.exact_book import ExactBook
+    from memconsole.runs.read.shown.snapshot import RunSnapshot
+
+
+def _moved_on(before: RunSnapshot, now: RunSnapshot) -> bool:
+    """Whether the run's state is another one, or a request to pause is withdrawn, so that a notice about it is outdated."""
+    return state_word(before) != state_word(now) or before.pause_requested > now.pause_requested
 
 
 class FollowingApp(LeavingApp, inherit_bindings=False):
@@ -116,8 +123,10 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
         self._snapshot_shown.set()
         if first:
             self._predict(snapshot.id, snapshot.plan, self.devices)
-        elif view.snapshot is not None and view.snapshot.state != snapshot.state:
-            self.notice("")
+        elif view.snapshot is not None and _moved_on(view.snapshot, snapshot):
+            for screen in self.screen_stack:
+                if isinstance(screen, ConsoleScreen) and screen.SCREEN == "run":
+                    screen.notice("")
 
     @on(FollowFailed)
     def _follow_failed(self, message: FollowFailed) -> None:

@@ -9,7 +9,9 @@ import pytest
 
 from memconsole.plan.plan import Plan
 from memconsole.runs.record.directory import create_run
+from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.screens.base import READ_ONLY
+from memconsole.tui.screens.confirm import ConfirmScreen
 from memconsole.tui.widgets.notice import Notice
 from tests.tui.harness import Console, finished, settle, show_run, snapshot
 
@@ -78,3 +80,37 @@ async def test_a_read_only_console_says_so_on_the_run_screen(make_console: Make,
         await show_run(app, pilot, snapshot())
         assert await says(app, pilot, key) == READ_ONLY
         assert app.asked == []
+
+
+async def test_a_notice_about_an_earlier_state_of_the_run_goes(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await show_run(app, pilot, snapshot())
+        assert "asked the run to pause" in await says(app, pilot, "space")
+        app.post_message(SnapshotArrived(snapshot(350, pause_requested=True)))
+        await settle(pilot)
+        assert "asked the run to pause" in said(app)
+        app.post_message(SnapshotArrived(snapshot(360)))
+        await settle(pilot)
+        assert said(app) == ""
+        await pilot.press("space")
+        app.post_message(SnapshotArrived(snapshot(360, phase="paused", pause_requested=True)))
+        await settle(pilot)
+        assert said(app) == ""
+
+
+async def test_a_key_that_opens_another_screen_removes_the_notice(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await show_run(app, pilot, snapshot())
+        run_screen = app.screen
+        assert await says(app, pilot, "space") != ""
+        await pilot.press("s")
+        await settle(pilot)
+        assert isinstance(app.screen, ConfirmScreen)
+        await pilot.press("escape")
+        await settle(pilot)
+        assert app.screen is run_screen
+        assert said(app) == ""
