@@ -115,6 +115,14 @@ def wrap(text: str, width: int, most: int) -> list[str]:
     return [fit(line, width) for line in lines]
 
 
+def cut(lines: Sequence[Line], height: int) -> list[Line]:
+    """At most `height` lines; if there are more, the last one says how many are left out."""
+    if len(lines) <= height or height <= 0:
+        return list(lines[: max(0, height)])
+    more = len(lines) - height + 1
+    return [*lines[: height - 1], [Span(f" … {more} more rows", "dim")]]
+
+
 def rule(title: str, width: int, note: str = "") -> Line:
     """A panel's first row: its title, a thin rule, and a note at the right end."""
     shown = fit(f" {title}", width)

@@ -22,8 +22,11 @@ def epoch_lines(view: RunView, width: int, height: int) -> list[Line]:
         [
             Span(right("epoch", 6), "dim"),
             Span(right("train", third), "dim"),
-            Span(right("validation" if third > 10 else "valid.", third), "dim"),
-            Span(right("minutes", third), "dim"),
+            Span(
+                right("validation" if third > 10 else "valid." if third > 6 else "val.", third),
+                "dim",
+            ),
+            Span(right("minutes" if third > 7 else "min", third), "dim"),
         ]
     )
     epochs = run.epochs

@@ -17,6 +17,8 @@ from memconsole.units import format_clock, format_duration
 
 SLOW_STEP_SECONDS = 2.0
 """Steps that take longer are counted in tenths."""
+LEAST_NAME = 20
+"""Cells that a long name has at least, beside the model, the backend and the device."""
 _WORD = 16
 """Cells that a row may leave free because the next word does not fit."""
 
@@ -30,10 +32,7 @@ def header_lines(view: RunView, width: int, height: int = 2) -> list[Line]:
     if run is None:
         return [[Span(f" {view.problem or 'reading the run …'}", "bad" if view.problem else "dim")]]
     mark, role = state_mark(run)
-    line: Line = [
-        Span(f" {mark} {state_word(run)} ", role),
-        Span(f" {run.name or run.id}", "strong"),
-    ]
+    line: Line = [Span(f" {mark} {state_word(run)} ", role)]
     device = run.facts.started.device_name if run.facts.started else run.plan.device.name
     about = f"  {run.plan.model.name} · {run.plan.backend} · {device}"
     if run.job and run.state != "queued":
@@ -44,8 +43,10 @@ def header_lines(view: RunView, width: int, height: int = 2) -> list[Line]:
         about += " · pauses after this step" if run.pause_requested else " · goes on"
     if run.stop_requested_by and view.live:
         about += f" · stop asked by {run.stop_requested_by}"
-    if run.missing_records:
-        line.append(Span(f"  ▲ {run.missing_records:,} records missing", "warn"))
+    missing = f"  ▲ {run.missing_records:,} records missing" if run.missing_records else ""
+    room = width - width_of([*line, Span(missing + about)])
+    line.append(Span(fit(f" {run.name or run.id}", max(room, LEAST_NAME)), "strong"))
+    line.append(Span(missing, "warn"))
     line.append(Span(fit(about, width - width_of(line)), "dim"))
     ended = not view.problem and not view.live and run.verdict is not None
     lines = [line, *(ended_lines(view, run, width) if ended else [progress_line(view, run, width)])]

@@ -100,6 +100,7 @@ class OutputPane(Painted):
         others = " · ".join(t for p, t in TITLES.items() if p != pane)
         note = f"{view.keys.shown('run', 'pane')}: {others}"
         behind = len(lines) - first - room
-        if pane == "output" and behind > 0:
-            note = f"{behind} more lines below"
+        if behind > 0:
+            below = f"{behind} more lines below"
+            note = below if pane == "output" else f"{below} · {note}"
         return [rule(TITLES[pane], width, note), *lines[first : first + room]]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rich.cells import cell_len
+
 from memconsole.plan.tasks import TASKS
 from memconsole.runs.read.follow import RunStatus
 from memconsole.runs.read.shown.missing import MARK
@@ -102,7 +104,10 @@ def detail_lines(run: RunStatus, width: int) -> list[Line]:
     lines.append([Span(fit(f" {why}", width), role)] if why else [])
     tags = " ".join(f"#{tag}" for tag in run.tags)
     words = " ".join(run.note.split())
-    lines.append([Span(f" {tags} " if tags else " ", "accent"), Span(fit(words, width))])
+    head = Span(
+        f" {fit(tags, max(width // 2, width - 2 - cell_len(words)))} " if tags else " ", "accent"
+    )
+    lines.append([head, Span(fit(words, width - width_of([head])))])
     return lines
 
 

@@ -6,21 +6,29 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from memconsole.memory.answers.advice import Remedy
 from memconsole.memory.verdict import Verdict
 from memconsole.plan.plan import Plan, replace
+from memconsole.runs.read.follow import RunStatus
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.record.log import events
 from memconsole.runs.record.states import Verdict as Outcome
 from memconsole.tui.draw.ink import plain
+from memconsole.tui.plan.pricing import price
+from memconsole.tui.plan.widgets.memory_table import table_lines
+from memconsole.tui.run.epoch_table import epoch_lines
 from memconsole.tui.run.gauge import memory_lines
 from memconsole.tui.run.header import header_lines
 from memconsole.tui.run.line_chart import legend
+from memconsole.tui.run.output_pane import OutputPane
 from memconsole.tui.run.remedies import choices_of
+from memconsole.tui.runs.rows import detail_lines
 from memconsole.tui.screens.pick import Choice, PickScreen, choices_for
+from memconsole.tui.views.plan_view import PlanView
 from memconsole.tui.views.run_view import RunView
-from tests.tui.harness import Console, screen_text, settle, snapshot, with_ranks
+from tests.tui.harness import Console, readings, screen_text, settle, snapshot, with_ranks
 
 
 @pytest.mark.parametrize("width", range(34, 90))
@@ -160,3 +168,55 @@ def test_why_there_is_no_prediction_is_whole(run: RunSnapshot, width: int, heigh
     text = "".join("".join(plain(line).split()) for line in lines)
     assert "".join(WHY.split()) in text
     assert "tensors" in text, "what was measured stays"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (100, 30), (160, 48)])
+def test_a_long_name_leaves_room_for_model_backend_device_and_attempt(
+    size: tuple[int, int],
+) -> None:
+    run = snapshot(name="n" * 150, attempt=3)
+    row = plain(header_lines(RunView(run), size[0])[0])
+    assert "n…  stories · torch · Test CPU · attempt 3" in row
+    assert cell_len(row) <= size[0]
+    assert plain(header_lines(RunView(snapshot(name="short")), size[0])[0]).startswith(
+        " ● running  short  stories"
+    )
+
+
+@pytest.mark.parametrize("tags", [("a", "b"), tuple(f"tag-{n}" for n in range(30))])
+@pytest.mark.parametrize("width", [58, 78, 98, 158])
+def test_a_note_beside_tags_is_cut_with_a_sign(tags: tuple[str, ...], width: int) -> None:
+    run = RunStatus(
+        id="r", name="r", state="finished", phase="", step=1, total_steps=1, loss=None, backend="torch",
+        model="stories", created_wall=1.0, tags=tags, note="word " * 60,
+    )  # fmt: skip
+    row = plain(detail_lines(run, width)[-1])
+    assert row.endswith("…")
+    assert cell_len(row) <= width
+    assert row.count("…") == 1 + (len(tags) > 2)
+
+
+@pytest.mark.parametrize("width", range(24, 58))
+def test_the_heads_of_the_epochs_are_whole(width: int) -> None:
+    head = plain(epoch_lines(RunView(snapshot()), width, 9)[1])
+    assert "…" not in head
+    assert len(head.split()) == 4
+
+
+@pytest.mark.parametrize("height", range(2, 16))
+def test_a_table_says_how_many_of_its_rows_are_left_out(height: int) -> None:
+    view = PlanView(Plan(), estimate=price(Plan(), readings()).estimate, stale=False)
+    whole = table_lines(view, 33, 99)
+    shown = table_lines(view, 33, height)
+    assert len(shown) == min(height, len(whole))
+    if height < len(whole):
+        assert plain(shown[-1]) == f" … {len(whole) - height + 1} more rows"
+
+
+def test_the_summary_says_how_many_lines_are_below() -> None:
+    pane = OutputPane()
+    pane._view = RunView(snapshot(), pane="summary")
+    rows = [plain(line) for line in pane.draw(60, 5)]
+    whole = pane.draw(60, 99)
+    assert f"{len(whole) - 5} more lines below" in rows[0]
+    assert "more lines" not in plain(whole[0])

@@ -105,14 +105,13 @@ def speed_lines(view: PlanView, width: int, height: int) -> list[Line]:
     role = "dim" if view.stale else "strong"
     note = "outdated" if view.stale else f"{found.time_tier} {found.time_from or 'estimated'}"
     lines = [rule("speed", width, note)]
-    lines.append(
-        [
-            Span(f" {step_word(found.step_seconds)}", role),
-            Span("/step  ", "dim"),
-            Span(f"{rate_word(found.tokens_per_second)}", role),
-            Span(f" {task_of(view.plan).units}/s", "dim"),
-        ]
-    )
+    speed: Line = [
+        Span(f" {step_word(found.step_seconds)}", role),
+        Span("/step  ", "dim"),
+        Span(f"{rate_word(found.tokens_per_second)}", role),
+    ]
+    unit = fit(f" {task_of(view.plan).units}/s", width - width_of(speed))
+    lines.append([*speed, Span(unit, "dim")])
     lines.append([Span(f" {_whole_run(found, width - 1)}", role)])
     return lines[:height]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memconsole.memory.exact.sharpen import alike
 from memconsole.memory.table import COMPONENTS, MemoryTable, Tier
 from memconsole.tui.draw.bars import bar
-from memconsole.tui.draw.ink import Line, Span, left, right, rule, wrap
+from memconsole.tui.draw.ink import Line, Span, cut, left, right, rule, wrap
 from memconsole.tui.draw.words import signed_bytes
 from memconsole.tui.views.plan_view import PlanView
 from memconsole.tui.widgets.painted import Painted
@@ -86,11 +86,12 @@ def table_lines(view: PlanView, width: int, height: int) -> list[Line]:
     change_width = CHANGE if width >= 14 + NUMBER + CHANGE else 0
     name_width = width - NUMBER - change_width - 1 - len(phases) * (NUMBER + 1)
     name_width = min(name_width, 28)
+    rows: list[Line] = []
     if phases:
         head = [Span(" " * (name_width + 1)), Span(right("at peak", NUMBER), "dim")]
         head.append(Span(right("±", change_width), "dim"))
         head += [Span(right(_SHORT.get(p, p), NUMBER + 1), "strong" if p == table.peak_phase else "dim") for p in phases]  # fmt: skip
-        lines.append(head)
+        rows.append(head)
     now = components_of(table)
     changes = _changes(table, view.before)
     by_name = {component.name: component for component in table.components}
@@ -106,10 +107,10 @@ def table_lines(view: PlanView, width: int, height: int) -> list[Line]:
             role = "dim" if stale or phase != table.peak_phase else "strong"
             amount = _amount(component.at(phase), component.tier_at(phase))
             line.append(Span(right(amount, NUMBER + 1), role))
-        lines.append(line)
-    lines += _totals(table, phases, name_width, change_width, stale, changes)
-    lines += _remarks(view, table, width, height - len(lines))
-    return lines[:height]
+        rows.append(line)
+    rows += _totals(table, phases, name_width, change_width, stale, changes)
+    rows += _remarks(view, table, width, height - len(lines) - len(rows))
+    return [*lines[:height], *cut(rows, height - len(lines))]
 
 
 def _problem(words: str, width: int, room: int) -> list[Line]:
