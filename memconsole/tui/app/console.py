@@ -79,6 +79,8 @@ class ConsoleApp(NavigatingApp, inherit_bindings=False):
         self.theme = "ansi-dark" if self.slow_link else DARK.name
         if self.chosen.theme in self.THEMES:
             self.theme = self.chosen.theme
+        if self.no_color:
+            self.theme = "ansi-dark"  # marks by attributes what other themes mark by colours
 
     def get_default_screen(self) -> Screen[object]:
         from memconsole.plan.catalog import default_plan
@@ -216,6 +218,9 @@ class ConsoleApp(NavigatingApp, inherit_bindings=False):
 
     def action_theme(self) -> None:
         """Switch to the next theme: dark, light, the terminal's own colours."""
+        if self.no_color:
+            self.notice("no colours: NO_COLOR is set")
+            return
         names = list(self.THEMES)
         at = names.index(self.theme) if self.theme in names else -1
         self.theme = names[(at + 1) % len(names)]

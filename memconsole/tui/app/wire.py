@@ -59,8 +59,9 @@ _WEIGHTS = ("", "1", "2")
 
 
 @lru_cache(maxsize=4096)
-def look_of(style: Style | None, system: ColorSystem, blank: bool) -> Look:
-    """The codes of a style on a terminal with `system` colours; `blank` for text of spaces only."""
+def look_of(style: Style | None, system: ColorSystem | None, blank: bool) -> Look:
+    """The codes of a style on a terminal with `system` colours (None: without colours); `blank` for text of spaces
+    only."""
     if style is None:
         return Look(None, None, "49") if blank else _PLAIN
     background = _codes(style.bgcolor, system, foreground=False)
@@ -70,12 +71,12 @@ def look_of(style: Style | None, system: ColorSystem, blank: bool) -> Look:
     return Look(attributes, _codes(style.color, system, foreground=True), background)
 
 
-def _codes(color: Color | None, system: ColorSystem, *, foreground: bool) -> str:
+def _codes(color: Color | None, system: ColorSystem | None, *, foreground: bool) -> str:
     """The codes of a colour.
 
     A true colour that is in xterm's palette is sent by its number, which is half as long.
     """
-    if color is None:
+    if color is None or system is None:
         return "39" if foreground else "49"
     number = _XTERM.get(color.triplet) if color.triplet else None
     if number is not None and system is ColorSystem.TRUECOLOR:
@@ -83,7 +84,7 @@ def _codes(color: Color | None, system: ColorSystem, *, foreground: bool) -> str
     return ";".join(color.downgrade(system).get_ansi_codes(foreground))
 
 
-def cells_of(strip: Iterable[Segment], system: ColorSystem) -> Iterator[Cell]:
+def cells_of(strip: Iterable[Segment], system: ColorSystem | None) -> Iterator[Cell]:
     """One item per terminal cell."""
     for text, style, control in strip:
         if control:
@@ -131,9 +132,14 @@ class Wire:
         self._rows, self._columns = [], 0
 
     def render(
-        self, update: ChopsUpdate | LayoutUpdate, columns: int, rows: int, system: ColorSystem
+        self,
+        update: ChopsUpdate | LayoutUpdate,
+        columns: int,
+        rows: int,
+        system: ColorSystem | None,
     ) -> str:
-        """The text that updates a terminal of this size; empty if nothing changed."""
+        """The text that updates a terminal of this size; empty if nothing changed. Without a `system`, it has no
+        colours."""
         if columns != self._columns or rows != len(self._rows):
             self._columns = columns
             self._rows = [[None] * columns for _ in range(rows)]

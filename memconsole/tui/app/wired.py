@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from rich.color import ColorSystem
 from rich.console import RenderableType
 from textual import events
@@ -16,8 +18,15 @@ class WiredApp(App[None], inherit_bindings=False):
     """Puts a `Wire` between Textual's updates and the terminal."""
 
     def __init__(self) -> None:
+        if not os.environ.get("NO_COLOR"):
+            os.environ.pop("NO_COLOR", None)  # Textual obeys an empty one, too
         super().__init__()
         self.wire = Wire()
+
+    @property
+    def colours(self) -> ColorSystem | None:
+        """The colours that are sent; None with NO_COLOR, where bold, dim and reversed text are left."""
+        return None if self.no_color else self.console._color_system or ColorSystem.TRUECOLOR
 
     def on_resize(self, event: events.Resize) -> None:
         """Forget what is shown: on a resize, terminals reflow, cut or clear it."""
@@ -36,8 +45,7 @@ class WiredApp(App[None], inherit_bindings=False):
             and not self._batch_count
             and not self.is_headless
         ):
-            colours = self.console._color_system or ColorSystem.TRUECOLOR
-            text = self.wire.render(renderable, self.size.width, self.size.height, colours)
+            text = self.wire.render(renderable, self.size.width, self.size.height, self.colours)
             if text:
                 super()._display(screen, Difference(text))  # type: ignore[arg-type]
             return

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pyte
@@ -15,7 +17,10 @@ from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual.geometry import Region
 from textual.strip import Strip
 
+from memconsole.tui.app.remembered import Remembered
 from memconsole.tui.app.wire import Wire, look_of
+from tests.tui.harness import Console as ConsoleUnderTest
+from tests.tui.harness import settle
 
 COLUMNS, ROWS = 30, 8
 TEXTS = ("memory", "~4.02 MiB", " ", "   ", "█▌┃", "⣿⡇", "日本", "a日", "é", "x", "−12", "e\u0301z")
@@ -138,6 +143,34 @@ def test_fewer_colours_are_sent_in_their_own_codes(system: ColorSystem) -> None:
     sent = Wire().render(LayoutUpdate(strips, Region(0, 0, 1, 1)), 1, 1, system)
     assert "38;2" not in sent
     assert "48;2" not in sent
+
+
+async def test_no_color_sends_attributes_and_no_colours(
+    make_console: Callable[..., ConsoleUnderTest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = make_console(chosen=Remembered(theme="memconsole-light"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        for keys in ("", "T", "m"):
+            await pilot.press(*keys)
+            await settle(pilot)
+            strips = app.screen._compositor.render_strips()
+            frame = LayoutUpdate([[strip] for strip in strips], Region(0, 0, 80, 24))
+            sent = Wire().render(frame, 80, 24, app.colours)
+            codes = {
+                code for found in re.findall(r"\x1b\[([\d;]*)m", sent) for code in found.split(";")
+            }
+            assert {"1", "2", "7"} <= codes <= {"0", "1", "2", "7", "22"}
+
+
+def test_an_empty_no_color_changes_nothing(
+    make_console: Callable[..., ConsoleUnderTest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "")
+    app = make_console()
+    assert not app.no_color
+    assert (app.theme, app.colours is None) == ("memconsole-dark", False)
 
 
 def test_a_colour_of_xterms_palette_goes_by_its_number_and_only_such_a_one() -> None:
