@@ -129,6 +129,13 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
         return self.phase_tiers.get(phase, Tier.FORMULA)
 
     @property
+    def correction_bytes(self) -> int:
+        """What finished runs add to the sum of the components at the peak; negative if they measured less."""
+        if self.tier is not Tier.CALIBRATED:
+            return 0
+        return self.peak_bytes - sum(c.at(self.peak_phase) for c in self.components)
+
+    @property
     def free_bytes(self) -> int:
         """Bytes left of the budget at the peak; negative when over."""
         return self.budget.usable_bytes - self.device_bytes

@@ -191,6 +191,7 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
         "host_tier": str(table.host_tier),
         "band_bytes": list(table.band_bytes),
         "band_from": table.band_from,
+        "correction_bytes": table.correction_bytes,
         "least_bytes": table.least_bytes,
         "source": table.source,
         "caveat": table.caveat,
@@ -326,6 +327,8 @@ def _about(table: MemoryTable) -> list[str]:
         )
     if table.band_from:
         lines.append(f"  band: {table.band_from}")
+    if table.correction_bytes:
+        lines.append("  the peak is corrected by measured runs; the table above is not")
     if table.least_bytes is not None:
         lines.append(f"  completes in an allocator of {format_bytes(table.least_bytes)}")
     if table.out_of_memory:

@@ -118,6 +118,8 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
 
     def draw_body(self) -> None:
         view = self.view
+        corrected = view.estimate is not None and view.estimate.table.correction_bytes != 0
+        self.set_class(corrected, "-corrected")
         self.part(PlanSummary).show(view)
         self.part(Toggles).show(view)
         for id in ("detail", "left-detail", "right-detail"):

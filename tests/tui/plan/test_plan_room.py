@@ -9,13 +9,16 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from memconsole.cli.plans.plan import text as printed
 from memconsole.memory.estimate import estimate, table_of
+from memconsole.memory.table import Tier
 from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 from memconsole.tui.draw.comparing import PricedPlan, plan_rows
 from memconsole.tui.draw.ink import plain
+from memconsole.tui.draw.words import signed_bytes
 from memconsole.tui.plan.widgets.budget_bar import budget_lines
 from memconsole.tui.plan.widgets.memory_table import table_lines
 from memconsole.tui.plan.widgets.plan_summary import summary_lines
@@ -207,3 +210,47 @@ async def test_a_run_too_short_to_predict_says_so_where_it_is_toggled(make_conso
         words = "ends before its first predict phase: 230 steps come first, the run has 100; "
         assert f"! this run {words}shorten hybrid.warmup_steps" in shown
         assert "ends before its first" in screen_text(app)
+
+
+def corrected(ratio: float) -> PlanView:
+    """A plan whose peak finished runs have corrected by `ratio`."""
+    view = view_of("device.name=cpu", usable=2 * GIB)
+    assert view.estimate is not None
+    table = view.estimate.table
+    changes = {name: int(getattr(table, name) * ratio) for name in ("peak_bytes", "reserved_bytes", "device_bytes")}  # fmt: skip
+    table = msgspec.structs.replace(table, tier=Tier.CALIBRATED, **changes)
+    return replace(view, estimate=msgspec.structs.replace(view.estimate, table=table))
+
+
+@pytest.mark.parametrize("ratio", [0.3, 1.7])
+def test_a_calibrated_table_adds_up_to_its_peak(ratio: float) -> None:
+    view = corrected(ratio)
+    assert view.estimate is not None
+    table = view.estimate.table
+    rows = {plain(line)[:22].strip(): plain(line)[22:].split() for line in table_lines(view, 47, 20)}  # fmt: skip
+    parts = sum(c.at(table.peak_phase) for c in table.components)
+    assert parts + table.correction_bytes == table.peak_bytes
+    assert " ".join(rows["correction by runs"]) == (
+        f"✓{signed_bytes(table.peak_bytes - parts).rjust(9)}"
+    )
+    assert table.correction_bytes * (ratio - 1) > 0
+    assert "correction by runs" not in str(table_lines(view_of("device.name=cpu"), 47, 20))
+    bar = plain(budget_lines(view, 60, 7)[1])
+    filled = len(bar.strip("▕▏").rstrip("·")) / 58
+    assert filled == pytest.approx(table.device_bytes / table.budget.usable_bytes, abs=1 / 58)
+    assert "corrected by measured runs; the table above is not" in printed(view.plan, view.estimate)
+    assert "corrected by" not in printed(view.plan, estimate(view.plan, card(GIB)))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (100, 30), (160, 48)])
+async def test_every_row_of_a_calibrated_table_is_shown(
+    make_console: Make, size: tuple[int, int]
+) -> None:
+    app = make_console()
+    async with app.run_test(size=size) as pilot:
+        await settle(pilot)
+        app.plan_screen._show(replace(corrected(0.3), keys=app.plan_screen.view.keys))
+        await settle(pilot)
+        shown = screen_text(app)
+        assert "by runs" in shown
+        assert "more rows" not in shown

@@ -42,8 +42,10 @@ def budget_lines(view: PlanView, width: int, height: int) -> list[Line]:
     title = f"{budget.memory_label} {format_bytes(budget.total_bytes)}"
     lines = [rule(title, width, budget.name if width >= 50 else "")]
     parts = [(*_part(name), count) for name, count in components_of(table).items()]
-    rest = table.device_bytes - sum(count for _, _, count in parts)
-    stack = [(letter, float(count), role) for letter, role, count in parts]
+    total = sum(count for _, _, count in parts)
+    rest = table.device_bytes - total - table.correction_bytes
+    corrected = 1 + table.correction_bytes / max(1, total)
+    stack = [(letter, count * corrected, role) for letter, role, count in parts]
     stack.append(("+", float(max(0, rest)), "dim"))
     scale = float(max(budget.usable_bytes, table.device_bytes, 1))
     over = None if table.fits else float(budget.usable_bytes)

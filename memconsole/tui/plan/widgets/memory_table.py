@@ -19,7 +19,13 @@ _SHORT = {
     "evaluation": "evaluate",
     "checkpoint": "save",
 }
-_NARROW = {"optimizer state": "optim. state", "logits and loss": "logits, loss"}
+CORRECTION = "correction by runs"
+"""The row of a calibrated table that makes its components add up to the peak."""
+_NARROW = {
+    "optimizer state": "optim. state",
+    "logits and loss": "logits, loss",
+    CORRECTION: "by runs",
+}
 NUMBER = 10
 """A tier's mark, a space and up to eight cells of bytes."""
 CHANGE = 10
@@ -108,6 +114,16 @@ def table_lines(view: PlanView, width: int, height: int) -> list[Line]:
             amount = _amount(component.at(phase), component.tier_at(phase))
             line.append(Span(right(amount, NUMBER + 1), role))
         rows.append(line)
+    if table.correction_bytes:
+        amount = f"{table.tier}{signed_bytes(table.correction_bytes).rjust(NUMBER - 1)}"
+        role = "dim" if stale else ""
+        rows.append(
+            [
+                Span(" " + left(_narrow(CORRECTION, name_width), name_width), role),
+                Span(right(amount, NUMBER), role),
+                _change(changes.get(CORRECTION, 0), change_width, stale),
+            ]
+        )
     rows += _totals(table, phases, name_width, change_width, stale, changes)
     rows += _remarks(view, table, width, height - len(lines) - len(rows))
     return [*lines[:height], *cut(rows, height - len(lines))]
@@ -136,6 +152,7 @@ def _changes(table: MemoryTable, before: MemoryTable | None) -> dict[str, int]:
     now, then = alike(table, before)
     old = components_of(then)
     found = {name: count - old.get(name, 0) for name, count in components_of(now).items()}
+    found[CORRECTION] = now.correction_bytes - then.correction_bytes
     for name in ("peak_bytes", "reserved_bytes", "device_bytes", "host_bytes"):
         found[name] = getattr(now, name) - getattr(then, name)
     return found
@@ -234,7 +251,7 @@ def phase_lines(view: PlanView, width: int, height: int) -> list[Line]:
             [
                 Span((" ▲ " if peak else "   "), "warn"),
                 Span(left(_SHORT.get(phase, phase), 9), role),
-                *bar(count, max(1, table.peak_bytes), room, role="warn" if peak else "train"),
+                *bar(count, max(1, *table.phases.values()), room, role="warn" if peak else "train"),
                 Span(right(_amount(count, table.phase_tier(phase)), NUMBER + 2), role),
             ]
         )
