@@ -157,6 +157,11 @@ def resident(pid: int | None = None) -> Resident:
         return Resident(rss, 0, rss)
 
 
+def highest_resident() -> int:
+    """Most resident bytes of this process so far, those before a `reset_peak()` included."""
+    return max(resident().high, HostMemory.highest_resident)
+
+
 def tree_memory() -> Tree:
     """Current memory of this process and its descendants."""
     import psutil

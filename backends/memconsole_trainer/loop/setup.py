@@ -34,6 +34,7 @@ from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.engine import Engine, WeightSource
 from memconsole_trainer.gang import Gang
+from memconsole_trainer.host.host_memory import highest_resident
 from memconsole_trainer.host.memory_limit import limit_build, limit_steps
 from memconsole_trainer.loop import progress, summary
 from memconsole_trainer.loop.progress import Progress
@@ -243,12 +244,13 @@ def _newest(attempt: Attempt, checkpoints: Checkpoints, say: Announcer) -> Loade
     return stored
 
 
-def _held(engine: Engine) -> tuple[int | None, int | None]:
-    """Bytes of live tensors: now, after waiting for queued work, and at their peak."""
+def _held(engine: Engine) -> tuple[int | None, int | None, int]:
+    """Bytes of live tensors, now, after waiting for queued work, and at their peak; and the highest resident bytes of this
+    process."""
     with contextlib.suppress(Exception):  # the queued work may be what failed
         engine.synchronize()
     reading = engine.memory()
-    return reading.allocated_bytes, reading.peak_bytes
+    return reading.allocated_bytes, reading.peak_bytes, highest_resident()
 
 
 def resumed(

@@ -13,7 +13,7 @@ from memconsole.runs.read.state.reduce import PROFILING
 from memconsole.runs.record.log import events
 from memconsole_trainer.control.controller import Controller
 from memconsole_trainer.engine import Engine, MemoryReading
-from memconsole_trainer.host.host_memory import HostMemory, resident, tree_memory
+from memconsole_trainer.host.host_memory import HostMemory, highest_resident, tree_memory
 from memconsole_trainer.loop.progress import Progress
 from memconsole_trainer.loop.ranks import RankReadings
 from memconsole_trainer.loop.setup import StopRequestedError
@@ -198,7 +198,7 @@ class Watch:
         left = 0 if self.phase == PROFILING else self._left_bytes
         devices = tuple(_without(left, one) for one in self._engine.memories())
         reading, tree = max(devices, key=lambda one: one.peak_bytes or 0), tree_memory()
-        host = max(tree.resident, resident().high, HostMemory.highest_resident) - left
+        host = max(tree.resident, highest_resident()) - left
         anonymous = max(tree.anonymous, HostMemory.highest_anonymous) - left
         if self.phase != PROFILING:
             self._peak_host = max(self._peak_host, host)

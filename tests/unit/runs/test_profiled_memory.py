@@ -72,7 +72,7 @@ def test_the_peak_after_a_profile_is_that_of_the_plan(
     monkeypatch.setattr(HostMemory, "highest_anonymous", 0)
     monkeypatch.setattr(HostMemory, "highest_resident", 0)
     monkeypatch.setattr(
-        watching, "resident", lambda: Resident(0, 0, IDLE + machine.most if kind == "cpu" else 0)
+        host_memory, "resident", lambda: Resident(0, 0, IDLE + machine.most if kind == "cpu" else 0)
     )
     monkeypatch.setattr(
         watching,
@@ -114,7 +114,7 @@ def test_what_a_compiler_took_before_the_baseline_counts_as_host_memory(
     memory.reset_peak()
     assert HostMemory.highest_resident == 900
     machine, attempt = _Machine("cpu"), _Attempt()
-    monkeypatch.setattr(watching, "resident", lambda: Resident(200, 50, 300))
+    monkeypatch.setattr(host_memory, "resident", lambda: Resident(200, 50, 300))
     monkeypatch.setattr(
         watching, "tree_memory", lambda: Tree(resident=250, anonymous=200, shared=0)
     )

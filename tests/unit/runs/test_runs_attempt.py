@@ -12,6 +12,7 @@ import pytest
 
 from memconsole.plan.plan import Plan
 from memconsole.runs.act.trainer.attempt import Attempt, Fenced
+from memconsole.runs.read.state.reduce import RunState, reduce
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.log import events
@@ -96,6 +97,24 @@ def test_an_exception_is_recorded_once_without_secrets_or_escapes(
             assert b"hf_aaaa" not in content, path
             # A heartbeat holds numbers in binary, of whose bytes any may be that of an escape.
             assert path.name == "heartbeat" or b"\x1b" not in content, path
+
+
+def test_a_run_out_of_memory_tells_the_peaks_that_its_last_reading_missed(
+    run: RunDirectory,
+) -> None:
+    memory = events.Memory(
+        phase="train", step=1, allocated_bytes=40, peak_bytes=50, reserved_bytes=None, device_bytes=None,
+        device_total_bytes=None, host_bytes=200, peak_host_bytes=272,
+    )  # fmt: skip
+    with Attempt(run, 1) as attempt:
+        attempt.reading = lambda: (90, 599, 710)
+        attempt.emit(events.Phase(phase="train"))
+        attempt.emit(memory)
+        assert attempt.report(MemoryError("no room")) == "out_of_memory"
+    state = RunState()
+    for record in EventReader(run.attempt_path(1)).read():
+        state = reduce(state, record)
+    assert (state.peak_bytes, state.peak_host_bytes) == (599, 710)
 
 
 def test_last_words_and_signs_of_life_are_on_disk(run: RunDirectory) -> None:

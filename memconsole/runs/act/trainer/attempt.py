@@ -77,8 +77,9 @@ class Attempt:
         self.step = 0
         self.checkpoint: str | None = None
         """The newest checkpoint, for the final record of an attempt that ends before it trains."""
-        self.reading: Callable[[], tuple[int | None, int | None]] | None = None
-        """Returns live tensor bytes (current, peak). None until a device holds tensors."""
+        self.reading: Callable[[], tuple[int | None, int | None, int | None]] | None = None
+        """Returns live tensor bytes (current, peak) and the process's peak of resident bytes. None until a device holds
+        tensors."""
         self.listeners: list[Callable[[Event], None]] = []
         """Called with every event too."""
         self._pid = os.getpid()
@@ -238,10 +239,10 @@ class Attempt:
         """
         if cause != "out_of_memory":
             return Error(cause=cause, message=message, traceback=trace)
-        held = peak = None
+        held = peak = host = None
         with contextlib.suppress(Exception):
             if self.reading is not None:
-                held, peak = self.reading()
+                held, peak, host = self.reading()
         told = shortfall.held_bytes(message)
         return Error(
             cause=cause,
@@ -249,6 +250,7 @@ class Attempt:
             traceback=trace,
             held_bytes=max((n for n in (held, told) if n is not None), default=None),
             peak_bytes=peak,
+            peak_host_bytes=host,
             requested_bytes=shortfall.requested_bytes(message),
         )
 

@@ -146,6 +146,8 @@ def reduce(state: RunState, record: events.Record) -> RunState:
             state.warnings = [*state.warnings, clean_line(record.message, 500)][-MAX_WARNINGS:]
         case events.Error():
             _highest_of_phase(state, state.phase, record.held_bytes, record.peak_bytes)
+            if _plausible(record.peak_host_bytes or 0):
+                state.peak_host_bytes = highest(state.peak_host_bytes, record.peak_host_bytes)
             state.error = msgspec.structs.replace(
                 record,
                 cause=clean_line(record.cause, 80),

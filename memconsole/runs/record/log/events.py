@@ -222,6 +222,8 @@ class Error(Event, frozen=True, kw_only=True):
     held_bytes: int | None = None
     """Live tensor bytes when memory ran out; `peak_bytes` is the highest of that phase."""
     peak_bytes: int | None = None
+    peak_host_bytes: int | None = None
+    """Highest resident memory of the trainer's process, which the last record of memory may have missed."""
     requested_bytes: int | None = None
     """The size of the allocation that failed."""
 
