@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from textual import events
+from textual._styles_cache import StylesCache
 from textual.screen import Screen
 
 from memconsole.tui.app.following import FollowingApp
@@ -44,6 +47,9 @@ class NavigatingApp(FollowingApp, inherit_bindings=False):
             self.came_from = [*self.came_from, left][-MOST_CAME_FROM:]
         while len(self.screen_stack) > 1:
             await self.pop_screen()
+        # This cache of colours also holds the lines of the last thousand removed widgets.
+        with contextlib.suppress(AttributeError):  # another Textual may have no such cache
+            StylesCache.get_inner_outer.cache_clear()
         if screen is not None:
             await self.push_screen(screen)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +45,22 @@ async def test_escape_goes_back_the_way_one_came(make_console: Make) -> None:
             found.append(screen(app))
         assert found == ["devices", "run", "all", "plan"]
         assert "esc back" not in screen_text(app)
+
+
+async def test_the_lines_of_a_screen_that_was_left_are_freed(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("a")
+        await settle(pilot)
+        screen_text(app)
+        drawn = [weakref.ref(widget._styles_cache) for widget in app.screen.query("*")]
+        assert any(one() for one in drawn)
+        for key in "pap":
+            await pilot.press(key)
+            await settle(pilot)
+        gc.collect()
+        assert [one() for one in drawn if one() is not None] == []
 
 
 async def test_colours_are_remembered_and_a_read_only_console_writes_nothing(
