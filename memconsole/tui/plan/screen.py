@@ -28,7 +28,7 @@ from memconsole.tui.plan.dialogs.solving import Solver
 from memconsole.tui.plan.exact import ExactNumbers
 from memconsole.tui.plan.pricing import LOOP_SECONDS, Priced, budget_moved, price, with_rows
 from memconsole.tui.plan.widgets.budget_bar import BudgetBar, PlannedSpeed
-from memconsole.tui.plan.widgets.memory_table import MemoryTableView, PhaseStrip
+from memconsole.tui.plan.widgets.memory_table import MemoryTableView, PhaseStrip, is_long
 from memconsole.tui.plan.widgets.plan_summary import PlanSummary
 from memconsole.tui.plan.widgets.solved import Solution, Solved
 from memconsole.tui.plan.widgets.toggle_detail import ToggleDetail
@@ -118,8 +118,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
 
     def draw_body(self) -> None:
         view = self.view
-        corrected = view.estimate is not None and view.estimate.table.correction_bytes != 0
-        self.set_class(corrected, "-corrected")
+        self.set_class(view.estimate is not None and is_long(view.estimate.table), "-long")
         self.part(PlanSummary).show(view)
         self.part(Toggles).show(view)
         for id in ("detail", "left-detail", "right-detail"):

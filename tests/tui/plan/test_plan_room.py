@@ -243,7 +243,7 @@ def test_a_calibrated_table_adds_up_to_its_peak(ratio: float) -> None:
 
 
 @pytest.mark.parametrize("size", [(80, 24), (100, 30), (160, 48)])
-async def test_every_row_of_a_calibrated_table_is_shown(
+async def test_every_row_of_a_calibrated_and_of_a_hybrid_table_is_shown(
     make_console: Make, size: tuple[int, int]
 ) -> None:
     app = make_console()
@@ -253,4 +253,9 @@ async def test_every_row_of_a_calibrated_table_is_shown(
         await settle(pilot)
         shown = screen_text(app)
         assert "by runs" in shown
+        assert "more rows" not in shown
+        await pilot.press("H")
+        await settle(pilot)
+        shown = screen_text(app)
+        assert "snapshots" in shown
         assert "more rows" not in shown

@@ -39,6 +39,11 @@ def components_of(table: MemoryTable) -> dict[str, int]:
     return ordered | found
 
 
+def is_long(table: MemoryTable) -> bool:
+    """Whether the table has more rows than usual: one of snapshots, or one of a correction by runs."""
+    return len(components_of(table)) + bool(table.correction_bytes) > len(COMPONENTS)
+
+
 def shown_phases(table: MemoryTable, width: int) -> tuple[str, ...]:
     """The phases that get a column of their own: none on narrow screens."""
     known = tuple(table.phases)
