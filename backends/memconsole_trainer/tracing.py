@@ -9,6 +9,7 @@ import os
 import queue
 import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import IO
@@ -84,6 +85,10 @@ def serve(answer: Answering, questions: IO[bytes], answers: IO[bytes]) -> None:
             say(TracerAnswer(id=question.id, problem=DROPPED))
         except EOFError:
             return
+        except Exception as error:  # noqa: BLE001 (the next question may have an answer)
+            traceback.print_exc()
+            said = f"the tracer raised {type(error).__name__}: {error}"
+            say(TracerAnswer(id=question.id, problem=" ".join(said.split())))
 
 
 def _read(questions: IO[bytes], arrived: queue.SimpleQueue[TracerQuestion | None]) -> None:

@@ -28,7 +28,7 @@ from memconsole_torch.tracing import trace_devices, trace_gang
 from memconsole_torch.tracing.trace_liveness import Liveness, Override, Workspace
 from memconsole_torch.tracing.trace_remembered import Remembered
 from memconsole_trainer.engine import Batch
-from memconsole_trainer.techniques import adapters
+from memconsole_trainer.techniques import adapters, base_storage
 
 STEPS = 1
 """Number of traced steps. One is enough: optimizer state exists from the start, and each step frees its gradients."""
@@ -236,6 +236,7 @@ def without_data(sizes: TracedSizes) -> Iterator[None]:
         change(patch.object(pretrained, "copy_into", lambda *_: None))
         change(patch.object(adapters, "Fingerprinted", _NoFingerprint))
         change(patch.object(lora, "parts", lambda *_: ()))
+        change(patch.object(base_storage, "parts", lambda *_: ()))
         change(patch.object(lora, "InitialAdapters", NoWeights))
         change(patch.object(torch.Tensor, "tolist", lambda t: [0.0] * t.numel()))
         change(patch.object(fused_loss.chunked, "__defaults__", (sizes.chunk,)))

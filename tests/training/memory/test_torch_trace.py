@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import random
 import subprocess
 import sys
@@ -230,6 +232,50 @@ def test_sizes_tell_what_bytes_are_proportional_to() -> None:
     assert by_row is not None
     found = by_row.coefficient(24 * by_row.batch)
     assert (affine.TERMS[found.term], found.factor) == ("B", 24)
+
+
+RECOMMENDER = {
+    "model.name": "efficientids", "model.items": 500, "model.weights": "random",
+    "data.source": "ratings", "data.sequence_length": 24, "train.batch_size": 5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("storage", ["int8", "nf4"])
+def test_a_quantized_base_of_a_recommender_is_traced(storage: str) -> None:
+    frozen = {"optimize.freeze_base": True, "optimize.base_storage": storage}
+    plan = replace(Plan(), RECOMMENDER | frozen)
+    question = TracerQuestion(id=1, plan=dumps(plan), kind="cpu")
+    answer = trace.Tracer().answer(question)
+    assert answer.exact is not None, answer.problem
+    rounded = dumps(replace(plan, {"optimize.base_storage": "bf16"}))
+    other = trace.Tracer().answer(msgspec.structs.replace(question, plan=rounded))
+    assert other.exact is not None, other.problem
+    quantized, whole = (
+        one.phases["checkpoint"].components["weights"] for one in (answer.exact, other.exact)
+    )
+    assert quantized < whole
+
+
+def test_an_unexpected_exception_is_answered_and_the_next_question_too() -> None:
+    source, sink = os.pipe()
+    said = io.BytesIO()
+    with open(source, "rb") as questions, open(sink, "wb", buffering=0) as asking:
+
+        def answer(question: TracerQuestion, interrupt: tracing.Interrupt) -> TracerAnswer:
+            if question.id == 1:
+                raise AttributeError("no\nreshape")
+            asking.close()
+            return TracerAnswer(id=question.id)
+
+        for number in (1, 2):
+            question = TracerQuestion(id=number, plan="", kind="cpu", urgent=False)
+            asking.write(msgspec.json.encode(question) + b"\n")
+        tracing.serve(answer, questions, said)
+    failed, answered = (
+        msgspec.json.decode(line, type=TracerAnswer) for line in said.getvalue().splitlines()
+    )
+    assert failed.problem == "the tracer raised AttributeError: no reshape"
+    assert answered.problem == ""
 
 
 def test_the_process_answers_until_its_input_closes_and_drops_neighbours() -> None:
