@@ -18,6 +18,7 @@ from memconsole.memory.exact.timeline import AffineMoment
 from memconsole.memory.table import COMPONENTS
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
+from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.plan import Plan, replace
 from memconsole_torch.tracing.trace_liveness import Liveness, Storage
 from memconsole_torch.tracing.trace_step import TracedSizes
@@ -93,7 +94,10 @@ def has_table_of_positions(model: Model) -> bool:
 
 
 def telling_sizes(plan: Plan, model: Model) -> TellingSizes | None:
-    """Sizes in the plan's own regime with prime factors that divide none of the model's sizes; None if there are none."""
+    """Sizes in the plan's own regime with prime factors that divide none of the model's sizes; None if there are none.
+    There are none for recommenders, whose loss and evaluation run in chunks of other sizes."""
+    if isinstance(model, Recommender):
+        return None
     length, text = plan.data.sequence_length, isinstance(model, Architecture)
     own = _own_sizes(model, plan.optimize.lora_rank)
     chunks = affine.chunks(plan.micro_batch_tokens) if text else 1
