@@ -57,7 +57,7 @@ def kernels() -> dict[str, tuple[Part, Kernels]]:
     found: dict[str, tuple[Part, Kernels]] = {}
     for k in _blocks():
         parts: list[Part] = ["block"]
-        if k.checkpointing == "none" and not k.first:
+        if k.checkpointing == "none" and not (k.first or k.dropped):
             parts.append("evaluated block")
             if not (k.mask or k.rounded or k.rank):
                 parts += ["norm", "evaluated norm"]
@@ -67,7 +67,9 @@ def kernels() -> dict[str, tuple[Part, Kernels]]:
 
 
 def _blocks() -> Iterator[Kernels]:
-    for kind, checkpointing, mask in product(("cpu", "gpu", "apple"), CHECKPOINTING, MASKS):
+    for kind, checkpointing, mask, dropped in product(
+        ("cpu", "gpu", "apple"), CHECKPOINTING, MASKS, (False, True)
+    ):
         if mask == "padded" and kind != "gpu":
             continue
         for compute, rounded, summed in (PRECISIONS | ROUNDED).values():
@@ -76,6 +78,7 @@ def _blocks() -> Iterator[Kernels]:
                 kind=kind,
                 checkpointing=checkpointing,
                 mask=mask,
+                dropped=dropped,
                 rounded=rounded,
                 summed=summed,
             )
@@ -85,6 +88,7 @@ def _blocks() -> Iterator[Kernels]:
                 kind=kind,
                 checkpointing=checkpointing,
                 mask=mask,
+                dropped=dropped,
                 rank=1 if base else 0,
                 frozen=True,
                 storage=base or "bf16",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -38,16 +38,17 @@ TOLD = {
     "h": (1009, 64),
     "f": (2003, 64),
     "k": (31, 1),
-    "g": (5, 1),
+    "g": (19, 1),
     "d": (13, 16),
     "w": (7, 32),
     "r": (37, 1),
     "c": (4003, 64),
-    "q": (17, 1),
+    "q": (23, 1),
 }
 """Each size's prime and its other factor. B rows, S positions, P positions padded to 16, h hidden, f intermediate, k
 heads of keys, g heads of queries for each head of keys, d head size, w head size padded to 32, r rank of the adapters,
-c numbers of a frozen matrix that are decoded at a time, q queries whose capped scores exist at a time."""
+c numbers of a frozen matrix that are decoded at a time, q queries whose scores exist at a time if
+they are capped or dropped."""
 ROWS, LENGTH, HIDDEN, RANK, SLICE, QUERIES = (math.prod(TOLD[name]) for name in "BShrcq")
 
 
@@ -128,7 +129,9 @@ class BlockTracer:
                 if part.startswith("evaluated"):
                     _evaluate(live, body, around, plan)
                     return Trace(live, (), recorded=False)
-                return Trace(live, _train(live, body, around, plan, k), recorded=True)
+                drawing = engine._draws.of(0, 0) if engine._draws is not None else nullcontext()
+                with drawing:
+                    return Trace(live, _train(live, body, around, plan, k), recorded=True)
 
 
 def told_model(a: Architecture) -> Architecture:
@@ -166,6 +169,7 @@ def told_plan(k: Kernels) -> Plan:
             "optimize.freeze_base": k.frozen,
             "optimize.base_storage": k.storage,
             "optimize.accumulation_steps": 2 if k.summed else 1,
+            "train.attention_dropout": 0.1 if k.dropped else 0.0,
         },
     )
 

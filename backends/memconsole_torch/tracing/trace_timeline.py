@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from memconsole.memory.activations.kernels import CAPPED_QUERIES
+from memconsole.memory.activations.kernels import CAPPED_QUERIES, in_parts
 from memconsole.memory.exact import affine
 from memconsole.memory.exact.affine import TERMS
 from memconsole.memory.exact.allocator import rounded
@@ -101,7 +101,7 @@ def telling_sizes(plan: Plan, model: Model) -> TellingSizes | None:
     length, text = plan.data.sequence_length, isinstance(model, Architecture)
     own = _own_sizes(model, plan.optimize.lora_rank)
     chunks = affine.chunks(plan.micro_batch_tokens) if text else 1
-    most, least = _LARGEST, 2
+    most, least, by_row = _LARGEST, 2, not text
     if has_table_of_positions(model):
         most = min(most, model.max_positions)
     if isinstance(model, Architecture) and model.sliding_window is not None:
@@ -109,9 +109,9 @@ def telling_sizes(plan: Plan, model: Model) -> TellingSizes | None:
             least, most = model.sliding_window + 1, model.sliding_window + _LARGEST
         else:
             most = min(most, model.sliding_window)
-    if isinstance(model, Architecture) and model.attention_cap is not None:
+    if isinstance(model, Architecture) and in_parts(plan, model):
         if length > CAPPED_QUERIES:
-            least = max(least, CAPPED_QUERIES + 1)
+            least, by_row = max(least, CAPPED_QUERIES + 1), True
         else:
             most = min(most, CAPPED_QUERIES)
     lengths = _foreign_primes(own, max(least, _SMALLEST), most) or _foreign_primes(own, least, most)
@@ -125,7 +125,7 @@ def telling_sizes(plan: Plan, model: Model) -> TellingSizes | None:
         batch = batches[0]
     tokens = batch * chosen
     if chunks == 1:
-        return TellingSizes(batch, chosen, tokens, 0, by_row=not text)
+        return TellingSizes(batch, chosen, tokens, 0, by_row=by_row)
     for chunk in range(-(-tokens // chunks), tokens):
         rest = tokens - (chunks - 1) * chunk
         if rest <= 1:
@@ -133,7 +133,7 @@ def telling_sizes(plan: Plan, model: Model) -> TellingSizes | None:
         if _foreign(chunk, (*own, batch, chosen, rest)) and _foreign(
             rest, (*own, batch, chosen, chunk)
         ):
-            return TellingSizes(batch, chosen, chunk, rest)
+            return TellingSizes(batch, chosen, chunk, rest, by_row=by_row)
     return None
 
 

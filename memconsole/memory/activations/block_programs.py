@@ -172,15 +172,13 @@ def _program(a: Architecture, k: Kernels, part: Part) -> Program:
     def moment(index: int) -> Live:
         return _live(found.moments[index], values, k)
 
-    there, back = k.dropping
-
     def peak(index: int) -> Live:
-        return dropping(moment(index), back)
+        return dropping(moment(index), k.dropping)
 
     kept, end = moment(program.kept), moment(program.end)
     passing = tuple(map(peak, program.passing))
     return Program(
-        forward=tuple(dropping(moment(index), there) for index in program.forward),
+        forward=tuple(map(peak, program.forward)),
         kept=kept,
         cast=moment(program.cast).copies - kept.copies,
         backward=passing if k.stepping else tuple(map(peak, program.backward)),

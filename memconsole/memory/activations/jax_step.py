@@ -83,11 +83,10 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     rows, drops = step.plan.train.batch_size, step.plan.train.attention_dropout > 0
     one_chunk = score_bytes(step, rows, dropping=drops)
     scores = overlap.scores * one_chunk
-    there, dropping = (size * t for size in dropping_bytes(step))
+    dropping = dropping_bytes(step) * t
     if drops:
-        mask = one_chunk // 4 * (MASK + BITS)
-        there, dropping = there + mask, dropping + mask
-    passing = block.passing * t + scores + there
+        dropping += one_chunk // 4 * (MASK + BITS)
+    passing = block.passing * t + scores + dropping
     yield at("forward", standing, kept + stream, 0, passing, gathered.forward)
     early = int(overlap.early_blocks * blocks) + (head if o.fused_loss else 0)
     yield at("loss", standing + early, kept, logits, overlap.loss_stream * stream, gathered.head)

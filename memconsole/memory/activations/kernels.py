@@ -8,7 +8,7 @@ import msgspec
 
 from memconsole.memory.state.optimizer_state import update_bytes
 from memconsole.plan.models.architecture import Architecture
-from memconsole.plan.plan import Checkpointing, OptimizeChoice
+from memconsole.plan.plan import Checkpointing, OptimizeChoice, Plan
 
 Part = Literal["block", "norm", "evaluated block", "evaluated norm"]
 """What a program describes: a training step of a block or of the final norm, or their evaluation."""
@@ -18,7 +18,13 @@ copied by CUDA's kernel into padded rows."""
 
 
 CAPPED_QUERIES = 128
-"""`memconsole_torch.models.capped_attention.QUERIES`."""
+"""`memconsole_torch.models.capped_attention.QUERIES`: attention with capped scores or dropped weights is computed for so
+many queries at a time."""
+
+
+def in_parts(plan: Plan, a: Architecture) -> bool:
+    """Whether a training step of torch computes attention for some queries at a time."""
+    return a.attention_cap is not None or plan.train.attention_dropout > 0
 
 
 class Kernels(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,10 +52,11 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     compressed: bool = False
     """Whether the optimizer's moments are stored in bf16."""
     queries: int = 0
-    """Queries whose scores exist at a time, if scores are capped."""
-    dropping: tuple[int, int] = (0, 0)
-    """Bytes per token of a copy with dropped numbers and of its mask, while they are made: in the forward pass, and in
-    the backward pass."""
+    """Queries whose scores exist at a time, if scores are capped or dropped."""
+    dropped: bool = False
+    """Whether attention weights are dropped."""
+    dropping: int = 0
+    """Bytes per token of a copy with dropped numbers and of its mask, while they are made."""
     first: bool = False
     """Whether this is the first block of a frozen base: its input needs no gradient."""
 
@@ -111,6 +118,7 @@ def program_name(part: Part, k: Kernels) -> str:
         k.checkpointing,
         _base(k),
         mask_of_kernel(k),
+        "dropped" if k.dropped else "",
         "first" if k.first else "",
     )
     return " ".join(word for word in words if word)
@@ -125,7 +133,10 @@ def _base(k: Kernels) -> str:
 
 def mask_of_kernel(k: Kernels) -> Mask:
     """The mask, if it changes the bytes of attention. A CPU's kernel reads any mask in place. CUDA's 16-bit kernel
-    accepts no mask, so another kernel runs if there is one; in fp32 that other kernel runs with and without a mask."""
+    accepts no mask, so another kernel runs if there is one; in fp32 that other kernel runs with and without a mask.
+    Attention with dropout reads any mask in place."""
+    if k.dropped:
+        return ""
     if k.kind == "apple":
         return k.mask
     if k.kind == "cpu":

@@ -12,6 +12,7 @@ from memconsole.memory.activations.kernels import (
     CAPPED_QUERIES,
     Kernels,
     Mask,
+    in_parts,
     kernels_of_choice,
 )
 from memconsole.memory.activations.torch_compiled import compiled_block, compiled_evaluation
@@ -70,13 +71,14 @@ def starts_frozen(step: StepSizes) -> bool:
 
 def kernels_of(step: StepSizes) -> Kernels:
     """The kernel settings of a plan's blocks, without a mask."""
-    o, capped = step.plan.optimize, step.architecture.attention_cap is not None
+    o, parts = step.plan.optimize, in_parts(step.plan, step.architecture)
     return msgspec.structs.replace(
         kernels_of_choice(o, o.gradient_checkpointing, step.kind, frozen=step.frozen_blocks),
         stepping=o.optimizer if o.optimizer_in_backward else "",
         visiting=o.optimizer_in_backward and step.state.host > 0,
         compressed=o.optimizer_in_backward and o.optimizer_offload == "compressed",
-        queries=min(CAPPED_QUERIES, step.sequence) if capped else 0,
+        queries=min(CAPPED_QUERIES, step.sequence) if parts else 0,
+        dropped=step.plan.train.attention_dropout > 0,
         dropping=dropping_bytes(step),
     )
 
@@ -91,7 +93,8 @@ def kernels_of_norm(kernels: Kernels) -> Kernels:
         storage="bf16",
         rounded=False,
         summed=False,
-        dropping=(0, 0),
+        dropped=False,
+        dropping=0,
     )
 
 
@@ -105,7 +108,8 @@ def kernels_of_evaluation(kernels: Kernels) -> Kernels:
         summed=False,
         stepping="",
         visiting=False,
-        dropping=(0, 0),
+        dropped=False,
+        dropping=0,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memconsole.memory.activations.kernels import Mask
+from memconsole.memory.activations.kernels import Mask, in_parts
 from memconsole.memory.state.step_sizes import StepSizes
 
 MASK_ALIGNMENT = 16
@@ -30,7 +30,7 @@ def tables_of(step: StepSizes, tokens: int) -> tuple[int, int]:
         return tables + mask, tables + looked_up + (mask if keeps_mask(step) else 0)
     mask = step.compute * length * length if cut else 0
     padded = 0
-    if mask and pads_mask(step):
+    if mask and pads_mask(step) and not step.plan.train.attention_dropout:
         rows = -(-length // MASK_ALIGNMENT) * MASK_ALIGNMENT
         padded = step.compute * length * rows
         padded *= local if step.plan.optimize.gradient_checkpointing == "none" else 1
@@ -50,7 +50,7 @@ def keeps_mask(step: StepSizes) -> bool:
     MPS, does not read it again, and layers that keep a padded copy do not keep the mask itself."""
     if step.plan.optimize.gradient_checkpointing != "none":
         return True
-    if step.architecture.attention_cap is not None:
+    if in_parts(step.plan, step.architecture):
         return True
     return step.kind != "apple" and not pads_mask(step)
 

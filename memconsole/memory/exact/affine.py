@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import msgspec
 
-from memconsole.memory.activations.kernels import CAPPED_QUERIES
+from memconsole.memory.activations.kernels import CAPPED_QUERIES, in_parts
 from memconsole.memory.activations.torch_masks import MASK_ALIGNMENT
 from memconsole.memory.activations.torch_timeline import CHUNK_TOKENS
 from memconsole.memory.exact.timeline import AffineMoment, AffineTimeline, Exact, ExactPhase
@@ -56,12 +56,11 @@ def structure_key(plan: Plan, model: Model, kind: str) -> str:
 
     It contains neither versions nor the backend's code; code that stores timelines must add them.
     """
-    batch, length = plan.train.batch_size, plan.data.sequence_length
     parts = (
         kind,
         model_hash(model),
         repr(step_settings(plan, kind)),
-        *_regime(model, kind, batch, length, plan.data.isolate_documents),
+        *_regime(plan, model, kind),
         *_evaluated(plan),
     )
     return " ".join(parts)
@@ -150,19 +149,20 @@ def _outweighs(more: tuple[int, ...], less: tuple[int, ...]) -> bool:
     return all(a >= b for a, b in zip(more, less, strict=True))
 
 
-def _regime(model: Model, kind: str, batch: int, length: int, isolated: bool) -> tuple[str, ...]:
+def _regime(plan: Plan, model: Model, kind: str) -> tuple[str, ...]:
     """The properties of the sizes that change which tensors a step makes."""
+    batch, length = plan.train.batch_size, plan.data.sequence_length
     if not isinstance(model, Architecture):
         return (f"rows={'one' if batch == 1 else 'many'}",)
     a = model
     tokens, cut = batch * length, a.windowed(length)
     parts = [f"rows={'one' if batch == 1 else 'many'}", f"chunks={chunks(tokens)}"]
     parts.append(f"windowed={cut}")
-    if a.attention_cap is not None:
+    if in_parts(plan, a):
         parts.append(f"queries={'part' if length > CAPPED_QUERIES else 'all'}")
     if kind in ("gpu", "rocm"):
         parts.append(f"embedding={'rows' if tokens <= a.vocab_size else 'vocabulary'}")
-        if cut or isolated:
+        if cut or plan.data.isolate_documents:
             parts.append(f"aligned={length % MASK_ALIGNMENT == 0}")
     return tuple(parts)
 

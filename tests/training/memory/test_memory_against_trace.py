@@ -164,6 +164,30 @@ def test_accumulating_in_torch_adds_the_gradient_that_the_trace_shows() -> None:
     assert added >= step_of(more.plan, more.architecture, "cpu").gradients
 
 
+@pytest.mark.parametrize(
+    ("kind", "precision", "length", "heads", "checkpointing"),
+    [
+        ("cpu", "fp32", 200, 4, "none"),
+        ("cpu", "bf16", 96, 4, "full"),
+        ("gpu", "fp32", 96, 2, "selective"),
+        ("gpu", "bf16", 312, 12, "none"),
+    ],
+)
+def test_attention_with_dropout_is_priced_as_it_is_traced(
+    kind: str, precision: str, length: int, heads: int, checkpointing: str
+) -> None:
+    changes = {
+        "train.attention_dropout": 0.1, "optimize.precision": precision, "data.sequence_length": length,
+        "optimize.gradient_checkpointing": checkpointing,
+    }  # fmt: skip
+    case = with_settings(changes)
+    architecture = msgspec.structs.replace(case.architecture, heads=heads)
+    case = Case(architecture, case.plan, kind)
+    expected, found = estimated(case), traced(case)
+    for phase in TRAINING:
+        assert expected[phase] == pytest.approx(found[phase], rel=0.03), phase
+
+
 def test_chunks_of_the_loss_do_not_pile_up() -> None:
     """Chunk after chunk needs no more than the first, but for what the rows themselves take."""
     one, many = (

@@ -88,6 +88,21 @@ def test_one_two_and_many_chunks_of_the_loss_are_told_apart(
     assert affine.covers(timeline, wider, architecture, "cpu") == alike
 
 
+def test_attention_with_dropout_is_traced_for_some_queries_or_for_all() -> None:
+    architecture, plan = tiny(train__attention_dropout=0.1, train__batch_size=5)
+    short, long = (replace(plan, {"data.sequence_length": length}) for length in (100, 312))
+    timelines = []
+    for one in (short, long):
+        timeline = trace.record(one, architecture, "cpu").timeline
+        assert timeline.only is None
+        expected = trace_step.trace(one, architecture).peaks
+        exact = affine.evaluate(timeline, 5, one.data.sequence_length)
+        for phase in PHASES:
+            assert exact.phases[phase].total_bytes == pytest.approx(expected[phase], rel=1e-3)
+        timelines.append(timeline)
+    assert not affine.covers(timelines[0], long, architecture, "cpu")
+
+
 def test_components_add_up_and_are_what_the_plan_says() -> None:
     architecture, plan = tiny(optimize__precision="bf16", optimize__accumulation_steps=3)
     timeline = trace.record(plan, architecture, "gpu").timeline
