@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from memconsole import typed_json
-from memconsole.memory.activations import general
+from memconsole.memory.activations import adapted, general
 from memconsole.memory.activations.kernels import (
     Kernels,
     Part,
@@ -175,15 +175,18 @@ def _program(a: Architecture, k: Kernels, part: Part) -> Program:
     def peak(index: int) -> Live:
         return dropping(moment(index), k.dropping)
 
-    kept, end = moment(program.kept), moment(program.end)
-    passing = tuple(map(peak, program.passing))
+    kept, end = less(moment(program.kept), adapted.not_kept(a, k)), moment(program.end)
+    there, back = adapted.not_made(a, k), adapted.not_read(a, k)
+    passing = tuple(less(peak(index), back) for index in program.passing)
     return Program(
-        forward=tuple(map(peak, program.forward)),
+        forward=tuple(less(peak(index), there) for index in program.forward),
         kept=kept,
         cast=moment(program.cast).copies - kept.copies,
-        backward=passing if k.stepping else tuple(map(peak, program.backward)),
+        backward=passing
+        if k.stepping
+        else tuple(less(peak(index), back) for index in program.backward),
         adding=passing,
-        gradients=0 if k.stepping else end.gradients,
+        gradients=0 if k.stepping else int(end.gradients * adapted.share(a, k)),
     )
 
 
@@ -193,7 +196,8 @@ def _evaluated(a: Architecture, k: Kernels, part: Part) -> tuple[Live, ...]:
         return _general_program(a, k).forward
     values = _values(a, k.rank, k.kind, k.queries)
     moments = found.programs[program_name(part, k)].forward
-    return tuple(_live(found.moments[index], values, k) for index in moments)
+    there = adapted.not_made(a, k)
+    return tuple(less(_live(found.moments[index], values, k), there) for index in moments)
 
 
 @lru_cache(maxsize=1024)
@@ -248,6 +252,14 @@ def dropping(moment: Live, bytes_per_token: int) -> Live:
         return moment
     work = moment.workspace._replace(token=moment.workspace.token + bytes_per_token)
     return live(moment.activations, work, moment.gradients, moment.copies)
+
+
+def less(moment: Live, bytes_per_token: int) -> Live:
+    """The moment without some of its activations."""
+    if not bytes_per_token:
+        return moment
+    left = moment.activations._replace(token=moment.activations.token - bytes_per_token)
+    return live(left, moment.workspace, moment.gradients, moment.copies)
 
 
 def live(activations: Size, workspace: Size, gradients: int, copies: int) -> Live:

@@ -9,6 +9,7 @@ import msgspec
 from memconsole.memory.state.optimizer_state import update_bytes
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Checkpointing, OptimizeChoice, Plan
+from memconsole.plan.sections.optimize import LoraTargets
 
 Part = Literal["block", "norm", "evaluated block", "evaluated norm"]
 """What a program describes: a training step of a block or of the final norm, or their evaluation."""
@@ -36,6 +37,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     checkpointing: Checkpointing
     rank: int = 0
     """Rank of the adapters; 0 without adapters."""
+    targets: LoraTargets = "all"
+    """The matrices that have adapters, if there are any."""
     frozen: bool = False
     """Whether no matrix is trained, only adapters if there are any."""
     rounded: bool = False
@@ -84,6 +87,7 @@ def kernels_of_choice(
         kind=kind,
         checkpointing=checkpointing,
         rank=choice.lora_rank,
+        targets=choice.lora_targets if choice.lora_rank else "all",
         frozen=frozen,
         rounded=rounded,
         summed=rounded and choice.accumulation_steps > 1,

@@ -90,6 +90,7 @@ def kernels_of_norm(kernels: Kernels) -> Kernels:
         kernels,
         checkpointing="none",
         rank=0,
+        targets="all",
         storage="bf16",
         rounded=False,
         summed=False,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memconsole.memory.activations.adapted import not_kept_first
 from memconsole.memory.activations.block_programs import Live, evaluated_norm, final_norm_program
 from memconsole.memory.activations.kernels import updating_bytes
 from memconsole.memory.activations.torch_blocks import (
@@ -74,6 +75,7 @@ class Timeline:
         ):
             # The first block's input needs no gradient, so its norm keeps neither its input nor its statistics.
             self.kept -= self.stream + (8 if a.norm == "layernorm" else 4) * step.tokens
+            self.kept -= not_kept_first(a, kernels) * step.tokens
         self.kept = (
             self.kept * step.flow.blocks // a.layers
         )  # those below trained weights keep nothing

@@ -188,6 +188,27 @@ def test_attention_with_dropout_is_priced_as_it_is_traced(
         assert expected[phase] == pytest.approx(found[phase], rel=0.03), phase
 
 
+@pytest.mark.parametrize("targets", ["attention", "query-value", "mlp"])
+@pytest.mark.parametrize(
+    ("kind", "precision", "checkpointing"),
+    [("cpu", "fp32", "none"), ("gpu", "bf16", "selective"), ("gpu", "bf16", "full")],
+)
+def test_matrices_without_adapters_keep_less(
+    kind: str, precision: str, checkpointing: str, targets: str
+) -> None:
+    changes = {
+        "optimize.freeze_base": True, "optimize.lora_rank": 4, "optimize.lora_targets": targets,
+        "optimize.precision": precision, "optimize.gradient_checkpointing": checkpointing,
+        "data.sequence_length": 128, "train.batch_size": 4,
+    }  # fmt: skip
+    case = with_settings(changes)
+    architecture = msgspec.structs.replace(case.architecture, layers=4, vocab_size=300)
+    case = Case(architecture, case.plan, kind)
+    expected, found = estimated(case), traced(case)
+    for phase in ("loss", "backward", "evaluation"):
+        assert expected[phase] == pytest.approx(found[phase], rel=0.03), phase
+
+
 def test_chunks_of_the_loss_do_not_pile_up() -> None:
     """Chunk after chunk needs no more than the first, but for what the rows themselves take."""
     one, many = (

@@ -1,0 +1,51 @@
+"""Bytes that a block of torch does not hold where only some of its matrices have adapters. The stored programs are those of
+blocks in which all matrices have one."""
+
+from __future__ import annotations
+
+from memconsole.memory.activations.kernels import Kernels
+from memconsole.memory.state.sizes import adapted_block
+from memconsole.plan.models.architecture import Architecture
+
+
+def not_kept(a: Architecture, k: Kernels) -> int:
+    """Bytes per token that one block does not keep: inputs that only a missing adapter reads again, and the outputs
+    (rank) of the missing adapters' first products. Attention keeps its own output."""
+    if k.targets == "all" or k.checkpointing in ("attention", "full"):
+        return 0
+    missing = adapted_block(a, "all").adapted - adapted_block(a, k.targets).adapted
+    low = k.compute * k.rank * missing
+    if k.checkpointing == "selective":
+        return low
+    return low + k.compute * (a.hidden_size + (0 if k.targets == "mlp" else a.intermediate_size))
+
+
+def not_made(a: Architecture, k: Kernels) -> int:
+    """Bytes per token of an adapter's output in the MLP, which a forward pass without adapters there does not hold. Where
+    attention makes scores it may hold more than the MLP, so nothing is left out."""
+    if k.targets in ("all", "mlp") or k.queries or k.kind == "apple":
+        return 0
+    return k.compute * a.intermediate_size
+
+
+def not_read(a: Architecture, k: Kernels) -> int:
+    """Bytes per token of a norm's output that a backward pass does not hold, because no adapter reads it again."""
+    return 0 if k.targets == "all" else k.compute * a.hidden_size
+
+
+def not_kept_first(a: Architecture, k: Kernels) -> int:
+    """The same as `not_kept` for the first block of a frozen base, in addition: without adapters its attention needs no
+    backward pass, and keeps neither rotated queries and keys, values, output and the logarithms of its sums over scores,
+    nor the input of the norm after it."""
+    if k.targets != "mlp" or k.checkpointing != "none":
+        return 0
+    statistics = 8 if a.norm == "layernorm" else 4
+    attention = 2 * k.compute * (a.query_width + a.key_width) + 4 * a.heads
+    return attention + 4 * a.hidden_size + statistics
+
+
+def share(a: Architecture, k: Kernels) -> float:
+    """The elements of the adapters, divided by what they would be if all matrices had one."""
+    if k.targets == "all":
+        return 1.0
+    return adapted_block(a, k.targets).adapter_width / adapted_block(a, "all").adapter_width
