@@ -10,7 +10,9 @@ from functools import lru_cache
 
 import msgspec
 
+from memconsole.memory.state.sizes import adapted_block
 from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.sections.optimize import LoraTargets
 
 
 class BlockBytes(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,21 +32,44 @@ class BlockBytes(msgspec.Struct, frozen=True, kw_only=True):
     """Temporaries at the peak of a forward pass that keeps nothing."""
 
 
-def _matrices(a: Architecture) -> int:
-    return 7 if a.gated_mlp else 6
+def _adapter_inner(a: Architecture, rank: int, targets: LoraTargets) -> int:
+    """Elements per token of the outputs A x of all adapters (Hu et al. 2021)."""
+    return rank * adapted_block(a, targets).adapted if rank else 0
 
 
-def _adapter_outputs(a: Architecture, rank: int) -> int:
-    """Elements per token of all outputs of adapter matrices, A x and B A x (Hu et al. 2021)."""
+def _adapter_outputs(a: Architecture, rank: int, targets: LoraTargets) -> int:
+    """Elements per token of all outputs of adapter matrices, A x and B A x."""
     if not rank:
         return 0
-    outputs = a.query_width + 2 * a.key_width + 2 * a.hidden_size
-    return outputs + (2 if a.gated_mlp else 1) * a.intermediate_size + rank * _matrices(a)
+    outputs = _adapter_inner(a, rank, targets)
+    if targets == "query-value":
+        return outputs + a.query_width + a.key_width
+    if targets != "mlp":
+        outputs += a.query_width + 2 * a.key_width + a.hidden_size
+    if targets != "attention":
+        outputs += (2 if a.gated_mlp else 1) * a.intermediate_size + a.hidden_size
+    return outputs
+
+
+def _adapter_inputs(a: Architecture, kind: str, rank: int, targets: LoraTargets) -> int:
+    """Elements per token that a block keeps because adapters read them, less those that matrices without adapters do not
+    keep. On a CPU, XLA keeps the output of a norm twice if adapters read it."""
+    if not rank:
+        return 0
+    h = a.hidden_size
+    twice = h if kind == "cpu" else 0
+    attention = -h if targets == "mlp" else twice
+    return attention + (twice if targets in ("all", "mlp") else -h - a.intermediate_size)
 
 
 @lru_cache(maxsize=1024)
 def jax_block(
-    a: Architecture, precision: str, checkpointing: str, kind: str, rank: int
+    a: Architecture,
+    precision: str,
+    checkpointing: str,
+    kind: str,
+    rank: int,
+    targets: LoraTargets = "all",
 ) -> BlockBytes:
     """A block of the JAX decoder under scan. Attention scores exist for one chunk of queries at a time
     (`jax_step.score_bytes`). XLA on a CPU computes and stores 16-bit types in fp32."""
@@ -56,9 +81,10 @@ def jax_block(
     attention = norm + matmuls + 4 * a.heads + ((4 + c) * (q + k) if a.query_key_norm else 0)
     gates = c * f * (2 if a.gated_mlp else 1)
     mlp = norm + gates + c * f  # gate, up, product; or up, activated up
-    everything = attention + mlp + (2 * c * h if a.post_norms else 0) + c * rank * _matrices(a)
+    everything = attention + mlp + (2 * c * h if a.post_norms else 0)
+    everything += c * _adapter_inner(a, rank, targets) + c * _adapter_inputs(a, kind, rank, targets)
     outputs = output + c * (q + 2 * k + h + (2 if a.gated_mlp else 1) * f)
-    outputs += (c * h if a.post_norms else 0) + c * _adapter_outputs(a, rank)
+    outputs += (c * h if a.post_norms else 0) + c * _adapter_outputs(a, rank, targets)
     kept = {
         "none": everything,
         "selective": 4 * h + outputs,

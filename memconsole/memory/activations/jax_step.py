@@ -47,7 +47,9 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     """Every moment of a step, an evaluation and a checkpoint that can be the peak of its phase."""
     a, s, o, t = step.architecture, step.sizes, step.plan.optimize, step.tokens
     overlap = xla(step.kind, step.plan.device.name)
-    block = jax_block(a, o.precision, o.gradient_checkpointing, step.kind, o.lora_rank)
+    block = jax_block(
+        a, o.precision, o.gradient_checkpointing, step.kind, o.lora_rank, o.lora_targets
+    )
     c, stream = block.element, 4 * a.hidden_size * t
     one_kept = block.kept * t
     one_kept += _own_rotations(step) if o.gradient_checkpointing == "none" else 0

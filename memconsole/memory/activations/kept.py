@@ -21,6 +21,7 @@ def kept_by_blocks(
         narrow = o.precision != "fp32" and not (plan.backend == "jax" and kind == "cpu")
         return general.kept_bytes(model, flow, checkpointing, 2 if narrow else 4)
     if plan.backend == "jax":
-        return flow.blocks * jax_block(model, o.precision, checkpointing, kind, o.lora_rank).kept
+        adapters = o.lora_rank, o.lora_targets
+        return flow.blocks * jax_block(model, o.precision, checkpointing, kind, *adapters).kept
     kept = kept_per_token(model, o, checkpointing, kind, flow.inputs == 0)
     return flow.blocks * (kept.token + kept.score * plan.data.sequence_length)

@@ -145,6 +145,26 @@ def test_the_formula_is_near_what_xla_plans_for_the_jax_step(seed: int) -> None:
     assert arguments == pytest.approx(planned.arguments, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("targets", "checkpointing"), [("query-value", "selective"), ("attention", "none")]
+)
+def test_matrices_without_adapters_keep_less_in_jax(targets: str, checkpointing: str) -> None:
+    pytest.importorskip("jax")
+    from memconsole_jax.tracing import trace, trace_targets
+
+    changes = {
+        "backend": "jax", "optimize.freeze_base": True, "optimize.lora_rank": 4,
+        "optimize.lora_targets": targets, "optimize.gradient_checkpointing": checkpointing,
+        "data.sequence_length": 256, "train.batch_size": 8, "optimize.heap": "tight",
+    }  # fmt: skip
+    case = with_settings(changes)
+    architecture = msgspec.structs.replace(case.architecture, layers=4, vocab_size=300)
+    step = step_of(case.plan, architecture, "cpu")
+    planned = trace.planned_step(case.plan, architecture, trace_targets.target("", "cpu"))
+    estimate = max(m.total for m in jax_step.moments(step) if m.phase in TRAINING)
+    assert estimate == pytest.approx(planned.needed, rel=0.1)
+
+
 def with_settings(changes: dict[str, Any]) -> Case:
     """A small Llama with `changes` to the default plan."""
     architecture = Architecture(
