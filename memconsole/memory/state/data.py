@@ -30,8 +30,9 @@ AHEAD_BATCHES = 8
 """Fewest batches that are prepared ahead of the device: `memconsole_trainer.data.stream.AHEAD_BATCHES`."""
 HELD_BYTES = 16 << 20
 """Most bytes of windows of one side of the split: `memconsole_trainer.tasks.regression.HELD_BYTES`."""
-MOST_FOOTERS = 1_000
-"""Parquet files of a folder whose footers are read. The tokens of more are guessed from the size of the files."""
+MOST_FOOTERS = 32
+"""Parquet files of a folder whose footers are read, at even distances. The others are taken to hold as much text for
+their size."""
 UNSEEN_SHARE = 0.1
 """`memconsole_trainer.data.windows.split.UNSEEN_SHARE`."""
 
@@ -161,10 +162,11 @@ def _source_tokens(data: DataChoice) -> int | None:
         entry = catalog.dataset(Plan(data=data))
     except PlanError:
         return None
-    if data.template is None and (sizes := _text_sizes(entry, data.text_column)):
-        rows, size = sum(one.rows for one in sizes), sum(one.bytes for one in sizes)
-        share = 1.0 if data.max_examples is None else min(1.0, data.max_examples / max(1, rows))
-        return max(1, int(size * share / BYTES_PER_TOKEN["text"]))
+    if data.template is None and (text := _text_size(entry, data.text_column)):
+        share = (
+            1.0 if data.max_examples is None else min(1.0, data.max_examples / max(1, text.rows))
+        )
+        return max(1, int(text.bytes * share / BYTES_PER_TOKEN["text"]))
     if entry.tokens is None or data.max_examples is None:
         return entry.tokens
     if entry.file_bytes and entry.bytes:
@@ -174,17 +176,27 @@ def _source_tokens(data: DataChoice) -> int | None:
     return int(entry.tokens * min(1.0, data.max_examples / entry.documents))
 
 
-def _text_sizes(entry: DatasetEntry, column: str) -> list[ColumnSize]:
-    """The text in each Parquet file of `entry`; empty for other data, or if one of the files does not tell it."""
+def _text_size(entry: DatasetEntry, column: str) -> ColumnSize | None:
+    """The text in the Parquet file or files of `entry`; None for other data, or if one of the files does not tell it."""
     files: tuple[Path, ...] = ()
+    sizes: tuple[int, ...] = ()
     if entry.kind == "file" and entry.format == "parquet":
-        files = (Path(entry.where),)
-    elif entry.kind == "file" and entry.format == "directory":
+        return column_size(Path(entry.where), column)
+    if entry.kind == "file" and entry.format == "directory":
         inside = known_folder(Path(entry.where))
-        if inside is not None and inside.format == "parquet" and len(inside.files) <= MOST_FOOTERS:
-            files = inside.files
-    sizes = [column_size(path, column) for path in files]
-    return [size for size in sizes if size is not None] if None not in sizes else []
+        if inside is not None and inside.format == "parquet":
+            files, sizes = inside.files, inside.sizes
+    step = max(1, -(-len(files) // MOST_FOOTERS))
+    rows = size = 0
+    for path in files[::step]:
+        found = column_size(path, column)
+        if found is None:
+            return None
+        rows, size = rows + found.rows, size + found.bytes
+    if not files:
+        return None
+    scale = sum(sizes) / max(1, sum(sizes[::step]))
+    return ColumnSize(int(rows * scale), int(size * scale))
 
 
 def _first_bytes(sizes: Sequence[int], documents: int) -> int:

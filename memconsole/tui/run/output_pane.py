@@ -101,6 +101,6 @@ class OutputPane(Painted):
         note = f"{view.keys.shown('run', 'pane')}: {others}"
         behind = len(lines) - first - room
         if behind > 0:
-            below = f"{behind} more lines below"
+            below = f"{behind} more line{'s' * (behind > 1)} below"
             note = below if pane == "output" else f"{below} · {note}"
         return [rule(TITLES[pane], width, note), *lines[first : first + room]]

@@ -204,13 +204,19 @@ def test_the_heads_of_the_epochs_are_whole(width: int) -> None:
 
 
 @pytest.mark.parametrize("height", range(2, 16))
-def test_a_table_says_how_many_of_its_rows_are_left_out(height: int) -> None:
+def test_a_table_keeps_its_totals_and_says_how_many_rows_are_left_out(height: int) -> None:
     view = PlanView(Plan(), estimate=price(Plan(), readings()).estimate, stale=False)
-    whole = table_lines(view, 33, 99)
-    shown = table_lines(view, 33, height)
+    whole = [plain(line) for line in table_lines(view, 33, 99)]
+    totals = whole[next(n for n, row in enumerate(whole) if row.startswith(" allocated")) :]
+    shown = [plain(line) for line in table_lines(view, 33, height)]
     assert len(shown) == min(height, len(whole))
-    if height < len(whole):
-        assert plain(shown[-1]) == f" … {len(whole) - height + 1} more rows"
+    if height == len(totals) + 1:
+        assert shown[1:] == totals
+    elif height <= len(totals):
+        assert shown[-1] == f" … {len(totals) - height + 2} more rows"
+    elif height < len(whole):
+        assert shown[-len(totals) :] == totals
+        assert shown[-len(totals) - 1] == f" … {len(whole) - height + 1} smaller"
 
 
 def test_the_summary_says_how_many_lines_are_below() -> None:

@@ -37,6 +37,12 @@ def test_cells_are_read_as_they_are_written(suffix: str, tmp_path: Path) -> None
         assert opened(path, template="{{ n }}={{ text }}").read(0, 1) == [f"1={cell}"]
 
 
+def test_a_comma_at_the_end_of_rows_moves_no_cell(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("text,label\nhello one,yes,\nhello two,no,\n")
+    assert opened(path).read(0, 2) == ["hello one", "hello two"]
+
+
 def test_a_column_may_hold_numbers_first_and_words_later(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     words = [str(number) if number < 11_000 else f"word{number}" for number in range(12_000)]

@@ -76,7 +76,7 @@ def tokenizer() -> Tokenizer:
 def test_any_line_of_any_file_is_read_directly(tmp_path: Path) -> None:
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     first.write_bytes(b'{"n": 0}\n\n{"n": 1}\r\n\n{"n": 2}')
-    second.write_bytes(b'{"n": 3}\n{"n": "\xc3\xa4"}\n')
+    second.write_bytes(b'\xef\xbb\xbf{"n": 3}\n{"n": "\xc3\xa4"}\n')  # with a byte order mark
     lines = JsonLines([first, second])
     wanted = [0, 1, 2, 3, "ä"]
     assert lines.count == 5

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from memconsole.memory.state import data
 from memconsole.memory.state.data import dataset_tokens
 from memconsole.plan.catalog import parquet_sizes
-from memconsole.plan.catalog.parquet_sizes import column_size
+from memconsole.plan.catalog.parquet_sizes import ColumnSize, column_size
 from memconsole.plan.plan import Plan, replace
 
 TEXTS = [f"{number} " + "some words of a text " * (number % 30) for number in range(500)]
@@ -67,6 +69,17 @@ def test_the_files_of_a_folder_are_added_up(tmp_path: Path) -> None:
     for name in "ab":
         path = write(tmp_path / "t" / f"{name}.parquet")
     assert tokens(tmp_path / "t") == pytest.approx(2 * tokens(path), abs=1)
+
+
+def test_of_many_files_some_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "t"
+    one = write(folder / "0.parquet")
+    for number in range(1, 70):
+        shutil.copyfile(one, folder / f"{number}.parquet")
+    read: list[Path] = []
+    monkeypatch.setattr(data, "column_size", lambda path, _: read.append(path) or ColumnSize(9, 36))
+    assert tokens(folder) == pytest.approx(70 * 36 / 3.6, abs=1)
+    assert 16 < len(read) <= data.MOST_FOOTERS
 
 
 def test_what_no_footer_tells_is_guessed_from_the_file(tmp_path: Path) -> None:

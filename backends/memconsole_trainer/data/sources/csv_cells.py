@@ -20,12 +20,14 @@ def columns(path: Path) -> list[str]:
 
 def options(path: Path) -> dict[str, Any]:
     """The options of `datasets` for reading tables with the columns of `path`. Without them, pandas guesses types:
-    `007` becomes 7, `true` becomes True, and `NA` is missing."""
+    `007` becomes 7, `true` becomes True, and `NA` is missing. If rows end with a comma more than the header has, it takes
+    their first cells for an index."""
     from datasets import Features, Value
 
     return {
         "sep": separator(path),
         "features": Features({name: Value("string") for name in columns(path)}),
+        "index_col": False,
         "keep_default_na": False,
         "na_values": [""],
     }

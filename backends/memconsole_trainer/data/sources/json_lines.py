@@ -55,7 +55,7 @@ def _lines(raw: Any, name: str) -> Iterator[bytes]:
 def parsed(line: bytes, where: str) -> dict[str, Any]:
     """The object of one line, with U+FFFD for what is not text. Raises `DataError`."""
     try:
-        text = line.decode("utf-8", "replace")
+        text = line.decode("utf-8", "replace").removeprefix("\ufeff")
         row = json.loads(text, parse_constant=refused)
         if "\\u" in text:  # only an escape can write a lone surrogate
             row = _repaired(row)

@@ -181,7 +181,8 @@ def _table(
             check_column(columns, column, str(path))
         names = list(headers[0]) if kind == "parquet" else None
     table = open_table(kind, files, data, tick, [column], only=True)
-    if kind in ("json", "jsonl") and _is_guessed(column_types(table.features).get(column, "")):
+    guessed = _is_guessed(column_types(table.features).get(column, ""))
+    if kind in ("json", "jsonl") and guessed and not isinstance(table[0][column], list | dict):
         try:
             table = load_texts(kind, files, _plain(files, data, tick), column)
         except DataError as error:

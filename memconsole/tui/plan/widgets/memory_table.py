@@ -97,13 +97,13 @@ def table_lines(view: PlanView, width: int, height: int) -> list[Line]:
     change_width = CHANGE if width >= 14 + NUMBER + CHANGE else 0
     name_width = width - NUMBER - change_width - 1 - len(phases) * (NUMBER + 1)
     name_width = min(name_width, 28)
-    rows: list[Line] = []
     if phases:
         head = [Span(" " * (name_width + 1)), Span(right("at peak", NUMBER), "dim")]
         head.append(Span(right("±", change_width), "dim"))
         head += [Span(right(_SHORT.get(p, p), NUMBER + 1), "strong" if p == table.peak_phase else "dim") for p in phases]  # fmt: skip
-        rows.append(head)
+        lines.append(head)
     now = components_of(table)
+    parts: list[tuple[int, Line]] = []
     changes = _changes(table, view.before)
     by_name = {component.name: component for component in table.components}
     for name, count in now.items():
@@ -118,20 +118,31 @@ def table_lines(view: PlanView, width: int, height: int) -> list[Line]:
             role = "dim" if stale or phase != table.peak_phase else "strong"
             amount = _amount(component.at(phase), component.tier_at(phase))
             line.append(Span(right(amount, NUMBER + 1), role))
-        rows.append(line)
+        parts.append((count, line))
     if table.correction_bytes:
         amount = f"{table.tier}{signed_bytes(table.correction_bytes).rjust(NUMBER - 1)}"
         role = "dim" if stale else ""
-        rows.append(
-            [
-                Span(" " + left(_narrow(CORRECTION, name_width), name_width), role),
-                Span(right(amount, NUMBER), role),
-                _change(changes.get(CORRECTION, 0), change_width, stale),
-            ]
-        )
-    rows += _totals(table, phases, name_width, change_width, stale, changes)
-    rows += _remarks(view, table, width, height - len(lines) - len(rows))
-    return [*lines[:height], *cut(rows, height - len(lines))]
+        line = [
+            Span(" " + left(_narrow(CORRECTION, name_width), name_width), role),
+            Span(right(amount, NUMBER), role),
+            _change(changes.get(CORRECTION, 0), change_width, stale),
+        ]
+        parts.append((abs(table.correction_bytes), line))
+    totals = _totals(table, phases, name_width, change_width, stale, changes)
+    lines += _largest(parts, height - len(lines) - len(totals))
+    lines += cut(totals, height - len(lines))
+    lines += _remarks(view, table, width, height - len(lines))
+    return lines[:height]
+
+
+def _largest(parts: list[tuple[int, Line]], room: int) -> list[Line]:
+    """The rows of components, each with its bytes; the smallest ones are left out if there is no room for all."""
+    if len(parts) <= room:
+        return [line for _, line in parts]
+    kept = sorted(parts, key=lambda part: -part[0])[: max(0, room - 1)]
+    left_out = len(parts) - len(kept)
+    more = [Span(f" … {left_out} smaller", "dim")]
+    return [*(part[1] for part in parts if part in kept), *([more] if room > 0 else [])]
 
 
 def _problem(words: str, width: int, room: int) -> list[Line]:
