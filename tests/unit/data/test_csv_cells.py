@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from memconsole.plan.plan import Plan, replace
 from memconsole_trainer.data.sources.documents import DataError
-from memconsole_trainer.data.sources.opening import open_source
 from memconsole_trainer.data.text.blocks import token_key
+from tests.unit.data.opened import opened
 
 
 @pytest.fixture(autouse=True)
 def _private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
-def opened(path: Path, **changes: Any) -> Any:
-    named = {f"data.{key}": value for key, value in changes.items()}
-    return open_source(replace(Plan(), {"data.source": str(path), **named}), 300)
 
 
 CELLS = ["true", "007", "3.10", "NA", "None", "null", "nan", "N/A", "2024-01-01", "1e3", " x"]

@@ -27,11 +27,7 @@ from memconsole_trainer.data.sources.split import Last, Split, split_of
 from memconsole_trainer.data.text.blocks.text_blocks import TextBlocks
 from memconsole_trainer.data.text.rows.validation import from_texts
 from memconsole_trainer.data.text.tokens.tokenizer import train
-
-
-def opened(path: Path, **settings: Any) -> Any:
-    settings = {f"data.{key}": value for key, value in settings.items()}
-    return open_source(replace(Plan(), {"data.source": str(path), **settings}), 300)
+from tests.unit.data.opened import opened
 
 
 def texts(source: Documents) -> list[str]:

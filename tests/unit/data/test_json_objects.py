@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.plan import PlanError
 from memconsole_trainer.data.sources.documents import DataError
-from memconsole_trainer.data.sources.opening import open_source
+from tests.unit.data.opened import opened
 
 ROWS: list[dict[str, Any]] = [
     {"text": "2024-01-01", "n": 1, "of": {"a": [1, {"b": "}]"}]}},
@@ -24,11 +24,6 @@ ROWS: list[dict[str, Any]] = [
 def _private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
-def opened(path: Path, **changes: Any) -> Any:
-    named = {f"data.{key}": value for key, value in changes.items()}
-    return open_source(replace(Plan(), {"data.source": str(path), **named}), 300)
 
 
 def lines(rows: list[dict[str, Any]], **options: Any) -> str:

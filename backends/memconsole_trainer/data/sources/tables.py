@@ -18,8 +18,8 @@ TEXT_TYPES = ("string", "large_string", "string_view")
 def load_table(
     kind: str, files: Sequence[Path], used: Collection[str] | None = None, only: bool = False
 ) -> Any:
-    """Load `files`, tables of one format or the parts of a table that `datasets` has saved, as a memory-mapped `datasets.Dataset`. Raises
-    `DataError`.
+    """Load `files` as a memory-mapped `datasets.Dataset`. They are tables of one format, or the parts of a table that
+    `datasets` has saved. Raises `DataError`.
 
     If the files differ in their columns, those that are not `used` are left out, and missing ones are null.
     With `only`, Parquet is read without the columns that are not used.
