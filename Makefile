@@ -32,8 +32,12 @@ lint: .venv/.installed-dev
 PROCESSES = $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1) + 1)')
 GATE = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not slow and not machine" --numprocesses $(PROCESSES) --dist worksteal
 
+# Files that take most of the time wait for `make test`.
+COSTLY = tests/tui/draw/test_tui_screens.py tests/tui/plan/test_fit_key.py tests/tui/plan/test_tui_plan.py \
+	tests/tui/test_pictures.py tests/unit/cli/test_cli_fit.py tests/unit/memory/test_solve.py
+
 check: lint
-	$(GATE) --durations 10 tests/unit tests/tui
+	$(GATE) --durations 10 tests/unit tests/tui $(addprefix --ignore ,$(COSTLY))
 
 test: lint
 	$(GATE) --durations 25
