@@ -28,6 +28,8 @@ class BlockBytes(msgspec.Struct, frozen=True, kw_only=True):
     attention_again: int
     """What the backward pass recomputes of the attention half under the plan's checkpointing."""
     mlp_again: int
+    adapters_again: int
+    """What the backward pass of the MLP holds of adapters in addition, if it recomputes the MLP."""
     passing: int
     """Temporaries at the peak of a forward pass that keeps nothing."""
 
@@ -60,6 +62,17 @@ def _adapter_inputs(a: Architecture, kind: str, rank: int, targets: LoraTargets)
     twice = h if kind == "cpu" else 0
     attention = -h if targets == "mlp" else twice
     return attention + (twice if targets in ("all", "mlp") else -h - a.intermediate_size)
+
+
+def _adapters_again(a: Architecture, rank: int, targets: LoraTargets) -> int:
+    """Elements per token that XLA on a CPU holds in the backward pass of a recomputed MLP because its matrices have
+    adapters: what those of its inputs add and their gradients, beside the outputs of the matrices. (Found in XLA's plans
+    of 60 steps of four models.)"""
+    if not rank or targets not in ("all", "mlp"):
+        return 0
+    inputs = a.hidden_size if targets == "all" else -2 * a.hidden_size
+    outputs = 2 * (2 if a.gated_mlp else 1) * a.intermediate_size
+    return outputs + inputs + _adapter_inner(a, rank, targets)
 
 
 @lru_cache(maxsize=1024)
@@ -97,6 +110,8 @@ def jax_block(
         "attention": (attention - output, mlp),
         "full": (attention, mlp),
     }[checkpointing]
+    recomputed = checkpointing in ("attention", "full") and kind == "cpu"
+    adapters = _adapters_again(a, rank, targets) if recomputed else 0
     return BlockBytes(
         element=c,
         kept=kept,
@@ -104,5 +119,6 @@ def jax_block(
         mlp=mlp,
         attention_again=again[0],
         mlp_again=again[1],
+        adapters_again=(4 if precision == "fp32" else 2) * adapters,
         passing=4 * h + 2 * c * h + gates + c * f,
     )

@@ -94,9 +94,10 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     yield at("loss", standing + early, kept, logits, overlap.loss_stream * stream, gathered.head)
     # Without checkpointing, the slice of the block that is being computed exists twice: in the stack and as a copy.
     share = overlap.slice if o.gradient_checkpointing == "none" else 0.0
-    inner = (overlap.mlp_16 if c == 2 else overlap.mlp) * c * a.intermediate_size
+    inner = (overlap.mlp_16 if step.compute == 2 else overlap.mlp) * c * a.intermediate_size
     again = overlap.again if c == 4 else 1.0
     of_mlp = again * (block.attention_again + block.mlp_again) + share * block.mlp + inner
+    of_mlp += block.adapters_again
     of_attention = again * block.attention_again + share * block.attention
     of_attention += overlap.heads * c * a.query_width
     if one_chunk:  # gradients of keys and values are summed in fp32

@@ -146,9 +146,12 @@ def test_the_formula_is_near_what_xla_plans_for_the_jax_step(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("targets", "checkpointing"), [("query-value", "selective"), ("attention", "none")]
+    ("targets", "checkpointing"),
+    [("query-value", "selective"), ("attention", "none"), ("all", "full")],
 )
-def test_matrices_without_adapters_keep_less_in_jax(targets: str, checkpointing: str) -> None:
+def test_adapters_of_jax_are_priced_by_the_matrices_that_have_them(
+    targets: str, checkpointing: str
+) -> None:
     pytest.importorskip("jax")
     from memconsole_jax.tracing import trace, trace_targets
 
