@@ -19,7 +19,7 @@ import pyte
 KEYS = {
     "enter": "\r", "escape": "\x1b", "tab": "\t", "space": " ", "backspace": "\x7f",
     "up": "\x1b[A", "down": "\x1b[B", "right": "\x1b[C", "left": "\x1b[D",
-    "ctrl+l": "\x0c", "ctrl+q": "\x11", "ctrl+c": "\x03",
+    "ctrl+l": "\x0c", "ctrl+q": "\x11", "ctrl+c": "\x03", "ctrl+z": "\x1a",
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +38,34 @@ def opened(environment: dict[str, str]) -> Iterator[Open]:
     yield open_terminal
     for terminal in terminals:
         terminal.close()
+
+
+def test_ctrl_z_goes_back_to_the_shell_and_fg_shows_the_console_again(
+    environment: dict[str, str],
+) -> None:
+    shell = Terminal(["bash", "--norc", "-i"], environment)
+    try:
+        shell.press(shlex.join(COMMAND), "enter")
+        shell.wait_for("q quit", 60)
+        shell.press("ctrl+z")
+        shell.wait_for("Stopped")
+        shell.press("echo $((6 * 7))", "enter")
+        shell.wait_for("(?m)^42")
+        shell.press("fg", "enter")
+        shell.wait_for("(?m)^ d data")
+        shell.press("q")
+        shell.wait_gone("memconsole  plan")
+    finally:
+        shell.close()
+
+
+def test_ctrl_z_says_that_no_shell_waits(opened: Open) -> None:
+    console = opened()
+    console.wait_for("q quit", 60)
+    console.press("ctrl+z")
+    console.wait_for("no shell waits for this console")
+    console.press("q")
+    assert console.exit_code() == 0
 
 
 def newest(env: dict[str, str]) -> dict:

@@ -19,6 +19,7 @@ from textual.worker import get_current_worker
 
 from memconsole.devices.reading import Devices
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.tui.app.background import shell_waits, to_background
 from memconsole.tui.app.clicks import ClickDriver
 from memconsole.tui.app.messages import ExactNews, LiveRunFound
 from memconsole.tui.app.navigating import NavigatingApp
@@ -246,12 +247,12 @@ class ConsoleApp(NavigatingApp, inherit_bindings=False):
     def get_driver_class(self) -> type[Driver]:
         return ClickDriver
 
-    def action_repaint(self) -> None:
-        """Send the whole screen again."""
-        self.wire.forget()
-        self.screen.refresh(repaint=True, layout=True)
-        for widget in self.screen.query("*"):
-            widget.refresh()
+    def action_background(self) -> None:
+        """Give the terminal back to the shell until `fg`."""
+        if self._driver is None or not self._driver.can_suspend or not shell_waits():
+            self.notice("no shell waits for this console: ctrl+z does nothing")
+            return
+        to_background()
 
     def action_leave(self) -> None:
         """Leave; runs go on."""

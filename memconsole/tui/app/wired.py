@@ -32,9 +32,16 @@ class WiredApp(App[None], inherit_bindings=False):
         """Forget what is shown: on a resize, terminals reflow, cut or clear it."""
         self.wire.forget()
 
-    def _resume_signal(self) -> None:
+    def on_load(self) -> None:
+        """The shell has written over the screen while the console was suspended."""
+        self.app_resume_signal.subscribe(self, lambda _: self.action_repaint())
+
+    def action_repaint(self) -> None:
+        """Send the whole screen again."""
         self.wire.forget()
-        super()._resume_signal()
+        self.screen.refresh(repaint=True, layout=True)
+        for widget in self.screen.query("*"):
+            widget.refresh()
 
     def _display(self, screen: Screen[object], renderable: RenderableType | None) -> None:
         """Textual calls this with each update. One that is not sent must not count as shown."""

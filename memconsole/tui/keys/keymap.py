@@ -193,7 +193,7 @@ def _row(section: str, id: str, keys: object) -> _Row:
         if name in RESERVED:
             raise _RefusedError(
                 f"{printed(name)} does not arrive everywhere: terminals, tmux, screen or editors keep"
-                " it, as they do f1 … f24 and ctrl+ a b h i j m p s z ["
+                " it, as they do f1 … f24 and ctrl+ a b h i j m p s ["
             )
         names.append(name)
     row = _Row(section, id, tuple(dict.fromkeys(names)))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
 RESERVED = frozenset(
-    {"ctrl+i", "ctrl+m", "ctrl+h", "ctrl+j", "ctrl+a", "ctrl+b", "ctrl+p", "ctrl+z", "ctrl+s"}
+    {"ctrl+i", "ctrl+m", "ctrl+h", "ctrl+j", "ctrl+a", "ctrl+b", "ctrl+p", "ctrl+s"}
     | {"ctrl+left_square_bracket"}
     | {f"f{n}" for n in range(1, 25)}
 )
@@ -250,6 +250,8 @@ KEYS: tuple[Key, ...] = (
         help="Take clicks and the wheel, or leave the mouse to the terminal to select text. Remembered."),
     Key(id="repaint", keys="ctrl+l", action="app.repaint", label="repaint",
         screens=(*MAIN, *MODAL), help="Paint the whole screen again."),
+    Key(id="background", keys="ctrl+z", action="app.background", label="background",
+        screens=(*MAIN, *MODAL), help="Back to the shell until fg; runs go on training."),
     Key(id="leave", keys="q", action="app.leave", label="quit", screens=MAIN,
         help="Leave the console; runs go on training.", footer=True),
     Key(id="leave-anywhere", keys="ctrl+q,ctrl+c", action="app.leave",
