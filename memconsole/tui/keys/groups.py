@@ -31,7 +31,10 @@ _GROUPS = {
     "charts": ("next-chart", "previous-chart", "logarithm", "zoom", "glyphs"),
     "lower pane": ("pane", "older-sample", "newer-sample"),
     MOVING: ("up", "down", "page-up", "page-down", "first", "last"),
-    GOING: ("plan", "training", "runs", "devices", "go-back", "dismiss", "palette", "help", "leave", "leave-anywhere"),
+    GOING: (
+        "plan", "training", "runs", "devices", "go-back", "dismiss", "palette", "help", "background", "leave",
+        "leave-anywhere",
+    ),
     "the console": ("theme", "mouse", "repaint"),
 }  # fmt: skip
 _GROUP_OF = {id: title for title, ids in _GROUPS.items() for id in ids}
