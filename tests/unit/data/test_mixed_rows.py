@@ -228,7 +228,7 @@ def test_a_file_to_validate_on_replaces_the_share_that_is_held_out(tmp_path: Pat
 
 def test_what_is_validated_on_is_never_trained_on(tmp_path: Path) -> None:
     rows = [{"text": f"record {number} of so many"} for number in range(60)]
-    for name, part in (("train", rows), ("held", rows[50:]), ("other", rows)):
+    for name, part in (("train", rows), ("held", rows[50:]), ("every", rows[::-1])):
         path = tmp_path / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in part))
     (tmp_path / "copy.jsonl").write_bytes((tmp_path / "train.jsonl").read_bytes())
@@ -245,6 +245,8 @@ def test_what_is_validated_on_is_never_trained_on(tmp_path: Path) -> None:
     assert "10 of the 60 documents looked at are also in data.validation" in found.warnings[0]
     with pytest.raises(DataError, match=r"copy\.jsonl holds the same as .*train\.jsonl"):
         prepared(replace(base, {"data.validation": str(tmp_path / "copy.jsonl")}), tmp_path)
+    with pytest.raises(DataError, match="no text to train on beside the documents that"):
+        prepared(replace(base, {"data.validation": str(tmp_path / "every.jsonl")}), tmp_path)
 
 
 def test_texts_and_rows_of_tokens_are_not_mixed(tmp_path: Path) -> None:

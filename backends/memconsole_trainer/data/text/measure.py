@@ -51,12 +51,14 @@ def measure(
 
     Raises `PlanError` for a stream of unknown length if the plan does not limit it.
     """
-    words = (
+    words: tuple[object, ...] = (
         source.fingerprint,
         tokenizer and tokenizer.fingerprint,
         msgspec.structs.replace(plan.data, cache_gib=0),  # it changes no token
         plan.train.max_steps,
     )
+    if isinstance(blocks, TextBlocks) and blocks.left_out:
+        words = (*words, sorted(blocks.left_out))
     key = hashlib.sha256(repr(words).encode()).hexdigest()
     try:
         known = typed_json.decode(regular_file.read(cache, CACHE_BYTES), TokenCounts)

@@ -79,7 +79,8 @@ def prepare_part(
         counts = _counts(held, size)
         train_tokens, exact = len(held), True
     if train_tokens < 2:
-        raise DataError(f"{plan.data.source}: holds no text to train on")
+        except_for = " beside the documents that data.validation holds too" if left_out else ""
+        raise DataError(f"{plan.data.source}: holds no text to train on{except_for}")
     if not counts.any():
         raise DataError(f"{plan.data.source}: {_nothing_learned(plan, exact)}")
     documents = "a stream" if source.count is None else f"{source.count:,} documents"
