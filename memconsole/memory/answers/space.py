@@ -158,7 +158,7 @@ def _by_result(choices: Sequence[_Merged]) -> dict[int, list[int]]:
 
 def _options(plan: Plan, row: Optimization, keep: frozenset[str]) -> list[_Option]:
     """The trainable values of one toggle that do not change a pinned setting."""
-    present, values = row.value(plan), row.values(plan)
+    present, values = row.value(plan), row.tried(plan)
     options = []
     for value in values if present in values else (present, *values):
         changes = row.settings_for(plan, value)

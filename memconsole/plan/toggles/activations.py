@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memconsole.plan.plan import Plan
+from memconsole.plan.toggles.micro_batches import more_steps, searched_steps
 from memconsole.plan.toggles.optimization import (
     Optimization,
     Reach,
@@ -53,10 +54,6 @@ def _accumulation_values(plan: Plan) -> tuple[Any, ...]:
     return steps if present in steps else tuple(sorted({*steps, present}))
 
 
-def _more_steps(plan: Plan) -> tuple[Any, ...]:
-    return tuple(n for n in _accumulation_values(plan) if n > plan.optimize.accumulation_steps)
-
-
 def _keep_effective_batch(plan: Plan, steps: int) -> dict[str, Any]:
     rows = plan.train.batch_size * plan.optimize.accumulation_steps
     return {"optimize.accumulation_steps": steps, "train.batch_size": max(1, rows // steps)}
@@ -90,6 +87,7 @@ ACCUMULATION = Optimization(
     help="one optimizer step adds up the gradients of several smaller micro-batches",
     costs="gradients stay in memory between micro-batches; small matmuls are slower",
     values=_accumulation_values,
+    searched=searched_steps,
     changes=_keep_effective_batch,
     conflicts={},
     result=always(Result.SAME),
@@ -97,7 +95,7 @@ ACCUMULATION = Optimization(
     traced=_micro_batches_traced,
     touches=("activations", "logits and loss"),
     outweighed=_larger_or_copied,
-    remedy=RemedyRule(rank=20, values=_more_steps),
+    remedy=RemedyRule(rank=20, values=more_steps),
     says=_accumulation_said,
     evaluating=switched({"optimize.accumulation_steps": 1}),
 )

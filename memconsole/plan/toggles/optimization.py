@@ -99,6 +99,8 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
 
     values: Values
     """What a key press steps through, in order. The first is the plain value."""
+    searched: Values | None = None
+    """The values that a search tries, in order; None: `values`."""
     size: bool = False
     """A size rather than a technique."""
     changes: Callable[[Plan, Any], dict[str, Any]] | None = None
@@ -148,6 +150,10 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
     def apply(self, plan: Plan, value: Any) -> Plan:
         """`plan` with this toggle at `value`."""
         return plans.replace(plan, self.settings_for(plan, value))
+
+    def tried(self, plan: Plan) -> tuple[Any, ...]:
+        """The values that a search tries, in order."""
+        return (self.searched or self.values)(plan)
 
     def next_value(self, plan: Plan) -> Any:
         """What one key press selects: the following value, the first after the last."""

@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.toggles.micro_batches import half
 from memconsole.runs.read.follow import Follower
-from memconsole.runs.read.life.ladder import half, next_rung, present_plan, rungs, stepped
+from memconsole.runs.read.life.ladder import next_rung, present_plan, rungs, stepped
 from memconsole.runs.read.report.report import report
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.record.directory import RunDirectory

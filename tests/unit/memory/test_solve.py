@@ -17,6 +17,7 @@ from memconsole.memory.answers.advice import (
     _least_beyond_length,
     largest_micro_batch,
     largest_sequence_length,
+    remedies,
 )
 from memconsole.memory.answers.solve import (
     faster,
@@ -32,7 +33,7 @@ from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.plan.toggles.optimization import Reach, Result
+from memconsole.plan.toggles.optimization import Optimization, Reach, Result
 from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS, conflict
 
 MANY = frozenset({"optimize.precision", "optimize.optimizer", "optimize.optimizer_offload"})
@@ -74,7 +75,7 @@ def plans_and_kinds(draw: st.DrawFn) -> tuple[Plan, str]:
             "backend": backend,
             "model.name": draw(st.sampled_from(["stories", "gpt2", "smollm2-135m", "gemma-3-1b"])),
             "data.sequence_length": draw(st.sampled_from([64, 200, 512])),
-            "train.batch_size": draw(st.sampled_from([1, 2, 6])),
+            "train.batch_size": draw(st.sampled_from([1, 2, 6, 10])),
         },
     )
     for row in FREE:
@@ -124,14 +125,23 @@ def everything(
     ]
 
 
+def values_of(row: Optimization, plan: Plan) -> list[Any]:
+    """Every value that the backend trains; for accumulation, every one that splits the rows equally."""
+    rows = plan.train.batch_size * plan.optimize.accumulation_steps
+    accumulates = row.key == "optimize.accumulation_steps"
+    values = [n for n in range(1, rows + 1) if not rows % n] if accumulates else row.values(plan)
+    return [value for value in values if row.refusal(plan, value) is None]
+
+
 def _in_one_place(plan: Plan, keep: frozenset[str]) -> list[tuple[tuple[Any, ...], Plan]]:
     found = []
     trained = [
         [row.value(plan)]
         if row.key in keep or row.key == "optimize.sharding"
-        else [v for v in row.values(plan) if row.refusal(plan, v) is None]
+        else values_of(row, plan)
         for row in FREE
     ]
+    offered = [values_of(row, plan) for row in FREE]
     for values in itertools.product(*trained):
         changed, chosen = plan, list(zip(FREE, values, strict=True))
         for row, value in chosen:
@@ -142,7 +152,7 @@ def _in_one_place(plan: Plan, keep: frozenset[str]) -> list[tuple[tuple[Any, ...
         if any(plans.get(changed, key) != plans.get(plan, key) for key in keep):
             continue
         classes = {row.result_of(row.value(plan), value) for row, value in chosen}
-        places = [row.values(plan).index(value) for row, value in chosen]
+        places = [values.index(value) for (_, value), values in zip(chosen, offered, strict=True)]
         found.append(
             (
                 (
@@ -238,6 +248,23 @@ def test_a_pinned_micro_batch_pins_accumulation_with_it() -> None:
     assert fit(plan, tight, MANY).after.verdict is Verdict.TIGHT
     assert fit(plan, tight, MANY).plan.train.batch_size < 64
     assert fit(plan, tight, MANY | {"train.batch_size"}).plan.train.batch_size == 64
+
+
+@pytest.mark.parametrize("rows", [7, 10, 1000])
+def test_micro_batches_of_one_row_are_found_whatever_the_number_of_rows(rows: int) -> None:
+    plan = plans.replace(
+        Plan(),
+        {"model.name": "smollm2-135m", "train.batch_size": rows, "data.sequence_length": 512},
+    )
+    split = {"train.batch_size": 1, "optimize.accumulation_steps": rows}
+    alone = plans.replace(plan, split)
+    keep = frozenset(row.key for row in FREE if row.key != "optimize.accumulation_steps")
+    found = fit(plan, device("gpu", table_of(alone, device("gpu", 1)).at_most_bytes), keep)
+    assert found.fits
+    assert found.plan == alone
+    assert found.result_changes == ()
+    least = next(r for r in remedies(plan, device("gpu", 1)) if "train.batch_size" in r.changes)
+    assert least.changes == split
 
 
 def test_the_same_result_comes_before_a_faster_plan_with_another() -> None:

@@ -63,6 +63,23 @@ def test_accumulation_keeps_the_effective_batch() -> None:
         assert changed.optimize.accumulation_steps == steps
 
 
+def test_a_search_tries_every_divisor_of_few_rows_and_halves_many() -> None:
+    row = BY_KEY["optimize.accumulation_steps"]
+
+    def tried(batch: int, steps: int = 1) -> tuple[Any, ...]:
+        settings = {"train.batch_size": batch, "optimize.accumulation_steps": steps}
+        return row.tried(replace(Plan(), settings))
+
+    assert tried(7) == (1, 7)
+    assert tried(9, 4) == (1, 2, 3, 4, 6, 9, 12, 18, 36)
+    assert tried(64) == (1, 2, 4, 8, 16, 32, 64)
+    assert len(tried(1000)) == 16
+    assert tried(720) == (1, 2, 4, 8, 16, 48, 144, 720)
+    assert tried(360, 7) == (1, 2, 4, 7, 8, 14, 24, 28, 56, 72, 168, 360, 504, 2520)
+    chosen = row.apply(replace(Plan(), {"train.batch_size": 7}), 7)
+    assert 7 in row.values(chosen), "the key goes on from what a search chose"
+
+
 def test_adapters_freeze_the_base_and_thaw_it_again() -> None:
     row = BY_KEY["optimize.lora_rank"]
     on = row.apply(Plan(), 8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from memconsole.plan.plan import Plan, replace
+from memconsole.plan.toggles.micro_batches import half
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.states import OUT_OF_MEMORY, Verdict
@@ -119,8 +120,3 @@ def next_rung(plan: Plan, attempt: int, phase: str) -> Rung | None:
         accumulation_steps_before=steps,
         evaluation_batch_size_before=t.evaluation_batch_size,
     )
-
-
-def half(rows: int) -> int:
-    """The largest divisor of `rows` up to half of it, which keeps the effective batch equal."""
-    return next((n for n in range(rows // 2, 0, -1) if rows % n == 0), rows)

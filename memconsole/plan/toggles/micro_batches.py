@@ -1,0 +1,44 @@
+"""The numbers of equal micro-batches into which the rows of a step can be split."""
+
+from __future__ import annotations
+
+import math
+
+from memconsole.plan.plan import Plan
+
+FEW = 16
+"""Up to this many divisors of the rows, a search tries all of them. 1,000 rows have 16."""
+
+
+def half(rows: int) -> int:
+    """The largest divisor of `rows` up to half of it, which keeps the effective batch equal."""
+    return next((n for n in range(rows // 2, 0, -1) if rows % n == 0), rows)
+
+
+def searched_steps(plan: Plan) -> tuple[int, ...]:
+    """The numbers that a search tries: every divisor of a device's rows. Where those are many: the plan's number, and
+    those at which the rows, or the plan's micro-batch, are halved down to one row."""
+    batch, present = plan.train.batch_size, plan.optimize.accumulation_steps
+    rows = batch * present
+    found = _divisors(rows)
+    if len(found) > FEW:
+        found = {rows // n for start in (rows, batch) for n in _halved(start)}
+    return tuple(sorted(found))
+
+
+def more_steps(plan: Plan) -> tuple[int, ...]:
+    """Those numbers with which micro-batches are smaller."""
+    return tuple(n for n in searched_steps(plan) if n > plan.optimize.accumulation_steps)
+
+
+def _divisors(rows: int) -> set[int]:
+    small = {n for n in range(1, math.isqrt(rows) + 1) if rows % n == 0}
+    return small | {rows // n for n in small}
+
+
+def _halved(rows: int) -> list[int]:
+    """`rows`, and what is left of them after each halving."""
+    found = [rows]
+    while found[-1] > 1:
+        found.append(half(found[-1]))
+    return found
