@@ -18,8 +18,7 @@ def decay_steps(plan: Plan, total_steps: int) -> int:
 def summed_batches(plan: Plan) -> int:
     """The number of micro-batches whose mean gradients are added up instead of averaged. The learning rate is
     divided by it. 1 unless `hybrid.accumulation` is scale-rate."""
-    summed = plan.hybrid.on and plan.hybrid.accumulation == "scale-rate"
-    return plan.optimize.accumulation_steps if summed else 1
+    return plan.optimize.accumulation_steps if plan.hybrid.sums_gradients else 1
 
 
 def learning_rate(step: int, plan: Plan, total_steps: int) -> float:

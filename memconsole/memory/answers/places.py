@@ -20,15 +20,19 @@ def placed(plan: Plan, count: int, sharding: str) -> Plan:
     """`plan` on `count` devices, which share the rows of a step. Each device gets the same number of rows, so a step may
     have a few rows more.
 
-    Micro-batches keep their size if the rows of a device are a multiple of it, and are smaller otherwise.
+    Micro-batches keep their size if the rows of a device are a multiple of it, and are smaller otherwise. Where training
+    depends on their number, they keep that.
     """
     if count == plan.device.count:
         return plans.replace(plan, {SHARDING: sharding})
     rows = -(-plan.effective_batch // count)
-    batch = next(size for size in range(plan.train.batch_size, 0, -1) if rows % size == 0)
-    return plans.replace(
-        plan, {COUNT: count, SHARDING: sharding, ROWS[0]: batch, ROWS[1]: rows // batch}
-    )
+    if plan.hybrid.sums_gradients:
+        steps = plan.optimize.accumulation_steps
+        batch = -(-rows // steps)
+    else:
+        batch = next(size for size in range(plan.train.batch_size, 0, -1) if rows % size == 0)
+        steps = rows // batch
+    return plans.replace(plan, {COUNT: count, SHARDING: sharding, ROWS[0]: batch, ROWS[1]: steps})
 
 
 def places(plan: Plan, keep: frozenset[str], most: int | None) -> tuple[Plan, ...]:

@@ -135,6 +135,11 @@ class HybridChoice(Section, frozen=True, kw_only=True):
         return self.mode != "off"
 
     @property
+    def sums_gradients(self) -> bool:
+        """Whether gradients of micro-batches are added up, so that training depends on their number."""
+        return self.on and self.accumulation == "scale-rate"
+
+    @property
     def lengths(self) -> PhaseLengths:
         """The mode's numbers, or those that are given. Raises KeyError if the mode is off."""
         usual = MODES[self.mode]

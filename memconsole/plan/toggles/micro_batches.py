@@ -17,8 +17,11 @@ def half(rows: int) -> int:
 
 def searched_steps(plan: Plan) -> tuple[int, ...]:
     """The numbers that a search tries: every divisor of a device's rows. Where those are many: the plan's number, and
-    those at which the rows, or the plan's micro-batch, are halved down to one row."""
+    those at which the rows, or the plan's micro-batch, are halved down to one row. Where training depends on the number,
+    it is the plan's alone."""
     batch, present = plan.train.batch_size, plan.optimize.accumulation_steps
+    if plan.hybrid.sums_gradients:
+        return (present,)
     rows = batch * present
     found = _divisors(rows)
     if len(found) > FEW:

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from memconsole.memory.activations.jax_step import library_bytes
 from memconsole.memory.answers.advice import remedies
+from memconsole.memory.answers.places import placed, places
 from memconsole.memory.coefficients import runtime
 from memconsole.memory.estimate import estimate, model_of, table_of
 from memconsole.memory.hybrid import MOST, plain
@@ -19,6 +21,7 @@ from memconsole.memory.table import SNAPSHOTS, MemoryTable, Tier
 from memconsole.plan.check import check
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.toggles.optimizations import BY_KEY
 from tests.unit.memory.cards import card
 
 ROOT = Path(__file__).parents[3]
@@ -213,6 +216,25 @@ def test_what_excludes_hybrid_training_is_refused_by_its_key(
         check(replace(hybrid(), settings))
     assert error.value.key == key
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("how", ["scale-rate", "normalize"])
+def test_no_answer_changes_the_number_of_micro_batches_on_which_training_depends(how: str) -> None:
+    settings = {
+        "train.batch_size": 64,
+        "optimize.accumulation_steps": 4,
+        "hybrid.accumulation": how,
+    }
+    plan, gpu = replace(hybrid(), settings), device("gpu")
+    tried = [one.optimize.accumulation_steps for one in places(plan, frozenset(), 8)]
+    tried += BY_KEY["optimize.accumulation_steps"].tried(plan)
+    offered = {
+        remedy.key for remedy in remedies(plan, msgspec.structs.replace(gpu, usable_bytes=1))
+    }
+    kept = how == "scale-rate"
+    assert (set(tried) == {4}) is kept
+    assert ("optimize.accumulation_steps" not in offered) is kept
+    assert [placed(plan, n, "ddp").effective_batch for n in (2, 8)] == [256, 256]
 
 
 def test_exact_numbers_of_a_step_keep_their_tier() -> None:
