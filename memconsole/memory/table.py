@@ -31,7 +31,8 @@ COMPONENTS = (
 )
 SNAPSHOTS = "snapshots"
 """A component that only hybrid plans have: earlier weights, and the movement predicted from them."""
-BETWEEN_STEPS = ("evaluation", "checkpoint")
+EVALUATION = "evaluation"
+BETWEEN_STEPS = (EVALUATION, "checkpoint")
 """Phases outside the training step. All other phases of a table belong to it."""
 
 

@@ -1,8 +1,9 @@
 """Finds the fastest settings that fit a budget, and the smallest device that is large enough.
 
 Every optimization that the plan's backend can train with may change, except settings the user pinned. Rows per step
-and tokens per row never change; micro-batches shrink only if accumulation or more devices compensate. More devices are
-used only up to the number that the caller names. The best combination is chosen by these rules, in order:
+and tokens per row never change; micro-batches shrink only if accumulation or more devices compensate. Evaluation batches
+are halved only as far as the evaluation is the peak of a plan that does not fit. More devices are used only up to the
+number that the caller names. The best combination is chosen by these rules, in order:
 
 1. The whole band fits. Only if no combination does, the estimate alone decides, and the answer is tight.
 2. Changes that keep the training result (up to rounding order) come first, and those that the user allowed. The others
@@ -17,10 +18,12 @@ estimated for all other combinations; then memory is estimated from the fastest 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import heapq
+from collections.abc import Callable, Mapping
 
 import msgspec
 
+from memconsole.memory.answers.evaluation import OF_EVALUATION, fewer_at_once
 from memconsole.memory.answers.places import of_place
 from memconsole.memory.answers.space import FREE, HARM, Choice, Space
 from memconsole.memory.estimate import model_of, table_of
@@ -54,7 +57,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     label: str
-    before: str | int | bool
+    before: str | int | bool | None
+    """None for a setting that may be left out."""
     after: str | int | bool
 
 
@@ -115,22 +119,41 @@ def fit(
     tight: tuple[Plan, MemoryTable] | None = None
     for group in space.groups():
         first_tight: tuple[Plan, MemoryTable] | None = None
-        for candidate in _fastest_first(space, group, budget):
+        waiting = _candidates(space, group, budget)
+        while waiting:
+            _, number, candidate = heapq.heappop(waiting)
             table = price(candidate.plan, budget)
             if table.verdict is Verdict.FITS:
                 other = tight[0] if tight else None
                 return _solution(plan, budget, candidate.plan, before, table, allow, other)
             if table.verdict is Verdict.TIGHT and first_tight is None:
                 first_tight = candidate.plan, table
+            fewer = fewer_at_once(candidate.plan, table, keep)
+            if fewer is not None:
+                changes = candidate.changes + _first_halving(plan, candidate.plan)
+                candidate = _candidate(fewer, changes, budget)
+                heapq.heappush(waiting, (candidate.rank, number, candidate))
         tight = tight or first_tight
-    found, table = tight or _least(space, budget, price)
+    found, table = tight or _least(space, budget, keep, price)
     return _solution(plan, budget, found, before, table, allow)
 
 
-def _fastest_first(space: Space, group: list[Choice], budget: Budget) -> Iterator[_Candidate]:
+_Waiting = tuple[tuple[float, int], int, _Candidate]
+"""A candidate behind what it is sorted by: its rank, and its place in the list of combinations."""
+
+
+def _candidates(space: Space, group: list[Choice], budget: Budget) -> list[_Waiting]:
+    """The candidates that may fit, as a heap whose first is the fastest."""
     within = (c for c in group if space.floor(c) <= budget.usable_bytes)
-    found = [_candidate(*c, budget) for c in space.plans(within)]
-    return iter(sorted(found, key=lambda candidate: candidate.rank))
+    candidates = (_candidate(*c, budget) for c in space.plans(within))
+    found = [(one.rank, number, one) for number, one in enumerate(candidates)]
+    heapq.heapify(found)
+    return found
+
+
+def _first_halving(plan: Plan, candidate: Plan) -> bool:
+    """Whether a candidate for `plan` has its evaluation batch, so that halving it is one more change."""
+    return candidate.train.evaluation_batch_size == plan.train.evaluation_batch_size
 
 
 class Faster(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,24 +209,28 @@ def _at_most(table: MemoryTable) -> int:
 def _least(
     space: Space,
     budget: Budget,
+    keep: frozenset[str],
     price: Price,
     size: Callable[[MemoryTable], int] = _estimated,
     enough: int = -1,
 ) -> tuple[Plan, MemoryTable]:
     """The plan of the least `size`, and among equals the one that changes least; or the first plan found whose size is
-    at most `enough`. Plans that must be larger are skipped."""
+    at most `enough`. Plans that must be larger are skipped. Evaluation batches are halved while they are the peak."""
     best: tuple[tuple[int, int, int], Plan, MemoryTable] | None = None
     found = [(number, one) for number, group in enumerate(space.groups()) for one in group]
     for number, choice in sorted(found, key=lambda n: space.floor(n[1])):
         if best is not None and space.floor(choice) > best[0][0]:
             break
         for changed, changes in space.plans([choice]):
-            table = price(changed, budget)
-            need = size(table), changes, number
-            if best is None or need < best[0]:
-                best = need, changed, table
-                if need[0] <= enough:
-                    return changed, table
+            evaluated: Plan | None = changed
+            while evaluated is not None:
+                table = price(evaluated, budget)
+                need = size(table), changes + (evaluated is not changed), number
+                if best is None or need < best[0]:
+                    best = need, evaluated, table
+                    if need[0] <= enough:
+                        return evaluated, table
+                evaluated = fewer_at_once(evaluated, table, keep)
     assert best is not None
     return best[1], best[2]
 
@@ -233,7 +260,7 @@ def smallest_device_fitted(
         if needs.get(device.kind, 0) > device.usable_bytes:
             continue
         space = Space(planned_on(plan, name), device, keep, allow, only_allowed=True)
-        _, table = _least(space, device, price, _at_most, enough=device.usable_bytes)
+        _, table = _least(space, device, keep, price, _at_most, enough=device.usable_bytes)
         if table.verdict is Verdict.FITS:
             return name
         needs[device.kind] = table.at_most_bytes
@@ -269,7 +296,7 @@ def _solution(
     allow: Allowed,
     only_tight: Plan | None = None,
 ) -> Fit:
-    keys = (*((row.key, row.label) for row in FREE), *of_place(plan, solved))
+    keys = (*((row.key, row.label) for row in FREE), *of_place(plan, solved), *OF_EVALUATION)
     changes = tuple(
         Change(key=key, label=label, before=plans.get(plan, key), after=plans.get(solved, key))
         for key, label in keys

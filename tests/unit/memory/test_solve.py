@@ -76,6 +76,7 @@ def plans_and_kinds(draw: st.DrawFn) -> tuple[Plan, str]:
             "model.name": draw(st.sampled_from(["stories", "gpt2", "smollm2-135m", "gemma-3-1b"])),
             "data.sequence_length": draw(st.sampled_from([64, 200, 512])),
             "train.batch_size": draw(st.sampled_from([1, 2, 6, 10])),
+            "train.evaluation_batch_size": draw(st.sampled_from([None, None, 12, 300])),
         },
     )
     for row in FREE:
@@ -115,14 +116,26 @@ def everything(
 ) -> list[tuple[tuple[Any, ...], Plan]]:
     """Every plan that differs in place and free toggles, with what decides between them but for time."""
     return [
-        ((number, changes + moved, [n, *order]), found)
+        ((number, changes + moved + (halved > 0), [n, *order, halved]), evaluated)
         for n, other in enumerate(everywhere(plan, keep, most))
         for moved in [
             (other.device.count != plan.device.count)
             + (other.optimize.sharding != plan.optimize.sharding)
         ]
         for (number, changes, order), found in _in_one_place(other, keep)
+        for halved, evaluated in enumerate(evaluating(found))
     ]
+
+
+def evaluating(plan: Plan) -> list[Plan]:
+    """The plan, and with evaluation batches that are halved again and again, of which there are then more."""
+    found, rows = [plan], plan.evaluation_batch
+    while rows > 1:
+        rows = max(n for n in range(1, rows // 2 + 1) if rows % n == 0)
+        batches = plan.train.evaluation_train_batches * plan.evaluation_batch // rows
+        settings = {"train.evaluation_batch_size": rows, "train.evaluation_train_batches": batches}
+        found.append(plans.replace(plan, settings))
+    return found
 
 
 def values_of(row: Optimization, plan: Plan) -> list[Any]:
@@ -228,7 +241,7 @@ def test_a_fit_never_changes_the_rows_of_a_step_nor_anything_it_does_not_tell(
     assert plans.replace(plan, typed) == found.plan, "who types what is told gets the same plan"
     undone = found.plan
     for change in found.changes:
-        if found.plan.device.count == plan.device.count:
+        if found.plan.device.count == plan.device.count and change.key in BY_KEY:
             undone = BY_KEY[change.key].apply(undone, change.before)
         else:
             undone = plans.replace(undone, {change.key: change.before})
@@ -248,6 +261,35 @@ def test_a_pinned_micro_batch_pins_accumulation_with_it() -> None:
     assert fit(plan, tight, MANY).after.verdict is Verdict.TIGHT
     assert fit(plan, tight, MANY).plan.train.batch_size < 64
     assert fit(plan, tight, MANY | {"train.batch_size"}).plan.train.batch_size == 64
+
+
+@pytest.mark.parametrize("batches", [0, 20])
+def test_an_evaluation_batch_that_is_too_large_is_halved_and_nothing_else(batches: int) -> None:
+    plan = plans.replace(
+        Plan(),
+        {
+            "model.name": "smollm2-135m",
+            "train.batch_size": 4,
+            "train.evaluation_batch_size": 2048,
+            "train.evaluation_batches": batches,
+        },
+    )
+    halved = plans.replace(
+        plan,
+        {
+            "train.evaluation_batch_size": 256,
+            "train.evaluation_batches": 8 * batches,
+            "train.evaluation_train_batches": 32,
+        },
+    )
+    keep = frozenset(row.key for row in FREE)
+    gpu = device("gpu", table_of(halved, device("gpu", 1)).at_most_bytes)
+    found = fit(plan, gpu, keep)
+    assert found.plan == halved
+    assert found.result_changes == ()
+    assert [change.after for change in found.changes] == [256, *([160] if batches else []), 32]
+    for key in ("train.evaluation_batch_size", "train.evaluation_train_batches"):
+        assert not fit(plan, gpu, keep | {key}).fits, f"{key} is pinned"
 
 
 @pytest.mark.parametrize("rows", [7, 10, 1000])
