@@ -37,6 +37,8 @@ from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimization import Result
 
+NOT_ALLOCATED = "on the device beyond what is allocated"
+"""The driver's context, and what the allocator reserves in addition."""
 Price = Callable[[Plan, Budget], MemoryTable]
 Allowed = frozenset[Result]
 NOTHING: Allowed = frozenset()
@@ -82,10 +84,13 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def floor(self) -> tuple[str, str, int]:
-        """The peak phase, its largest component, and that component's bytes."""
-        phase = self.after.peak_phase
-        largest = max(self.after.components, key=lambda component: component.at(phase))
-        return phase, largest.name, largest.at(phase)
+        """The peak phase, the largest part of the device bytes in it, and the bytes of that part: a component, or what is
+        not allocated."""
+        table, phase = self.after, self.after.peak_phase
+        parts = {component.name: component.at(phase) for component in table.components}
+        parts[NOT_ALLOCATED] = table.device_bytes - table.peak_bytes
+        largest = max(parts, key=parts.__getitem__)
+        return phase, largest, parts[largest]
 
 
 class _Candidate(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ from memconsole.memory.answers.advice import (
     remedies,
 )
 from memconsole.memory.answers.solve import (
+    NOT_ALLOCATED,
     faster,
     fit,
     planned_on,
@@ -374,6 +375,15 @@ def test_an_impossible_plan_is_refused_and_a_hopeless_one_names_its_floor() -> N
     assert phase == found.after.peak_phase
     assert size == max(c.at(phase) for c in found.after.components)
     assert component in {c.name for c in found.after.components}
+
+
+def test_a_floor_that_the_driver_makes_is_not_explained_by_a_small_component() -> None:
+    card = catalog_budgets(Plan())["rtx-4090"]
+    found = fit(Plan(), msgspec.structs.replace(card, usable_bytes=1 << 29), MANY)
+    _, component, size = found.floor
+    assert component == NOT_ALLOCATED
+    assert size == found.after.device_bytes - found.after.peak_bytes
+    assert size > found.after.device_bytes // 2
 
 
 @settings(max_examples=10, deadline=None)
