@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,13 @@ def calibrated_here(plan: Plan, found: Estimate) -> Estimate:
     receipts = Receipts()
     receipts.refresh()
     return receipts.calibrate(plan, found)
+
+
+def calibrated_price() -> Callable[[Plan, Budget], MemoryTable]:
+    """Makes tables that are calibrated with the runs measured on this machine so far."""
+    receipts = Receipts()
+    receipts.refresh()
+    return lambda plan, on: receipts.calibrate_table(plan, table_of(plan, on))
 
 
 class Receipts:

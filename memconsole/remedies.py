@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memconsole.calibration import calibrated_price
 from memconsole.devices.budget import budget
 from memconsole.devices.reading import Devices
 from memconsole.memory.answers.advice import Remedy, remedies
@@ -16,9 +17,9 @@ def remedies_of(
 ) -> tuple[Remedy, ...]:
     """Every change that lowers the plan's memory on its device, in the order to try them.
 
-    The bytes are relative to what the failed run needed. Raises `PlanError` for an absent device.
+    Estimates are calibrated. The bytes are relative to what the failed run needed. Raises `PlanError` for an absent device.
     """
-    return remedies(plan, budget(plan, devices), died(lacked))
+    return remedies(plan, budget(plan, devices), died(lacked), calibrated_price())
 
 
 def died(lacked: Shortfall | None) -> OutOfMemoryRun | None:

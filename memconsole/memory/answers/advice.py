@@ -82,18 +82,22 @@ class _Way(msgspec.Struct, frozen=True):
         return ", ".join(words for words in (self.result.value, self.along_costs) if words)
 
 
-def remedies(plan: Plan, budget: Budget, died: OutOfMemoryRun | None = None) -> tuple[Remedy, ...]:
+def remedies(
+    plan: Plan, budget: Budget, died: OutOfMemoryRun | None = None, price: Price = table_of
+) -> tuple[Remedy, ...]:
     """Every change that lowers this plan's memory and that its backend can train, in the order to try.
 
-    `died` is a run of this plan that ran out of memory; its measurements correct the estimates.
+    `died` is a run of this plan that ran out of memory; its measurements correct the tables that `price` makes.
     """
-    before = table_of(plan, budget)
+    before = price(plan, budget)
     by = correction(before, died)
     fits = died is None and by.verdict(before) is Verdict.FITS
     found: list[Remedy] = []
     for key in ORDER:
         ways = _smaller_models(plan) if key == SMALLER_MODEL else _ways(plan, BY_KEY[key])
-        helpful = [(way.result, r) for way in ways if (r := _remedy(plan, before, by, key, way))]
+        helpful = [
+            (way.result, r) for way in ways if (r := _remedy(plan, before, by, key, way, price))
+        ]
         if helpful:
             found.append(_best(helpful, enough=not fits))
     return tuple(found)
@@ -142,12 +146,14 @@ def _ways(plan: Plan, row: Optimization) -> list[_Way]:
     ]
 
 
-def _remedy(plan: Plan, before: MemoryTable, by: Correction, key: str, way: _Way) -> Remedy | None:
+def _remedy(
+    plan: Plan, before: MemoryTable, by: Correction, key: str, way: _Way, price: Price
+) -> Remedy | None:
     budget = before.budget
     try:
         changed = plans.replace(plan, way.changes)
         check(changed)
-        after = table_of(changed, budget)
+        after = price(changed, budget)
     except PlanError:
         return None
     saves = by.device_bytes(before) - by.device_bytes(after)

@@ -49,7 +49,9 @@ def correction(table: MemoryTable, died: OutOfMemoryRun | None) -> Correction:
     room = table.budget.usable_bytes
     if died is None:
         return Correction(room_bytes=room)
-    estimated = table.phases.get(died.phase) or table.peak_bytes
+    estimated = table.peak_bytes
+    if phase := table.phases.get(died.phase):  # finished runs correct the peak alone
+        estimated = phase * table.peak_bytes // table.phases[table.peak_phase]
     found = Correction(factor=max(1.0, died.needed_bytes / max(1, estimated)), room_bytes=room)
     if found.verdict(table) is Verdict.DOES_NOT_FIT:
         return found

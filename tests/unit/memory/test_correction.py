@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
 import pytest
 
+from memconsole.calibration import calibrated_here
+from memconsole.devices.budget import budget as budget_of
 from memconsole.memory.answers.advice import remedies
 from memconsole.memory.answers.correction import OutOfMemoryRun, correction
-from memconsole.memory.estimate import table_of
+from memconsole.memory.estimate import estimate, table_of
 from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan
-from memconsole.remedies import died
+from memconsole.remedies import died, remedies_of
+from memconsole.runs.record.directory import runs_root
 from memconsole.runs.record.failures.shortfall import shortfall
 
 GIB = 2**30
@@ -90,3 +97,40 @@ def test_a_death_in_evaluation_is_held_against_the_estimate_of_evaluation() -> N
     assert ran.phase == "evaluation"
     assert correction(table, ran).factor == pytest.approx(1.5, rel=1e-6)
     assert died(None) is None
+
+
+def test_a_change_that_a_finished_run_has_tried_is_judged_by_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan and the change are both estimated at twice what runs measure. Half of the estimate is available."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    plan = plans.replace(PLAN, {"device.name": "cpu", "optimize.fused_loss": False})
+    chunked = plans.replace(plan, {"optimize.fused_loss": True})
+    host = budget_of(plan, None)
+    needed = table_of(plan, host).peak_bytes // 2
+    room = msgspec.structs.replace(host, usable_bytes=table_of(plan, host).device_bytes // 2)
+    monkeypatch.setattr("memconsole.remedies.budget", lambda *_: room)
+    for name, of, measured in (
+        ("dead", plan, {"shortfall": {"needed_bytes": needed}, "measured": {}}),
+        ("done", chunked, {"measured": {"peak_bytes": table_of(chunked, host).peak_bytes // 2}}),
+    ):
+        folder = runs_root() / name
+        folder.mkdir(parents=True)
+        receipt = {
+            "device_name": host.name, "versions": {"torch": version("torch")},
+            "plan": msgspec.to_builtins(of), "steps": 9, **measured,
+        }  # fmt: skip
+        (folder / "receipt.json").write_bytes(msgspec.json.encode(receipt))
+    shown = calibrated_here(chunked, estimate(chunked, room)).table
+    assert shown.fits, "as the plan screen says"
+    lacked = shortfall("forward", needed, None, None)
+    found = {r.key: r for r in remedies_of(plan, lacked, None)}
+    assert found["optimize.fused_loss"].fits
+
+
+def test_a_death_in_evaluation_is_held_against_the_calibrated_estimate_of_evaluation() -> None:
+    table = table_of(PLAN, device(12 * GIB))
+    calibrated = msgspec.structs.replace(table, peak_bytes=table.peak_bytes * 2)
+    need = int(table.phases["evaluation"] * 3)
+    ran = OutOfMemoryRun(needed_bytes=need, held_bytes=GIB, phase="evaluation")
+    assert correction(calibrated, ran).factor == pytest.approx(1.5, rel=1e-6)
