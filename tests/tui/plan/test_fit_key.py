@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from memconsole.calibration import Receipts
 from memconsole.devices.budget import budget
+from memconsole.memory.answers.advice import largest_micro_batch, largest_sequence_length
 from memconsole.memory.answers.solve import fit, smallest_device_fitted
 from memconsole.memory.estimate import table_of
 from memconsole.memory.verdict import Verdict
@@ -177,6 +182,38 @@ def test_the_model_s_positions_are_named_where_they_limit_the_length() -> None:
     small = plans.apply_settings(Plan(), ["device.name=h100-80gb", "train.batch_size=1"])
     words = solving.largest(PlanView(small), None, "data.sequence_length").words
     assert words.startswith("largest sequence length: 2,048 tokens, the model's positions; ")
+
+
+def test_the_largest_sizes_are_those_of_fit_where_finished_runs_correct_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plans.apply_settings(
+        Plan(), ["model.name=gpt2", "device.name=cpu", "train.batch_size=4"]
+    )
+    host = budget(plan, None)
+    priced = table_of(plan, host)
+    room = msgspec.structs.replace(host, usable_bytes=priced.device_bytes)
+    monkeypatch.setattr("memconsole.devices.budget.budget", lambda *_: room)
+    receipt = {
+        "device_name": host.name, "versions": {"torch": version("torch")}, "steps": 9,
+        "plan": msgspec.to_builtins(plan), "measured": {"peak_bytes": priced.peak_bytes // 2},
+    }  # fmt: skip
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "receipt.json").write_bytes(msgspec.json.encode(receipt))
+    receipts = Receipts(tmp_path)
+    receipts.refresh()
+    monkeypatch.setattr("memconsole.tui.plan.pricing._receipts", lambda: receipts)
+    for key, search in (
+        ("train.batch_size", largest_micro_batch),
+        ("data.sequence_length", largest_sequence_length),
+    ):
+        corrected = search(plan, room, lambda p, on: receipts.calibrate_table(p, table_of(p, on)))
+        plain = search(plan, room)
+        assert corrected is not None
+        assert plain is not None
+        assert corrected.size > plain.size
+        found = solving.largest(PlanView(plan), None, key).plan
+        assert plans.get(found, key) == corrected.size
 
 
 @pytest.mark.parametrize("key", ["f", "B", "X"])

@@ -109,21 +109,25 @@ class Solver:
             self._owner.solved(found)
 
 
+def _calibrated(lookup: Lookup | None) -> Callable[[Plan, Budget], MemoryTable]:
+    """Makes the tables that the screen shows: as exact as `lookup` allows, and calibrated."""
+    from memconsole.memory.estimate import table_of
+
+    return lambda plan, on: calibrated_table(plan, table_of(plan, on, lookup))
+
+
 def fitted(view: PlanView, lookup: Lookup | None) -> Solution:
     """The fastest settings that fit."""
     from memconsole.devices.budget import budget
     from memconsole.devices.planned import catalog_budgets, devices_allowed, missing_compiler
     from memconsole.memory.answers.solve import faster, fit, smallest_device_fitted
-    from memconsole.memory.estimate import table_of
     from memconsole.memory.verdict import Verdict
 
     device, keep = budget(view.plan, view.devices), view.pinned
     if not view.plan.optimize.compile and missing_compiler(view.plan, device):
         keep |= {"optimize.compile"}
 
-    def price(plan: Plan, on: Budget) -> MemoryTable:
-        return calibrated_table(plan, table_of(plan, on, lookup))
-
+    price = _calibrated(lookup)
     most = devices_allowed(view.plan, view.devices, device)
     found = fit(view.plan, device, keep, price, devices=most)
     if not found.fits:
@@ -161,13 +165,12 @@ def largest(view: PlanView, lookup: Lookup | None, key: str) -> Solution:
     """The largest micro-batch or sequence length that fits, with all other settings unchanged."""
     from memconsole.devices.budget import budget
     from memconsole.memory.answers import advice
-    from memconsole.memory.estimate import table_of
     from memconsole.memory.verdict import Verdict
 
     device = budget(view.plan, view.devices)
     batch = key == "train.batch_size"
     search = advice.largest_micro_batch if batch else advice.largest_sequence_length
-    found = search(view.plan, device, lambda plan, on: table_of(plan, on, lookup))
+    found = search(view.plan, device, _calibrated(lookup))
     name = "micro-batch" if batch else "sequence length"
     if found is None:
         words = f"no {name} fits {format_bytes(device.usable_bytes)}; {view.keys.shown('plan', 'fit')} changes other settings"
