@@ -14,7 +14,7 @@ from memconsole.cli.data.lengths import lines as rows_lines
 from memconsole.cli.data.lengths import row_lengths
 from memconsole.cli.options import build_plan, plan_options
 from memconsole.cli.plans.fit_exact import fit_exactly, known
-from memconsole.cli.plans.fit_words import FitReport, document, hopeless, text
+from memconsole.cli.plans.fit_words import ALLOW, FitReport, document, hopeless, text
 from memconsole.cli.plans.plan import DOES_NOT_FIT, NOT_EXACT
 from memconsole.devices.budget import budget
 from memconsole.devices.planned import catalog_budgets, devices_allowed, missing_compiler
@@ -35,24 +35,15 @@ from memconsole.memory.tracers.exact_book import ExactBook
 from memconsole.memory.verdict import Verdict
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
+from memconsole.plan.differences import differing
 from memconsole.plan.machine.budget import SEVERAL, Budget
 from memconsole.plan.plan import Plan, PlanError, quote
 from memconsole.plan.sections.words import meant
-from memconsole.plan.toggles.optimization import Result
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 from memconsole.plan.toggles.sharding import SAID
 from memconsole.plan.training import recipe
 from memconsole.units import MIB, parse_bytes
 
-ALLOW = {
-    "16-bit": Result.ARITHMETIC,
-    "16-bit-state": Result.STATE_16_BITS,
-    "8-bit-state": Result.STATE_8_BITS,
-    "optimizer": Result.OPTIMIZER,
-    "quantized-base": Result.CODES,
-    "adapters": Result.ADAPTERS,
-}
-"""The result classes by the names that --allow takes."""
 LEAST_BUDGET = MIB
 """A smaller budget was probably given without its unit."""
 
@@ -264,7 +255,7 @@ def report_of(
     if found.after.verdict is Verdict.TIGHT:
         notes += ("tight: no settings leave room for the whole band",)
     if found.only_tight is not None:
-        notes += (_only_tight(plan, found),)
+        notes += (_only_tight(plan, found.only_tight),)
     budgets = catalog_budgets(plan)
     return FitReport(
         given=plan,
@@ -286,12 +277,8 @@ def report_of(
     )  # fmt: skip
 
 
-def _only_tight(plan: Plan, found: Fit) -> str:
+def _only_tight(plan: Plan, tight: Plan) -> str:
     """A note on a plan that changes the result less, but is tight."""
-    assert found.only_tight is not None
-    settings = ", ".join(
-        f"{row.key} = {plans.written(row.value(found.only_tight))}"
-        for row in OPTIMIZATIONS
-        if row.value(found.only_tight) != row.value(plan)
-    )
+    found = differing([plan, tight])
+    settings = ", ".join(f"{key} = {plans.written(value)}" for key, (_, value) in found.items())
     return f"with less change of the result, but tight: {settings or 'the plan as given'}"

@@ -8,8 +8,8 @@ import msgspec
 
 from memconsole.cli.tables import columns
 from memconsole.memory.answers.advice import Largest
+from memconsole.memory.answers.results import results_changed
 from memconsole.memory.answers.solve import Faster, Fit
-from memconsole.memory.answers.space import FREE
 from memconsole.memory.estimate import model_of
 from memconsole.memory.reasons import phase_words
 from memconsole.memory.run_time import run_seconds, start_seconds
@@ -18,7 +18,18 @@ from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
+from memconsole.plan.toggles.optimization import Result
 from memconsole.units import format_bytes, format_duration, value_word
+
+ALLOW = {
+    "16-bit": Result.ARITHMETIC,
+    "16-bit-state": Result.STATE_16_BITS,
+    "8-bit-state": Result.STATE_8_BITS,
+    "optimizer": Result.OPTIMIZER,
+    "quantized-base": Result.CODES,
+    "adapters": Result.ADAPTERS,
+}
+"""The result classes by the names that --allow takes."""
 
 
 class FitReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,15 +114,10 @@ def _whole_run(report: FitReport) -> tuple[float | None, float]:
 
 
 def faster_words(faster: Faster, given: Plan) -> str:
-    """``faster if you allow 16-bit arithmetic: x3.1 (optimize.precision = bf16)``."""
-    results = " and ".join(result.value for result in faster.results)
-    settings = ", ".join(
-        f"{row.key} = {plans.written(row.value(faster.plan))}"
-        for row in FREE
-        if row.value(faster.plan) != row.value(given)
-        and row.result_of(row.value(given), row.value(faster.plan)) in faster.results
-    )
-    return f"faster if you allow {results}: x{faster.speedup:.1f} ({settings})"
+    """``faster with --allow 16-bit --allow 8-bit-state: x3.1``."""
+    changed = results_changed(given, faster.plan)
+    options = " ".join(f"--allow {word}" for word, result in ALLOW.items() if result in changed)
+    return f"faster with {options}: x{faster.speedup:.1f}"
 
 
 def _table(before: MemoryTable, after: MemoryTable) -> list[list[str]]:

@@ -15,12 +15,13 @@ import pytest
 from memconsole.calibration import Receipts
 from memconsole.devices.budget import budget
 from memconsole.memory.answers.advice import largest_micro_batch, largest_sequence_length
-from memconsole.memory.answers.solve import fit, smallest_device_fitted
+from memconsole.memory.answers.solve import Faster, fit, smallest_device_fitted
 from memconsole.memory.estimate import table_of
 from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
 from memconsole.plan.differences import differing
 from memconsole.plan.plan import Plan
+from memconsole.plan.toggles.optimization import Result
 from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.tui.plan.dialogs import solving
 from memconsole.tui.plan.pricing import Priced, price
@@ -176,6 +177,15 @@ async def test_capital_b_and_x_take_the_largest_that_fits(make_console: Make) ->
         assert table_of(plans.replace(plan, {key: size}), device).verdict is Verdict.FITS
         beyond = plans.replace(plan, {key: size + step})
         assert size == 1024 or table_of(beyond, device).verdict is not Verdict.FITS
+
+
+def test_what_a_faster_plan_changes_is_named_in_whole() -> None:
+    quick = plans.apply_settings(
+        LARGE, ["optimize.precision=bf16", "optimize.optimizer=adamw-8bit"]
+    )
+    more = Faster(results=(Result.STATE_8_BITS,), plan=quick, speedup=1.34)
+    words = solving.faster_words(more, LARGE)
+    assert words == "×1.3 faster if you allow 16-bit arithmetic and 8-bit optimizer state"
 
 
 def test_the_model_s_positions_are_named_where_they_limit_the_length() -> None:

@@ -14,7 +14,7 @@ from memconsole.cli.main import cli
 from memconsole.cli.plans import fit as fit_command
 from memconsole.memory.answers.solve import fit
 from memconsole.plan.machine.budget import Budget
-from memconsole.plan.plan import Plan, PlanError, loads, replace
+from memconsole.plan.plan import Plan, PlanError, apply_settings, loads, replace
 
 LARGE = ("--set", "model.name=llama-3.2-1b", "--set", "device.name=rtx-4090", "--set",
          "data.sequence_length=2048", "--set", "train.batch_size=8", "--set",
@@ -197,3 +197,33 @@ def test_more_devices_are_used_where_they_are_allowed_and_told() -> None:
     assert isinstance(refused.exception, PlanError)
     assert str(refused.exception).startswith("--devices 4: ")
     assert "is one device" in str(refused.exception)
+
+
+SHARDED = (
+    "--set", "model.name=llama-3.1-8b", "--set", "device.name=a100-40gb", "--set", "device.count=8", "--set",
+    "optimize.sharding=fsdp", "--set", "data.sequence_length=2048", "--set", "train.batch_size=1", "--devices", "2",
+    "--keep", "compile", "--keep", "fused_loss", "--keep", "optimizer_in_backward", "--keep", "activation_offload",
+    "--keep", "lora_rank",
+)  # fmt: skip
+"""8B on at most two of eight devices: nothing fits at the same result."""
+
+
+def test_the_options_that_make_it_faster_do_so() -> None:
+    line = next(x for x in run("fit", *SHARDED).output.splitlines() if "faster with" in x)
+    options, _, speedup = line.partition("faster with ")[2].partition(": x")
+    assert options == "--allow 16-bit --allow 8-bit-state"
+    faster = answer(*SHARDED, *options.split())
+    given = answer(*SHARDED)
+    assert faster["plan"] == given["faster"]["plan"]
+    assert given["run_seconds"] / faster["run_seconds"] == pytest.approx(float(speedup), abs=0.06)
+
+
+def test_the_settings_of_a_tight_plan_with_less_change_are_all_named() -> None:
+    given = replace(
+        Plan(), {"device.name": "a100-40gb", "device.count": 8, "optimize.sharding": "fsdp"}
+    )
+    tight = replace(given, {"device.count": 1, "optimize.sharding": "none", "train.batch_size": 2,
+                            "optimize.accumulation_steps": 64, "optimize.precision": "bf16"})  # fmt: skip
+    words = fit_command._only_tight(given, tight).partition("but tight: ")[2]
+    assert apply_settings(given, [word.replace(" = ", "=") for word in words.split(", ")]) == tight
+    assert fit_command._only_tight(given, given).endswith("the plan as given")
