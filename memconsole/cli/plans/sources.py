@@ -6,18 +6,20 @@ from memconsole.plan.check import check_start
 from memconsole.plan.data.left_out import left_out
 from memconsole.plan.data.mixture import parts
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole.plan.training.origin import origin
 
 
 def weights_lines(plan: Plan) -> list[str]:
-    """Where the first weights come from, and why `train` would refuse to start from them."""
+    """Where the first weights come from, and why `train` would refuse the plan."""
     refused = refusal(plan)
     return [origin(plan).words, *([f"train refuses this plan: {refused}"] if refused else [])]
 
 
 def refusal(plan: Plan) -> str | None:
-    """Why `train` would refuse to start from the plan's weights, or None."""
+    """Why `train` would refuse the plan, or None."""
     try:
+        check_trainable(plan)
         check_start(plan)
     except PlanError as error:
         return str(error)

@@ -12,9 +12,10 @@ from click.testing import CliRunner, Result
 from memconsole.cli.main import cli
 from memconsole.cli.runs import train
 from memconsole.plan import catalog
-from memconsole.plan.plan import Plan, PlanError, loads
+from memconsole.plan.plan import Plan, PlanError, apply_settings, loads
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.processes.identity import user_name
+from memconsole.start import check_launch
 from memconsole.tui.screens.prompt import path_refusal
 
 PLAN_KEYS = {
@@ -58,6 +59,22 @@ def test_text_says_whether_it_fits() -> None:
     large = run("plan", "--set", "device.name=rtx-3060-12gb", "--set", "model.name=llama-3.1-8b")
     assert "does not fit, " in large.output
     assert " over" in large.output
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["device.name=a100-40gb", "device.count=2"],
+        ["device.name=a100-40gb", "optimize.sharding=fsdp"],
+        ["device.name=h100-80gb", "backend=jax", "optimize.compile=true"],
+    ],
+)
+def test_plan_says_why_train_refuses_it(settings: list[str]) -> None:
+    with pytest.raises(PlanError) as refused:
+        check_launch(apply_settings(Plan(), settings), None)
+    words = [word for setting in settings for word in ("--set", setting)]
+    assert json.loads(run("plan", *words, "--json").output)["refused"] == str(refused.value)
+    assert f"\ntrain refuses this plan: {refused.value}\n" in run("plan", *words).output
 
 
 def test_toml_of_a_plan_reads_back(tmp_path: Path) -> None:
