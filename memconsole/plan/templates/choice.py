@@ -139,6 +139,8 @@ def _compiled(
     except TemplateSyntaxError as error:
         where = f" (line {error.lineno})" if error.lineno > 1 else ""
         raise _error(source, f"not a template{where}: {error.message}") from None
+    except (RecursionError, MemoryError):
+        raise _error(source, "not a template: it is nested too deeply") from None
 
 
 def _names() -> str:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import jinja2
 from jinja2 import TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from memconsole.plan.models.tokenizer_file import END_OF_TEXT, TAG
 from memconsole.plan.templates.chat import (
@@ -41,6 +40,7 @@ from memconsole.plan.templates.rendered import (
     Rendered,
     of_marked,
 )
+from memconsole.plan.templates.sandbox import Sandbox, limited
 from memconsole.plan.templates.turns import turns
 
 __all__ = ["Question", "Template", "TemplateSyntaxError"]
@@ -118,7 +118,7 @@ class Template:
         cannot be located is refused. A template `of_model` writes as in transformers: nothing for what is missing, and
         lists and objects as Python shows them. Raises `TemplateSyntaxError`."""
         self._learns_answers, self._of_model = learns_answers, of_model
-        environment = ImmutableSandboxedEnvironment(
+        environment = Sandbox(
             trim_blocks=True,
             lstrip_blocks=True,
             undefined=jinja2.Undefined if of_model else _Missing,
@@ -319,9 +319,13 @@ class Template:
             if missing:
                 raise RecordError(f'has no field "{missing[1]}"') from None
             raise RecordError(f"does not fit the template: {error}") from None
+        except RecordError:
+            raise
+        except RecursionError:
+            raise RecordError("does not fit the template: it calls itself without end") from None
+        except MemoryError:
+            raise RecordError("does not fit the template: it needs too much memory") from None
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
-            if isinstance(error, RecordError):
-                raise
             raise RecordError(f"does not fit the template: {error}") from None
 
     def _cleaned(self, value: Any) -> Any:
@@ -364,6 +368,7 @@ def _json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as the chat templates of transformers get it: without escapes for HTML."""
+    limited(indent or 0)
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

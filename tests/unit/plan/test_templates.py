@@ -338,6 +338,39 @@ def test_a_sandboxed_template_reaches_nothing_outside() -> None:
         Template("{{ messages.__class__.__mro__[1].__subclasses__() }}").render(CHAT)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        '{{ "x" * 10**10 }}', "{{ 10**10 * [0] }}", "{{ 10 ** (10 ** 10) }}", '{{ "%1000000000d" % 1 }}',
+        '{{ "%*d" % (10**9, 1) }}', '{{ "%1000000000d"|format(1) }}', '{{ "{:>1000000000}".format(1) }}',
+        '{{ "{:>{}}".format(1, 10**9) }}', '{{ "x"|center(10**10) }}', '{{ "x".ljust(10**10) }}',
+        '{{ "x"|indent(10**10, true) }}', '{{ (["x" * 2**20] * 20)|join(",") }}', '{{ {"a": 1}|tojson(indent=10**10) }}',
+    ],
+)  # fmt: skip
+def test_a_short_template_that_writes_gigabytes_is_refused(source: str) -> None:
+    with pytest.raises(RecordError, match="does not fit the template: it would write more than 16"):
+        Template(source).render({})
+
+
+def test_ordinary_widths_and_numbers_are_written() -> None:
+    source = (
+        '{{ "-" * 3 }}{{ 7 % 4 }}{{ 2 ** 3 }}{{ "%5.1f" % 2.25 }}{{ "* %d"|format(1700000000) }}{{ "a"|center(3) }}'
+        '{{ "{:>3}".format(1) }}{{ "a\nb"|indent(2) }}{{ [1, 2]|join(", ") }}{{ [{"n": 1}, {"n": 2}]|join("+", "n") }}'
+    )
+    assert Template(source).render({}) == "---38  2.2* 1700000000 a   1a\n  b1, 21+2"
+
+
+def test_a_template_without_end_and_one_without_bottom_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(json.dumps(RECORD) + "\n")
+    endless = "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}{{ cause }}"
+    with pytest.raises(PlanError, match="line 1 does not fit the template: it calls itself"):
+        check(plan(path, template=endless))
+    deep = "{{ " + "(" * 5000 + "cause" + ")" * 5000 + " }}"
+    with pytest.raises(PlanError, match="not a template: it is nested too deeply"):
+        check(plan(path, template=deep))
+
+
 def plan(path: Path, **settings: Any) -> Plan:
     return replace(
         Plan(), {"data.source": str(path), **{f"data.{k}": v for k, v in settings.items()}}
