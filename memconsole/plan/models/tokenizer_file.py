@@ -85,12 +85,15 @@ def around_tokens(path: str) -> tuple[str, ...]:
 def _readable(path: str) -> _Held:
     try:
         return _of(path)
-    except (OSError, ValueError, RuntimeError, RecursionError) as error:
-        reason = "no such file" if isinstance(error, FileNotFoundError) else "not a tokenizer"
-        raise PlanError(
-            f"data.tokenizer = {quote(path)}: {reason}; expected {TOKENIZERS}, or their directory",
-            "data.tokenizer",
-        ) from None
+    except PlanError:
+        raise  # it names the file, which may be one beside the tokenizer
+    except FileNotFoundError:
+        reason = f"no such file; expected {TOKENIZERS}, or their directory"
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror}"
+    except (ValueError, RuntimeError, RecursionError):
+        reason = f"not a tokenizer; expected {TOKENIZERS}, or their directory"
+    raise PlanError(f"data.tokenizer = {quote(path)}: {reason}", "data.tokenizer")
 
 
 def control_tokens(path: str) -> tuple[str, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -102,6 +103,35 @@ def test_what_is_no_tokenizer_is_one_line(tmp_path: Path, content: str) -> None:
     path.write_text(content)
     assert "not a tokenizer;" in str(error_of(changed(data__tokenizer=str(path))))
     assert "no such file" in str(error_of(changed(data__tokenizer=str(tmp_path / "none"))))
+
+
+@pytest.mark.parametrize("content", ['{"bos_token": "<s>",}', "[]", '{"chat_template": 3}'])
+def test_a_fault_in_a_file_beside_a_tokenizer_is_told_of_that_file(
+    tmp_path: Path, content: str
+) -> None:
+    tokenizer, config = tmp_path / "tokenizer.json", tmp_path / "tokenizer_config.json"
+    tokenizer.write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 1}}}))
+    config.write_text(content)
+    for path in (tokenizer, tmp_path):
+        told = str(error_of(changed(data__tokenizer=str(path))))
+        assert told.startswith(f"{config}: cannot be read: ")
+
+
+def test_a_tokenizer_that_cannot_be_read_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    os.mkfifo(path)
+    given = changed(data__tokenizer=str(path))
+    assert f'"{path}": cannot be read: a named pipe, not a file' in str(error_of(given))
+    path.unlink()
+    path.write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 1}}}))
+
+    def forbidden(*_: object) -> bytes:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr("memconsole.regular_file.read", forbidden)
+    assert str(error_of(given)).endswith('tokenizer.json": cannot be read: Permission denied')
 
 
 def test_long_rows_extend_a_sized_models_positions() -> None:
