@@ -68,7 +68,7 @@ class WebConsole:
         app.on_shutdown.append(self._close_tabs)
         app.add_routes(
             [
-                web.get("/", self._index),
+                web.get("/", self._index, allow_head=False),  # the token works once
                 web.get("/page.css", self._page_style),
                 web.get("/page.js", self._page_script),
                 web.get("/assets/{name}", self._serve_asset),

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -91,10 +92,17 @@ def export(
 
 
 def make_folder(out: Path) -> None:
-    """Make an empty folder. Raises `FileExistsError` if it holds anything."""
-    if out.exists() and any(out.iterdir()):
+    """Make an empty folder to write to. Raises `FileExistsError` if it holds anything, and `OSError`."""
+    try:
+        held = out.is_dir() and any(out.iterdir())
+        if not held:
+            out.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=out):  # one that is there may not be writable
+                pass
+    except OSError as error:
+        raise OSError(f"{out}: cannot be made: {error.strerror}") from None
+    if held:
         raise FileExistsError(f"{out}: exists and is not empty")
-    out.mkdir(parents=True, exist_ok=True)
 
 
 def narrowed(array: NDArray[np.generic], dtype: str) -> NDArray[np.generic]:

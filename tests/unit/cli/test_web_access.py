@@ -80,6 +80,13 @@ async def test_the_server_listens_on_the_loopback_only() -> None:
         assert browser.server.socket.getsockname()[0] == "127.0.0.1"
 
 
+async def test_asking_for_headers_alone_does_not_use_the_token_up() -> None:
+    async with served() as browser:
+        async with browser.session.head(browser.server.door.address) as answer:
+            assert answer.status == 405
+        await browser.enter()
+
+
 async def test_the_token_opens_once_and_its_cookie_afterwards() -> None:
     async with served() as browser:
         address = browser.server.door.address.removeprefix(browser.base)
