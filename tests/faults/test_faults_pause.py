@@ -12,6 +12,7 @@ from run_story import TRAINER, Story
 
 from memconsole.cli.main import cli
 from memconsole.runs.act import control
+from memconsole.runs.act.supervise.supervision import Supervisor
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.life.liveness import settled
 from memconsole.runs.record import requests
@@ -96,3 +97,20 @@ def test_an_ended_run_cannot_be_paused(story: Story) -> None:
     story.wait(lambda: settled(story.run).state == "stopped")
     with pytest.raises(RunError, match="not running"):
         control.request_pause(story.run, "me")
+
+
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_a_paused_run_stays_paused_only_if_it_continues_by_itself(
+    story: Story, by_itself: bool
+) -> None:
+    supervisor = Supervisor(story.run, 0.01)
+    supervisor.start(lambda run, attempt: ["true"])
+    (supervisor.path / "paused").touch()
+    supervisor.watch()
+    if not by_itself:
+        supervisor.close()
+    later = supervisor.successor() if by_itself else Supervisor(story.run, 0.01)
+    later.start(lambda run, attempt: ["true"])
+    later.watch()
+    later.close()
+    assert requests.pause_asked(story.run) == by_itself

@@ -56,6 +56,7 @@ class JobSupervisor(Supervisor):
     ) -> None:
         super().__init__(run, poll_seconds, lock)
         self.place = slurm.place()
+        self.by_itself = self.place is not None and self.place.restarts > 0
         self._nodes = 1
         self._asked: set[str] = set()
 

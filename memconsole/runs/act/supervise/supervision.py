@@ -62,6 +62,8 @@ class Supervisor:
         self.killing = False
         self.continues = False
         """Whether the run goes on by itself: with smaller micro-batches, or after it lost a process."""
+        self.by_itself = False
+        """Whether the attempt to start continues the run without a person's request."""
         self.place: JobPlace | None = None
         """The Slurm job that this process is part of."""
         self._save: Callable[[], object] | None = None
@@ -73,7 +75,9 @@ class Supervisor:
         """
         if self.handle is not None:
             self.handle.close()
-        return type(self)(self.run, self.poll_seconds, self.lock)
+        found = type(self)(self.run, self.poll_seconds, self.lock)
+        found.by_itself = True
+        return found
 
     def close(self) -> None:
         if self.handle is not None:
@@ -81,7 +85,8 @@ class Supervisor:
         self.lock.release()
 
     def start(self, command: TrainerCommand = trainer_command) -> int:
-        """Create the next attempt and start its trainer. Returns the attempt's number.
+        """Create the next attempt and start its trainer. Returns the attempt's number. A run that is paused stays paused
+        if it continues by itself.
 
         Raises `RunError` if processes of an older attempt are alive or the trainer cannot be
         started.
@@ -95,8 +100,11 @@ class Supervisor:
         if older is not None and not files.exists(self.run.attempt_path(older) / "exit.json"):
             self.attempt = older
             self._record_exit(None, None)
+        paused = self.by_itself and requests.pause_asked(self.run)
         self.attempt = self.serving.attempt = self.run.new_attempt()
         try:
+            if paused:
+                self._hold(True)
             self._spawn(command(self.run, self.attempt))
         except (OSError, ValueError) as error:
             self._record_exit(127, None)
