@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 from click.testing import CliRunner
-from run_story import Story
+from run_story import TRAINER, Story
 
 from memconsole.cli.main import cli
 from memconsole.runs.act import control, launch
@@ -22,6 +22,17 @@ from memconsole.runs.record.directory import RunError
 from memconsole.runs.record.records import ExitRecord
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+TOGETHER = """
+import signal, subprocess, sys
+from pathlib import Path
+leader = subprocess.Popen([sys.executable, "-P", "-c", TRAINER, *sys.argv[1:]])
+member = subprocess.Popen(["sleep", "1000"])
+signal.signal(signal.SIGTERM, lambda *_: [each.terminate() for each in (leader, member)])
+(Path(sys.argv[1]) / "attempts" / "0001" / "other").write_text(str(member.pid))
+member.wait()
+sys.exit(leader.wait())
+"""
+"""A trainer that starts two processes, of which one leads, and waits for both."""
 SHOWN_SECONDS = 5
 """Shown within two seconds on an idle machine."""
 
@@ -119,6 +130,16 @@ def test_a_suspended_trainer_is_shown_as_such_and_stops_when_asked(story: Story)
     exited = record(story)
     assert exited is not None
     assert exited.verdict.exit_code == 75
+
+
+def test_a_run_with_a_suspended_process_is_suspended_and_stops(story: Story) -> None:
+    story.start(script=TOGETHER.replace("TRAINER", repr(TRAINER.replace("EACH_STEP", "pass"))))
+    story.wait_training()
+    other = story.run.attempt_path(1) / "other"
+    story.wait(other.exists)
+    os.kill(int(other.read_text()), signal.SIGSTOP)
+    story.wait(lambda: story.state == "suspended", SHOWN_SECONDS)
+    assert "stopped at step" in stopped(story)
 
 
 def test_a_suspended_trainer_whose_supervisor_is_dead_is_suspended_and_stops(

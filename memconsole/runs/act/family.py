@@ -46,12 +46,8 @@ def kill_members(run_id: str, parent: int | None = None) -> int:
         if not pids:
             break
         for pid in pids:
-            who = identity.identify(pid)
-            if who is None:
-                continue
-            try:
-                handle = identity.ProcessHandle(who)
-            except ProcessLookupError:
+            handle = _handle(pid)
+            if handle is None:
                 continue
             # Check again through the handle: the process id may have been reused since the scan.
             if pid in members(run_id, parent) and handle.signal(signal.SIGKILL):
@@ -64,15 +60,31 @@ def kill_members(run_id: str, parent: int | None = None) -> int:
 def wake(run: RunDirectory) -> None:
     """Let a run's suspended supervisor go on, so that it serves and records again."""
     pid = locks.holder(run.supervisor_lock)
-    who = identity.identify(pid) if pid and identity.is_suspended(pid) else None
+    handle = _handle(pid) if pid and identity.is_suspended(pid) else None
+    if handle is not None:
+        handle.signal(signal.SIGCONT)
+        handle.close()
+
+
+def wake_members(run_id: str, parent: int | None = None) -> None:
+    """Let every suspended member go on."""
+    for pid in filter(identity.is_suspended, members(run_id, parent)):
+        handle = _handle(pid)
+        if handle is not None:
+            if pid in members(run_id, parent):
+                handle.signal(signal.SIGCONT)
+            handle.close()
+
+
+def _handle(pid: int) -> identity.ProcessHandle | None:
+    """A handle of a living process; None if it is gone."""
+    who = identity.identify(pid)
     if who is None:
-        return
+        return None
     try:
-        handle = identity.ProcessHandle(who)
+        return identity.ProcessHandle(who)
     except ProcessLookupError:
-        return
-    handle.go_on()
-    handle.close()
+        return None
 
 
 def _processes() -> list[int]:

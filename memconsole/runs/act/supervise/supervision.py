@@ -175,8 +175,8 @@ class Supervisor:
     def _tick(self) -> None:
         self._collect()
         self.serving.serve(self._act)
-        if self.serving.stops and self.handle is not None:
-            self.handle.go_on()
+        if self.serving.stops:
+            family.wake_members(self.run.id, os.getpid() if self.child else None)
         if self.serving.overdue(read_heartbeat(self.path)) and not self.killing:
             self.serving.record_kill()
             self._kill()

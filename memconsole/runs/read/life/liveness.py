@@ -195,11 +195,20 @@ def _running_state(
     from memconsole.runs.record.requests import stop_requests
 
     trainer = held.trainer or (process.pid if process else None)
-    if trainer and identity.is_suspended(trainer):
+    if trainer and any(map(identity.is_suspended, _training(run, attempt, trainer))):
         return "suspended"
     if held.supervisor is None or (held.supervisor and identity.is_suspended(held.supervisor)):
         return "unsupervised"
     return "stopping" if stop_requests(run, attempt) else "running"
+
+
+def _training(run: RunDirectory, attempt: int, trainer: int) -> list[int]:
+    """The processes that train: `trainer`, and the others if another process started it together with them."""
+    record = run.attempt_record(attempt)
+    launcher = record.trainer if record else None
+    if launcher is None or launcher.pid == trainer or not identity.is_alive(launcher):
+        return [trainer]
+    return [trainer, *identity.children(launcher.pid)]
 
 
 def refusal(run: RunDirectory, verdict: Verdict | None) -> str:

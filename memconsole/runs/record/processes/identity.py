@@ -118,6 +118,14 @@ def is_suspended(pid: int) -> bool:
     return content[content.rindex(b")") + 2 :].split()[0] in (b"T", b"t")
 
 
+def children(pid: int) -> list[int]:
+    """The child processes of a process's main thread. Empty if the system does not report them."""
+    try:
+        return [int(child) for child in (PROC / f"{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
 class ProcessHandle:
     """Waits for one process and signals it, but never another process that reuses its id.
 
@@ -148,11 +156,6 @@ class ProcessHandle:
         except ProcessLookupError:
             return False
         return True
-
-    def go_on(self) -> None:
-        """Let the process go on, if it is suspended."""
-        if is_suspended(self.identity.pid):
-            self.signal(signal.SIGCONT)
 
     def wait(self, seconds: float) -> bool:
         """Wait at most `seconds`; returns whether the process has ended."""
