@@ -63,6 +63,12 @@ MAY_CHANGE = (
 
 DEVICES = frozenset({"device.count", "optimize.sharding"})
 """How many devices a resumed run has, and what each holds. The number of rows per step stays the same."""
+EVALUATED = (
+    "train.evaluation_batches",
+    "train.evaluation_train_batches",
+    "train.evaluation_batch_size",
+)
+"""Settings that say how many rows an evaluation has."""
 
 
 def changed(plan: Plan, changes: dict[str, object]) -> Plan:
@@ -81,7 +87,8 @@ def changed(plan: Plan, changes: dict[str, object]) -> Plan:
 
 def with_rows_of(before: Plan, after: Plan) -> Plan:
     """`after`, which has another number of devices, with the same rows in a step as `before`. Micro-batches keep their size
-    or become smaller, and their number is changed to match. Raises `PlanError`."""
+    or become smaller, and their number is changed to match. So are those of evaluations, unless `after` has other ones of
+    its own. Raises `PlanError`."""
     if before.device.count == after.device.count:
         return after
     rows, count = before.effective_batch, after.device.count
@@ -94,7 +101,30 @@ def with_rows_of(before: Plan, after: Plan) -> Plan:
     sizes = range(before.train.batch_size, 0, -1)
     batch = next(size for size in sizes if rows // count % size == 0)
     steps = rows // count // batch
-    return replace(after, {"train.batch_size": batch, "optimize.accumulation_steps": steps})
+    found = replace(after, {"train.batch_size": batch, "optimize.accumulation_steps": steps})
+    if any(get(before, key) != get(after, key) for key in EVALUATED):
+        return found
+    return _with_evaluated_rows_of(before, found)
+
+
+def _with_evaluated_rows_of(before: Plan, after: Plan) -> Plan:
+    """`after` with as many rows in an evaluation as `before`, or as near as the number of devices allows. Batches keep
+    their size or become smaller."""
+    each = before.evaluation_batch * before.device.count
+    limited = [key for key in EVALUATED[:2] if get(before, key)]
+    rows: dict[str, int] = {key: get(before, key) * each for key in limited}
+
+    def batches(key: str, size: int) -> int:
+        return max(1, round(rows[key] / (size * after.device.count)))
+
+    def missed(size: int) -> int:
+        return sum(abs(rows[key] - batches(key, size) * size * after.device.count) for key in rows)
+
+    size = min(range(after.evaluation_batch, 0, -1), key=missed)
+    changes: dict[str, object] = {key: batches(key, size) for key in rows}
+    if size != after.evaluation_batch:
+        changes["train.evaluation_batch_size"] = size
+    return replace(after, changes)
 
 
 def without_lost_source(plan: Plan, own_tokenizer: Path) -> Plan:

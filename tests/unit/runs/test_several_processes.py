@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from memconsole.plan import catalog
-from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.plan import Plan, PlanError, get, replace
 from memconsole.plan.processes import processes
 from memconsole.plan.toggles.optimizations import check_trainable
-from memconsole.plan.training.resuming import changed, words
+from memconsole.plan.training.resuming import EVALUATED, changed, words
 from memconsole.runs.act.supervise import again
 from memconsole.runs.act.trainer.attempt import STOP_SIGNALS, STOPPING, Attempt
 from memconsole.runs.act.trainer.member import Member
@@ -205,6 +205,43 @@ def test_a_run_on_other_devices_keeps_the_rows_of_a_step(
     assert fingerprint(after, model) == fingerprint(before, model)
     other = replace(after, {"train.batch_size": batch + 1})
     assert fingerprint(other, model) != fingerprint(before, model)
+
+
+ODD = {"train.evaluation_batches": 0, "train.evaluation_train_batches": 3}
+
+
+@pytest.mark.parametrize(
+    ("count", "more", "rows"),
+    [
+        (1, {}, (8, 8, None)),
+        (4, {"optimize.accumulation_steps": 2}, (2, 2, None)),
+        (3, {"train.batch_size": 6}, (4, 4, None)),
+        (4, {"optimize.accumulation_steps": 2, **ODD}, (0, 3, 1)),
+        (3, {"train.batch_size": 3, "train.evaluation_batch_size": 2}, (5, 5, 1)),  # 15 of 16
+        (1, {"train.evaluation_batch_size": 3, "train.evaluation_batches": 1}, (2, 8, None)),
+    ],
+)
+def test_a_run_on_other_devices_keeps_the_rows_of_an_evaluation(
+    count: int, more: dict[str, object], rows: tuple[int, int, int | None]
+) -> None:
+    sizes = {"train.batch_size": 2, "train.evaluation_batches": 4}
+    before = replace(Plan(), {**TWO, **sizes, **more})
+    after = changed(before, {"device.count": count})
+    own = before.train.evaluation_batch_size
+    expected = (*rows[:2], rows[2] or own)
+    assert tuple(get(after, key) for key in EVALUATED) == expected
+    told = words(before, after)
+    assert ("evaluation_train_batches" in told) == (
+        rows[1] != before.train.evaluation_train_batches
+    )
+    model = catalog.model(before)
+    assert fingerprint(after, model) == fingerprint(before, model)
+
+
+def test_a_resumed_run_has_the_rows_of_an_evaluation_that_are_asked_for() -> None:
+    before = replace(Plan(), TWO)
+    after = changed(before, {"device.count": 1, "train.evaluation_batches": 3})
+    assert [get(after, key) for key in EVALUATED] == [3, 4, None]
 
 
 def test_devices_that_cannot_share_the_rows_are_refused() -> None:
