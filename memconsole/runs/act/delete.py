@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 
@@ -41,20 +40,24 @@ def check_deletable(run: RunDirectory) -> None:
 
 
 def delete_run(run: RunDirectory) -> None:
-    """Remove a run's files. Raises what `check_deletable` raises."""
+    """Remove a run's files, and what earlier deletions left. Raises what `check_deletable` raises, and `RunError` if the
+    run or some of its files cannot be removed."""
     check_deletable(run)
+    trash = run.path.with_name(f".trash-{run.id}")
     try:
         lock = locks.take(run.supervisor_lock)
+        try:
+            end_trackers(run)
+            os.rename(run.path, trash)
+        finally:
+            lock.release()
     except locks.LockHeld as error:
         raise RunError(f"run {run.id}: {error}") from None
-    try:
-        end_trackers(run)
-        trash = run.path.with_name(f".trash-{run.id}")
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(trash)
-        os.rename(run.path, trash)
-        shutil.rmtree(trash)
+    except FileNotFoundError:
+        raise RunError(f"run {run.id} has been deleted already") from None
     except OSError as error:
         raise RunError(f"run {run.id}: cannot be deleted: {error.strerror}") from None
-    finally:
-        lock.release()
+    for left in trash.parent.glob(".trash-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    if os.path.lexists(trash):
+        raise RunError(f"run {run.id}: deleted, but these files remain: {trash}")

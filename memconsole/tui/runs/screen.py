@@ -18,7 +18,7 @@ from memconsole.errors import UserError
 from memconsole.runs.read.shown.missing import MARK
 from memconsole.runs.read.shown.words import state_word
 from memconsole.runs.record import labels
-from memconsole.runs.record.directory import RunDirectory, find_run
+from memconsole.runs.record.directory import RunDirectory, find_run, runs_root
 from memconsole.runs.record.names import rename_run
 from memconsole.runs.record.states import LIVE
 from memconsole.tui.draw.comparing import MOST_RUNS
@@ -321,7 +321,7 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
         from memconsole.runs.record.directory import RunError
 
         try:
-            delete_run(find_run(run.id))
+            delete_run(RunDirectory(runs_root() / run.id))
         except (RunError, OSError) as error:
             self.post_message(RunDeleted(run.id, run.name, str(error)))
         else:

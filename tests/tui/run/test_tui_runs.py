@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -211,6 +212,23 @@ async def test_a_run_with_a_living_process_is_not_deleted(make_console: Make) ->
         finally:
             lock.release()
         assert run.path.exists()
+
+
+async def test_a_run_that_another_person_deleted_meanwhile_is_said_to_be_gone(
+    make_console: Make,
+) -> None:
+    run_on_disk("kept")
+    run = run_on_disk("gone")
+    app = make_console()
+    async with app.run_test(size=(120, 30)) as pilot:
+        await listed(app, pilot)
+        await pilot.press("D")
+        await pilot.pause(HELD_SECONDS)
+        shutil.rmtree(run.path)
+        await pilot.press("d")
+        await settle(pilot)
+        await settle(pilot)
+        assert "has been deleted already" in screen_text(app)
 
 
 async def test_a_read_only_console_deletes_nothing(make_console: Make) -> None:

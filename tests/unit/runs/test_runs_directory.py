@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ import pytest
 
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
+from memconsole.runs.act import delete
 from memconsole.runs.act.delete import delete_run
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record import files
@@ -217,6 +220,45 @@ def test_a_living_run_is_not_deleted_and_a_dead_one_is() -> None:
     delete_run(run)
     assert not run.path.exists()
     assert list_runs() == []
+
+
+def test_a_run_that_another_person_deleted_meanwhile_is_said_to_be_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = create_run(Plan())
+    delete_run(run)
+    with pytest.raises(RunError, match=f"run {run.id} has been deleted already"):
+        delete_run(run)
+    later = create_run(Plan())
+    monkeypatch.setattr(delete, "end_trackers", lambda run: shutil.rmtree(run.path))
+    with pytest.raises(RunError, match="has been deleted already"):
+        delete_run(later)
+
+
+def test_a_run_that_cannot_be_written_cannot_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = create_run(Plan())
+
+    def denied(path: Path) -> tuple[int, tuple[int, int]]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(locks, "_open", denied)
+    with pytest.raises(RunError, match="cannot be deleted: Permission denied"):
+        delete_run(run)
+    assert run.path.exists()
+
+
+def test_files_that_a_deletion_leaves_are_named_and_removed_by_the_next_one(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, other = create_run(Plan()), create_run(Plan())
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", lambda path, ignore_errors: None)
+        left = root / f".trash-{run.id}"
+        with pytest.raises(RunError, match=f"deleted, but these files remain: {left}"):
+            delete_run(run)
+    assert [each.id for each in list_runs()] == [other.id]
+    delete_run(other)
+    assert list(root.iterdir()) == []
 
 
 def test_a_thousand_runs_are_judged_without_delay() -> None:
