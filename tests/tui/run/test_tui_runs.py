@@ -217,7 +217,6 @@ async def test_a_run_with_a_living_process_is_not_deleted(make_console: Make) ->
 async def test_a_run_that_another_person_deleted_meanwhile_is_said_to_be_gone(
     make_console: Make,
 ) -> None:
-    run_on_disk("kept")
     run = run_on_disk("gone")
     app = make_console()
     async with app.run_test(size=(120, 30)) as pilot:
