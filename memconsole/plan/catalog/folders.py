@@ -8,7 +8,7 @@ import stat
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from memconsole.plan.catalog.encodings import HEAD_BYTES, is_binary
 from memconsole.plan.catalog.entries import DatasetFormat
@@ -92,8 +92,14 @@ def folder(path: Path, most: int | None = None) -> Folder | None:
 
     The data are text files, or tables of one kind; next to tables, a README, a licence and configuration are
     left out. So are files of other kinds, binary, hidden, empty and unreadable ones, and further names of a file.
-    Raises `PlanError` for a mixture of data, because part of it would have to be dropped.
+    Raises `PlanError` for a mixture of data, and for a folder in it that cannot be read, because part of the data would
+    have to be dropped.
     """
+
+    def refuse(error: OSError) -> NoReturn:
+        place = "" if Path(error.filename) == path else f"{error.filename} "
+        raise source_error(str(path), f"{place}cannot be read: {error.strerror}")
+
     saved = _saved(path)
     if saved is not None:
         return saved
@@ -101,7 +107,7 @@ def folder(path: Path, most: int | None = None) -> Folder | None:
     left_out: Counter[str] = Counter()
     known: set[tuple[int, int]] = set()
     seen = 0
-    for where, names, entries in os.walk(path):
+    for where, names, entries in os.walk(path, onerror=refuse):
         labels = {name: _folder_label(where, name) for name in names}
         left_out.update(label for label in labels.values() if label)
         names[:] = sorted(name for name in names if not labels[name])
@@ -116,6 +122,8 @@ def folder(path: Path, most: int | None = None) -> Folder | None:
             file = Path(where, entry)
             try:
                 status = file.stat()
+            except PermissionError as error:  # of its folder
+                refuse(error)
             except OSError:
                 left_out["unreadable"] += 1
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -16,7 +17,7 @@ from memconsole.launching import launch_rows
 from memconsole.memory.estimate import estimate
 from memconsole.plan.catalog.folders import folder
 from memconsole.plan.data.left_out import left_out, left_out_shortly
-from memconsole.plan.plan import Plan, replace
+from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.tui.plan.widgets.plan_summary import summary_lines
 from memconsole.tui.views.plan_view import PlanView
 from tests.unit.memory.cards import card
@@ -135,3 +136,24 @@ def test_inspecting_a_folder_says_it(tmp_path: Path) -> None:
     shown = CliRunner().invoke(cli, look)
     assert told in " ".join(shown.output.split())
     assert json.loads(CliRunner().invoke(cli, [*look, "--json"]).output)["files"] == told
+
+
+@pytest.mark.parametrize(
+    ("owner", "call", "closed"),
+    [(os, "scandir", "corpus"), (os, "scandir", "corpus/b"), (Path, "stat", "corpus/b/c.txt")],
+)
+def test_a_folder_that_cannot_be_read_is_refused(
+    owner: Any, call: str, closed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = made(tmp_path, "a.txt", "b/c.txt")
+    shut, asked = tmp_path / closed, getattr(owner, call)
+
+    def denied(path: Any, **options: Any) -> Any:
+        if Path(path) == shut:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return asked(path, **options)
+
+    monkeypatch.setattr(owner, call, denied)
+    place = "" if shut == corpus else f"{shut} "
+    with pytest.raises(PlanError, match=f'corpus": {place}cannot be read: Permission denied'):
+        folder(corpus)
