@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from memconsole.runs.act import together
+from memconsole.runs.record.failures import failed_process
 from memconsole_trainer.backends import MEMBER
 from memconsole_trainer.stopping import pass_on
 
@@ -40,7 +41,9 @@ def launch(count: int, arguments: Sequence[str], folder: Path, stopping: Path) -
     running = {
         rank: _start(arguments, told(rank, count, address, own=several), folder) for rank in ranks
     }
-    return _wait(running)
+    rank, code = _wait(running)
+    failed_process.keep(folder, rank, code)
+    return code
 
 
 def told(rank: int, count: int, address: str, *, own: bool) -> dict[str, str]:
@@ -73,30 +76,31 @@ def _start(
         os.close(output)
 
 
-def _wait(running: dict[int, subprocess.Popen[bytes]]) -> int:
-    """Wait until all have ended. Once one has failed, the others must end soon."""
-    failed: int | None = None
+def _wait(running: dict[int, subprocess.Popen[bytes]]) -> tuple[int, int]:
+    """Wait until all have ended. Once one has failed, the others must end soon. Returns rank and exit code of the one that
+    failed first, or zeros."""
+    failed: tuple[int, int] | None = None
     deadline = float("inf")
     while running:
         ended = {rank: p.returncode for rank, p in running.items() if p.poll() is not None}
         running = {rank: p for rank, p in running.items() if rank not in ended}
-        codes = [code for code in ended.values() if code]
+        codes = {rank: code for rank, code in ended.items() if code}
         if codes and failed is None:
             failed = first_of(codes)
             # Only after a process failed with an error of its own is there something for the others to report.
-            deadline = time.monotonic() + (LAST_WORDS_SECONDS if failed > 0 else 0)
+            deadline = time.monotonic() + (LAST_WORDS_SECONDS if failed[1] > 0 else 0)
         if time.monotonic() >= deadline:
             for process in running.values():
                 process.kill()
         if running:
             time.sleep(POLL_SECONDS)
-    return failed or 0
+    return failed or (0, 0)
 
 
-def first_of(codes: Sequence[int]) -> int:
-    """The exit code of the process that failed first, if several ended at almost the same time. JAX aborts a process
+def first_of(codes: Mapping[int, int]) -> tuple[int, int]:
+    """Rank and exit code of the process that failed first, if several ended at almost the same time. JAX aborts a process
     that loses the connection to another one; such an exit code is only a consequence."""
-    return min(codes, key=lambda code: (code == -signal.SIGABRT, code > 0))
+    return min(codes.items(), key=lambda each: (each[1] == -signal.SIGABRT, each[1] > 0))
 
 
 def _free_port() -> int:

@@ -16,6 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from memconsole.runs.act import together
+from memconsole.runs.record.failures import failed_process
 from memconsole_trainer.backends import MEMBER
 from memconsole_trainer.stopping import pass_on
 
@@ -57,16 +58,19 @@ def launch(count: int, arguments: Sequence[str], folder: Path, stopping: Path) -
     try:
         elastic_launch(config, sys.executable)(*arguments)
     except ChildFailedError as error:
-        return first_of(error.failures)
+        rank, code = first_of(error.failures)
+        failed_process.keep(folder, place.node * own + rank, code)
+        return code
     return 0
 
 
-def first_of(failures: Mapping[int, ProcessFailure]) -> int:
-    """The exit code of the failure that caused the others. A process killed by a signal is taken before
+def first_of(failures: Mapping[int, ProcessFailure]) -> tuple[int, int]:
+    """Rank on this node and exit code of the failure that caused the others. A process killed by a signal is taken before
     processes that failed because they lost the connection to it."""
     began = min(f.timestamp for f in failures.values())
-    early = [f for f in failures.values() if f.timestamp <= began + STARTED_SECONDS]
-    return min(early, key=lambda f: (f.exitcode >= 0, f.timestamp)).exitcode
+    early = [(rank, f) for rank, f in failures.items() if f.timestamp <= began + STARTED_SECONDS]
+    rank, first = min(early, key=lambda each: (each[1].exitcode >= 0, each[1].timestamp))
+    return rank, first.exitcode
 
 
 def _settings(own: int, nodes: int, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -17,10 +17,13 @@ from memconsole.plan.training.resuming import EVALUATED, changed, words
 from memconsole.runs.act.supervise import again
 from memconsole.runs.act.trainer.attempt import STOP_SIGNALS, STOPPING, Attempt
 from memconsole.runs.act.trainer.member import Member
+from memconsole.runs.read.life.liveness import liveness
+from memconsole.runs.read.life.verdict import verdict
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.failures import failed_process
 from memconsole.runs.record.processes import locks
-from memconsole.runs.record.records import ErrorRecord
+from memconsole.runs.record.records import ErrorRecord, FinalRecord
 from memconsole.runs.record.states import Verdict
 from memconsole_trainer import stopping
 from memconsole_trainer.loop.progress import fingerprint
@@ -61,13 +64,16 @@ def test_a_run_of_one_process_is_not_of_several(run: RunDirectory) -> None:
 @pytest.mark.parametrize(
     ("ends", "first"),
     [
-        ([(1, 100), (-9, 101)], -9),  # the one that was killed, not the one that lost touch with it
-        ([(-9, 130), (77, 100)], 77),  # the agent kills what does not end
-        ([(3, 100)], 3),
+        (
+            [(1, 100), (-9, 101)],
+            (1, -9),
+        ),  # the one that was killed, not the one that lost touch with it
+        ([(-9, 130), (77, 100)], (1, 77)),  # the agent kills what does not end
+        ([(3, 100)], (0, 3)),
     ],
 )
 def test_the_failure_that_the_others_followed_from_counts(
-    ends: list[tuple[int, int]], first: int
+    ends: list[tuple[int, int]], first: tuple[int, int]
 ) -> None:
     launching = pytest.importorskip("memconsole_torch.launching")
     failures: Any = {
@@ -79,15 +85,17 @@ def test_the_failure_that_the_others_followed_from_counts(
 @pytest.mark.parametrize(
     ("codes", "first"),
     [
-        ([-6, -9], -9),  # JAX aborts a process that loses touch with the one that was killed
-        ([-6, 77], 77),  # or with the one that failed by an error of its own
-        ([1, -9], -9),
-        ([-6, -6], -6),  # a node that is silent
+        ([-6, -9], (1, -9)),  # JAX aborts a process that loses touch with the one that was killed
+        ([-6, 77], (1, 77)),  # or with the one that failed by an error of its own
+        ([1, -9], (1, -9)),
+        ([-6, -6], (0, -6)),  # a node that is silent
     ],
 )
-def test_of_jax_processes_that_end_together_the_cause_counts(codes: list[int], first: int) -> None:
+def test_of_jax_processes_that_end_together_the_cause_counts(
+    codes: list[int], first: tuple[int, int]
+) -> None:
     launching = pytest.importorskip("memconsole_jax.launching")
-    assert launching.first_of(codes) == first
+    assert launching.first_of(dict(enumerate(codes))) == first
 
 
 def _started(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, count: int = 3) -> int:
@@ -107,7 +115,26 @@ print(os.environ["RANK"], os.environ["WORLD_SIZE"], flush=True)
 os.kill(os.getpid(), signal.SIGKILL) if os.environ["RANK"] == "1" else time.sleep(1000)
 """
     assert _started(tmp_path, monkeypatch, code) == -signal.SIGKILL
-    assert (tmp_path / "processes" / "1.log").read_text() == "1 3\n"
+    folder = tmp_path / "processes"
+    assert (folder / "1.log").read_text() == "1 3\n"
+    assert failed_process.kept(folder) == failed_process.FailedProcess(rank=1, signal=9)
+
+
+def test_a_process_that_was_killed_unwatched_is_named(run: RunDirectory) -> None:
+    number = run.new_attempt()
+    path = run.attempt_path(number)
+    files.write_struct(path / "final.json", FinalRecord(exit_code=1, step=3, reason="crashed"))
+    assert liveness(run).verdict == verdict(run, number)
+    assert verdict(run, number).reason == "crashed"
+    (path / "processes").mkdir()
+    failed_process.keep(path / "processes", 2, 1)
+    assert verdict(run, number).reason == "crashed"
+    failed_process.keep(path / "processes", 1, -signal.SIGKILL)
+    (path / "final.json").unlink()
+    now = liveness(run)
+    assert now.verdict is not None
+    assert (now.state, now.verdict.reason, now.verdict.signal) == ("failed", "killed", "SIGKILL")
+    assert now.verdict.evidence.startswith("process 1 was killed: SIGKILL")
 
 
 def test_jax_processes_that_end_well_end_well(

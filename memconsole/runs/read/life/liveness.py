@@ -10,6 +10,7 @@ from memconsole.runs.read.life.job_verdict import before_it_began, without_recor
 from memconsole.runs.read.life.verdict import verdict
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.failures import failed_process
 from memconsole.runs.record.processes import identity, locks
 from memconsole.runs.record.records import ExitRecord, Identity, JobRecord
 from memconsole.runs.record.states import LIVE, State, Verdict
@@ -144,7 +145,9 @@ def _here(run: RunDirectory) -> Liveness:
     if held.gang:
         return Liveness("orphaned", attempt, None, None, True, why)
     # The supervisor may have written exit.json and exited since it was read above.
-    known = any(files.exists(run.attempt_path(attempt) / n) for n in ("exit.json", "final.json"))
+    path = run.attempt_path(attempt)
+    known = any(files.exists(path / name) for name in ("exit.json", "final.json"))
+    known = known or failed_process.kept(path / "processes") is not None
     return _ended(attempt, why) if known else Liveness("lost", attempt, verdict=why)
 
 

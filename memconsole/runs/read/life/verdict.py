@@ -7,9 +7,13 @@ import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from memconsole.regular_file import open_regular
 from memconsole.runs.record import files, requests
 from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.failures import failed_process
+from memconsole.runs.record.failures.failed_process import FailedProcess
 from memconsole.runs.record.failures.failure import ExitCode, words_of_memory
 from memconsole.runs.record.failures.oom import oom_evidence, oom_kills
 from memconsole.runs.record.failures.shortfall import lacked_words, requested_bytes
@@ -52,6 +56,8 @@ class Evidence:
     exit_code: int | None = None
     """None if a signal ended it or no parent waited for it."""
     signal: signal.Signals | None = None
+    failed: FailedProcess | None = None
+    """Which of several processes a signal ended first, if that was recorded."""
     final: FinalRecord | None = None
     error: ErrorRecord | None = None
     oom_before: OomCounts = OomCounts()
@@ -114,6 +120,7 @@ def gather(
     return Evidence(
         exit_code=exit_code,
         signal=signal_number,
+        failed=failed_process.kept(path / "processes"),
         final=files.read_struct(path / "final.json", FinalRecord),
         error=files.read_struct(path / "error.json", ErrorRecord),
         oom_before=record.oom_kills if record else OomCounts(),
@@ -135,6 +142,11 @@ def classify(evidence: Evidence) -> Verdict:
         return _by_signal(evidence, evidence.signal)
     if evidence.exit_code is not None:
         return _by_exit_code(evidence, evidence.exit_code)
+    if evidence.failed is not None:
+        found = _by_signal(evidence, signal.Signals(evidence.failed.signal))
+        killed = " was killed" if found.reason == "killed" else ""
+        words = f"process {evidence.failed.rank}{killed}: {found.evidence}"
+        return msgspec.structs.replace(found, evidence=words)
     if evidence.final is not None:
         code = evidence.final.exit_code
         found = _by_exit_code(evidence, code)
