@@ -15,6 +15,7 @@ from memconsole.memory.table import Estimate
 from memconsole.plan import catalog
 from memconsole.plan.catalog.sources import not_made
 from memconsole.plan.check import check, check_start
+from memconsole.plan.data.readable import check_readable
 from memconsole.plan.jobs.on_node import check_job
 from memconsole.plan.machine.trackers import check_trackers
 from memconsole.plan.plan import Plan, PlanError, replace
@@ -37,6 +38,7 @@ def check_launch(plan: Plan, devices: Devices | None, lookup: Lookup | None = No
         raise not_made(dataset)
     check_trainable(plan)
     check_start(plan)
+    check_readable(plan)
     check_trackers(plan)
     device = budget(plan, devices)
     if plan.launch.on == "slurm":

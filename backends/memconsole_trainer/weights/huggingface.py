@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.models.files import weight_files
 from memconsole.plan.models.model import Parameter
+from memconsole.plan.models.tensor_header import TensorFileError
 from memconsole.plan.plan import PlanError, printable
 from memconsole_trainer.engine import WeightsError, WeightSource
-from memconsole_trainer.weights.tensorfile import TensorFile, TensorFileError
+from memconsole_trainer.weights.tensorfile import TensorFile
 
 NAMED = 3
 """The most tensors that a message names; it only counts the others."""

@@ -1,14 +1,11 @@
 """Reads and writes safetensors files one tensor at a time, so that memory stays bounded.
 
-The format (huggingface/safetensors, README "Format"): 8 bytes of little-endian header length, a
-JSON header {name: {dtype, shape, data_offsets}}, then the raw little-endian data. The library's own
-NumPy interface needs all tensors of a file at once and does not support bfloat16.
+The library's own NumPy interface needs all tensors of a file at once and does not support bfloat16.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -21,33 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.plan import printable
+from memconsole.plan.models.tensor_header import DTYPES, read_header
 from memconsole.regular_file import open_descriptor, open_regular
 
-DTYPES: dict[str, str] = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
 _CODES = {name: code for code, name in DTYPES.items()}
-_HEADER_LIMIT = 100_000_000
-_MOST_DIMENSIONS = 32
-"""As in NumPy."""
 _WRITE_BLOCK = 16 << 20
-
-
-class TensorFileError(ValueError):
-    """A file is not a valid safetensors file. The message names it."""
 
 
 def write(path: Path, tensors: Iterable[tuple[str, NDArray[np.generic]]]) -> tuple[int, str]:
@@ -98,28 +73,8 @@ class TensorFile:
         self._held = open_descriptor(path) if hold else None
         if self._held is not None:
             weakref.finalize(self, os.close, self._held)
-        try:
-            with self._opened() as file:
-                size = os.fstat(file.fileno()).st_size
-                length = int.from_bytes(file.read(8), "little")
-                if size < 8 or length > min(_HEADER_LIMIT, size - 8):
-                    raise TensorFileError(f"{path}: not a safetensors file")
-                header = json.loads(file.read(length))
-        except TensorFileError:
-            raise
-        except (ValueError, RecursionError):
-            raise TensorFileError(f"{path}: damaged safetensors header") from None
-        if not isinstance(header, dict):
-            raise TensorFileError(f"{path}: damaged safetensors header")
-        header.pop("__metadata__", None)
-        self._entries: dict[str, tuple[str, tuple[int, ...], int]] = {}
-        places: list[tuple[int, int, str]] = []
-        for name, entry in header.items():
-            dtype, shape, first, last = _entry(path, name, entry, size - 8 - length)
-            self._entries[name] = dtype, shape, first
-            places.append((first, last, name))
-        _check_apart(path, places)
-        self._data_start = 8 + length
+        with self._opened() as file:
+            self._entries, self._data_start = read_header(path, file)
 
     def _opened(self) -> BufferedReader:
         return (
@@ -157,40 +112,6 @@ class TensorFile:
             raw = np.asarray(np.memmap(file, np.uint8, "r", offset=first, shape=(size,)))
         # Files of other programs may be unaligned; a view of wider elements needs alignment.
         return raw if first % 8 == 0 else raw.copy()
-
-
-def _entry(
-    path: Path, name: str, entry: Any, data_size: int
-) -> tuple[str, tuple[int, ...], int, int]:
-    """Type, shape, and first and last byte in the data of one tensor."""
-    name = printable(name)
-    try:
-        dtype = DTYPES[entry["dtype"]]
-        shape = tuple(_count(n) for n in entry["shape"])
-        first, last = (_count(n) for n in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError):
-        raise TensorFileError(f"{path}: {name} has an unreadable header entry") from None
-    width = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
-    sound = first <= last <= data_size and len(shape) <= _MOST_DIMENSIONS
-    if not sound or last - first != math.prod(shape) * width:
-        raise TensorFileError(f"{path}: {name} does not lie inside the file (truncated?)")
-    return dtype, shape, first, last
-
-
-def _count(value: Any) -> int:
-    """A whole number of at least 0 within 64 bits. Raises ValueError."""
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise ValueError
-    return value
-
-
-def _check_apart(path: Path, places: list[tuple[int, int, str]]) -> None:
-    """Raise `TensorFileError` if two tensors share bytes of the file."""
-    places.sort()
-    for (_, last, name), (first, end, other) in itertools.pairwise(places):
-        if first < last and first < end:
-            words = f"{printable(name)} and {printable(other)}"
-            raise TensorFileError(f"{path}: {words} lie in the same bytes of the file")
 
 
 def _contiguous(array: NDArray[np.generic]) -> NDArray[np.generic]:

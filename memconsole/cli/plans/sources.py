@@ -5,6 +5,7 @@ from __future__ import annotations
 from memconsole.plan.check import check_start
 from memconsole.plan.data.left_out import left_out
 from memconsole.plan.data.mixture import parts
+from memconsole.plan.data.readable import check_readable
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole.plan.training.origin import origin
@@ -21,6 +22,7 @@ def refusal(plan: Plan) -> str | None:
     try:
         check_trainable(plan)
         check_start(plan)
+        check_readable(plan)
     except PlanError as error:
         return str(error)
     return None

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from memconsole import regular_file
+from memconsole.plan.models.tensor_header import TensorFileError, read_header
 from memconsole.plan.plan import PlanError, printable
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -85,9 +86,10 @@ def tokenizer_file(directory: Path) -> Path | None:
 
 
 def check_weights(directory: Path) -> None:
-    """Raise `PlanError` if `directory` holds weights that cannot be opened, or none of a format that is read."""
+    """Raise `PlanError` if `directory` holds weights that cannot be opened or are cut, or none of a format that is read."""
     if has_weights(directory):
-        weight_files(directory)
+        for path in weight_files(directory):
+            _check_header(path)
         return
     names = other_weights(directory)
     if names:
@@ -96,6 +98,16 @@ def check_weights(directory: Path) -> None:
             f"with transformers: {conversion(directory)}",
             "model.name",
         )
+
+
+def _check_header(path: Path) -> None:
+    try:
+        with regular_file.open_regular(path) as file:
+            read_header(path, file)
+    except OSError as error:
+        raise _refused(f"{path}: cannot be read: {error.strerror}") from None
+    except TensorFileError as error:
+        raise _refused(str(error)) from None
 
 
 def _refused(words: str) -> PlanError:

@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 
+from memconsole.plan.models.tensor_header import TensorFileError
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.runs.record.checkpoints.manifest import MANIFEST, STATE, verify
 from memconsole_trainer.data.sources import hdf5
@@ -24,7 +25,7 @@ from memconsole_trainer.engine import WeightsError
 from memconsole_trainer.loop.setup import resumed
 from memconsole_trainer.weights.checkpoint import Checkpoints
 from memconsole_trainer.weights.huggingface import tensor_files
-from memconsole_trainer.weights.tensorfile import TensorFile, TensorFileError
+from memconsole_trainer.weights.tensorfile import TensorFile
 
 Put = Callable[[Path], Path]
 ROWS = [json.dumps({"text": f"row {number}"}) for number in range(5)]

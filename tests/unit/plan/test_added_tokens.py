@@ -13,6 +13,7 @@ from memconsole.plan.check import check_start
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_trainer.data.text.tokens.tokenizer import load, train
 from tests.unit.memory.cards import card
+from tests.unit.plan.no_tensors import NO_TENSORS
 
 ENTRIES = 300
 IMAGE = "<image_soft_token>"
@@ -30,7 +31,7 @@ def model(folder: Path, vocab_size: int = ENTRIES, **config: Any) -> Plan:
     """A plan for a model whose tokenizer has `ENTRIES` tokens, and one more that was added."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": vocab_size}))
-    (folder / "model.safetensors").touch()
+    (folder / "model.safetensors").write_bytes(NO_TENSORS)
     made = train(TEXTS * 3 + [f"{i} {i * 7} " * 9 for i in range(200)], ENTRIES)
     assert made.vocab_size == ENTRIES
     made.inner.add_special_tokens([IMAGE])

@@ -13,11 +13,13 @@ from click.testing import CliRunner
 
 from memconsole.cli.main import cli
 from memconsole.cli.plans.plan import document, text
+from memconsole.cli.plans.sources import refusal
 from memconsole.launching import launch_rows
 from memconsole.memory.estimate import estimate
 from memconsole.plan.catalog.folders import folder
 from memconsole.plan.data.left_out import left_out, left_out_shortly
 from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.start import check_launch
 from memconsole.tui.plan.widgets.plan_summary import summary_lines
 from memconsole.tui.views.plan_view import PlanView
 from tests.unit.memory.cards import card
@@ -136,6 +138,27 @@ def test_inspecting_a_folder_says_it(tmp_path: Path) -> None:
     shown = CliRunner().invoke(cli, look)
     assert told in " ".join(shown.output.split())
     assert json.loads(CliRunner().invoke(cli, [*look, "--json"]).output)["files"] == told
+
+
+def test_a_file_that_cannot_be_opened_is_refused_before_a_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = made(tmp_path, "a.txt", "b.txt")
+    shut, opened = corpus / "b.txt", os.open
+
+    def denied(path: Any, *arguments: Any, **options: Any) -> int:
+        if path == shut:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", denied)
+    words = f"{shut}: cannot be read: Permission denied"
+    for source in (corpus, shut):
+        with pytest.raises(PlanError) as error:
+            check_launch(plan(source), None)
+        assert str(error.value) == words
+        assert refusal(plan(source)) == words
+    check_launch(plan(corpus / "a.txt"), None)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from memconsole.plan import catalog
 from memconsole.plan.check import check_start
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.training.origin import origin, shortly
+from memconsole_trainer.weights.tensorfile import TensorFile
+from tests.unit.plan.no_tensors import NO_TENSORS
 
 LORA = {"optimize.lora_rank": 8, "optimize.freeze_base": True}
 CONFIG = {
@@ -38,12 +41,18 @@ TOKENIZERS = {
 }
 
 
+_HEADER = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+CUT = len(_HEADER).to_bytes(8, "little") + _HEADER + bytes(7)
+"""Weights without their last byte."""
+CONTENTS = {**TOKENIZERS, "model.safetensors": NO_TENSORS}
+
+
 def model(folder: Path, *files: str) -> Path:
-    """A model's directory with a configuration and these files: tokenizers, and others that hold nothing."""
+    """A model's directory with a configuration and these files: tokenizers, weights without tensors, and others that hold nothing."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     for name in files:
-        (folder / name).write_bytes(TOKENIZERS.get(name, b""))
+        (folder / name).write_bytes(CONTENTS.get(name, b""))
     return folder
 
 
@@ -131,6 +140,37 @@ def test_weights_that_cannot_be_opened_are_refused(tmp_path: Path) -> None:
         check_start(plan(folder))
 
 
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "not a safetensors file"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n",
+            "not a safetensors file",
+        ),
+        ((2).to_bytes(8, "little") + b"[]", "damaged safetensors header"),
+        (CUT, "a does not lie inside the file (truncated?)"),
+    ],
+)
+def test_damaged_weights_are_refused_before_a_launch_as_the_trainer_refuses_them(
+    content: bytes, why: str, tmp_path: Path
+) -> None:
+    folder = model(tmp_path / "tiny", "model.safetensors", "tokenizer.json")
+    check_start(plan(folder))
+    weights = folder / "model.safetensors"
+    weights.write_bytes(content)
+    attempts: list[Callable[[], object]] = [
+        lambda: check_start(plan(folder)),
+        lambda: TensorFile(weights),
+    ]
+    for refused in attempts:
+        with pytest.raises(ValueError, match="tiny") as error:
+            refused()
+        assert str(error.value) == f"{weights}: {why}"
+    said = CliRunner().invoke(cli, ["plan", "--set", f"model.name={folder}"]).output
+    assert f"train refuses this plan: {weights}: {why}" in said
+
+
 def test_a_frozen_random_base_is_refused_unless_it_is_asked_for(tmp_path: Path) -> None:
     folder = model(tmp_path / "tiny")
     for name in ("stories", "gpt2", str(folder)):
@@ -153,7 +193,7 @@ def test_a_hub_model_without_weights_is_not_trained_from_scratch_by_mistake(hub:
     with pytest.raises(PlanError, match="weights not here: hf download owner/tiny"):
         check_start(asked)
     check_start(replace(asked, {"model.weights": "random"}))
-    (hub / "model.safetensors").touch()
+    (hub / "model.safetensors").write_bytes(NO_TENSORS)
     (hub / "tokenizer.json").write_bytes(TOKENIZERS["tokenizer.json"])
     check_start(asked)
 

@@ -1,0 +1,3 @@
+"""A safetensors file that holds no tensors."""
+
+NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
