@@ -31,8 +31,17 @@ class Solution:
         """A label, and ``old → new``, for every setting that is not the same; the optimizations first."""
         found = differing([self.given, self.plan])
         labels = {row.key: row.short for row in OPTIMIZATIONS}
-        labels = {**{key: labels[key] for key in labels if key in found}, **{key: labels.get(key, key) for key in found}}  # fmt: skip
-        return [(label, " → ".join(map(value_word, found[key]))) for key, label in labels.items()]
+        first = [key for key in labels if key in found]
+        rest = [key for key in found if key not in labels]
+        return [
+            (labels.get(key, _words(key)), " → ".join(map(value_word, found[key])))
+            for key in first + rest
+        ]
+
+
+def _words(key: str) -> str:
+    """A setting without a label of its own, as in ``freeze base``."""
+    return key.rpartition(".")[2].replace("_", " ")
 
 
 def solved_lines(solution: Solution, undo: str, width: int, height: int) -> list[Line]:
@@ -46,7 +55,7 @@ def solved_lines(solution: Solution, undo: str, width: int, height: int) -> list
         line: Line = []
         for label, values in changes[y::down]:
             line += [
-                Span(f" {left(label, LABEL)}"),
+                Span(f" {left(label, LABEL - 1)} "),
                 Span(left(values, width // across - LABEL - 1), "strong"),
             ]
         lines.append(line)
