@@ -144,7 +144,7 @@ def fit(
 
 
 _Waiting = tuple[tuple[float, int], int, _Candidate]
-"""A candidate behind what it is sorted by: its rank, and its place in the list of combinations."""
+"""What a candidate is sorted by (its rank, then its place in the list of combinations), and the candidate."""
 
 
 def _candidates(space: Space, group: list[Choice], budget: Budget) -> list[_Waiting]:
