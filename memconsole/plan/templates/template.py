@@ -325,7 +325,7 @@ class Template:
             raise RecordError("does not fit the template: it calls itself without end") from None
         except MemoryError:
             raise RecordError("does not fit the template: it needs too much memory") from None
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise RecordError(f"does not fit the template: {error}") from None
 
     def _cleaned(self, value: Any) -> Any:

@@ -6,8 +6,8 @@ import math
 
 from memconsole.plan.plan import Plan
 
-FEW = 16
-"""Up to this many divisors of the rows, a search tries all of them. 1,000 rows have 16."""
+FEW = 8
+"""Up to this many divisors of the rows, a search tries all of them. Each one multiplies its time."""
 
 
 def half(rows: int) -> int:

@@ -82,13 +82,13 @@ def changed(plan: Plan, changes: dict[str, object]) -> Plan:
             )
     if changes.get("device.count") == 1:
         changes = {"optimize.sharding": "none", **changes}
-    return with_rows_of(plan, replace(plan, changes))
+    return with_rows_of(plan, replace(plan, changes), frozenset(changes))
 
 
-def with_rows_of(before: Plan, after: Plan) -> Plan:
+def with_rows_of(before: Plan, after: Plan, asked: frozenset[str]) -> Plan:
     """`after`, which has another number of devices, with the same rows in a step as `before`. Micro-batches keep their size
-    or become smaller, and their number is changed to match. So are those of evaluations, unless `after` has other ones of
-    its own. Raises `PlanError`."""
+    or become smaller, and their number is changed to match. So are those of evaluations, unless one of them was `asked` for.
+    Raises `PlanError`."""
     if before.device.count == after.device.count:
         return after
     rows, count = before.effective_batch, after.device.count
@@ -102,7 +102,7 @@ def with_rows_of(before: Plan, after: Plan) -> Plan:
     batch = next(size for size in sizes if rows // count % size == 0)
     steps = rows // count // batch
     found = replace(after, {"train.batch_size": batch, "optimize.accumulation_steps": steps})
-    if any(get(before, key) != get(after, key) for key in EVALUATED):
+    if not asked.isdisjoint(EVALUATED):
         return found
     return _with_evaluated_rows_of(before, found)
 

@@ -345,6 +345,9 @@ def test_a_sandboxed_template_reaches_nothing_outside() -> None:
         '{{ "%*d" % (10**9, 1) }}', '{{ "%1000000000d"|format(1) }}', '{{ "{:>1000000000}".format(1) }}',
         '{{ "{:>{}}".format(1, 10**9) }}', '{{ "x"|center(10**10) }}', '{{ "x".ljust(10**10) }}',
         '{{ "x"|indent(10**10, true) }}', '{{ (["x" * 2**20] * 20)|join(",") }}', '{{ {"a": 1}|tojson(indent=10**10) }}',
+        '{{ "{a:>2000000000}".format_map({"a": 1}) }}', '{{ ("a" * 2**20)|replace("a", "x" * 2**11) }}',
+        '{{ ("a" * 2**20).replace("a", "x" * 2**11) }}', '{{ "x".encode() * 2**31 }}', '{{ (1).to_bytes(2**31, "big") }}',
+        '{{ ("\\t" * 2**20).expandtabs(2**12) }}', '{{ ",".join(["x" * 2**20] * 20) }}',
     ],
 )  # fmt: skip
 def test_a_short_template_that_writes_gigabytes_is_refused(source: str) -> None:
@@ -357,7 +360,18 @@ def test_ordinary_widths_and_numbers_are_written() -> None:
         '{{ "-" * 3 }}{{ 7 % 4 }}{{ 2 ** 3 }}{{ "%5.1f" % 2.25 }}{{ "* %d"|format(1700000000) }}{{ "a"|center(3) }}'
         '{{ "{:>3}".format(1) }}{{ "a\nb"|indent(2) }}{{ [1, 2]|join(", ") }}{{ [{"n": 1}, {"n": 2}]|join("+", "n") }}'
     )
+    big = (
+        '{{ "{:>{}}".format(1700000000, 12) }}{{ "%*d" % (3, 20000000) }}{{ "5%% 20000000 of %s" % 1 }}'
+        '{{ "a,b".split(",", 99999999)|length }}{{ "ab".replace("b", "c", 99999999) }}{{ "{{:>99999999}}".format() }}'
+        '{{ "-".join(["a", "b"]) }}'
+    )
+    assert Template(big).render({}) == "  1700000000200000005% 20000000 of 12ac{:>99999999}a-b"
     assert Template(source).render({}) == "---38  2.2* 1700000000 a   1a\n  b1, 21+2"
+
+
+def test_a_format_with_too_few_values_is_refused() -> None:
+    with pytest.raises(RecordError, match=r"does not fit the template: .*index out of range"):
+        Template('{{ "{} {}".format(1) }}').render({})
 
 
 def test_a_template_without_end_and_one_without_bottom_are_one_line(tmp_path: Path) -> None:

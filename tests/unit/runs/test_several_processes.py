@@ -265,10 +265,11 @@ def test_a_run_on_other_devices_keeps_the_rows_of_an_evaluation(
     assert fingerprint(after, model) == fingerprint(before, model)
 
 
-def test_a_resumed_run_has_the_rows_of_an_evaluation_that_are_asked_for() -> None:
-    before = replace(Plan(), TWO)
-    after = changed(before, {"device.count": 1, "train.evaluation_batches": 3})
-    assert [get(after, key) for key in EVALUATED] == [3, 4, None]
+@pytest.mark.parametrize("batches", [3, 4])
+def test_a_resumed_run_has_the_rows_of_an_evaluation_that_are_asked_for(batches: int) -> None:
+    before = replace(Plan(), {**TWO, "train.evaluation_batches": 4})
+    after = changed(before, {"device.count": 1, "train.evaluation_batches": batches})
+    assert [get(after, key) for key in EVALUATED] == [batches, 4, None]
 
 
 def test_devices_that_cannot_share_the_rows_are_refused() -> None:
