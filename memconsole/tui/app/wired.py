@@ -33,7 +33,7 @@ class WiredApp(App[None], inherit_bindings=False):
         self.wire.forget()
 
     def on_load(self) -> None:
-        """The shell has written over the screen while the console was suspended."""
+        """Paint again after each suspension, in which the shell has written over the screen."""
         self.app_resume_signal.subscribe(self, lambda _: self.action_repaint())
 
     def action_repaint(self) -> None:
