@@ -189,7 +189,7 @@ def decoded(
     """The output of the last of the stacked blocks `layers`; see `Decoder.body`."""
     length = x.shape[1]
 
-    local, bits, rates = local_layers(a), dropout.for_layers(a.layers), dropout.rates_now()
+    other, bits, rates = differing(a), dropout.for_layers(a.layers), dropout.rates_now()
 
     def one(
         block: Block,
@@ -198,13 +198,13 @@ def decoded(
         rotations: list[Rotation] | None,
         documents: Array | None,
     ) -> Array:
-        is_local, own = (of_layer, None) if bits is None else of_layer
-        rotation, window = layer_view(a, rotations, is_local, length)
+        differs, own = (of_layer, None) if bits is None else of_layer
+        rotation, window = layer_view(a, rotations, differs, length)
         with dropout.drawing(rates, own):
             return block(x, rotation, window, dtype, documents)
 
-    shared = all_rotations(a, positions_of(length, documents)), documents
-    of_layers = local if bits is None else (local, bits)
+    shared = all_rotations(a, positions_of(length, documents), length), documents
+    of_layers = other if bits is None else (other, bits)
     return through(layers, x, one, around, sums, of_layers, shared)
 
 
@@ -231,22 +231,27 @@ def norm(a: Architecture, size: int) -> Norm:
     )
 
 
-def local_layers(a: Architecture) -> Array | None:
-    """Flags (L,) of sliding-window layers; None if every layer is global."""
-    flags = [a.is_local(layer) for layer in range(a.layers)]
+def differing(a: Architecture) -> Array | None:
+    """Flags (L,) of the layers with a sliding window, or of those that do not rotate; None if all layers are alike."""
+    if not a.mixes_layers:
+        return None
+    flags = [
+        a.is_local(layer) or (a.positions == "rope" and not a.is_rotated(layer))
+        for layer in range(a.layers)
+    ]
     return jnp.array(flags) if any(flags) else None
 
 
 def layer_view(
-    a: Architecture, rotations: list[Rotation] | None, is_local: Array | None, length: int
+    a: Architecture, rotations: list[Rotation] | None, differs: Array | None, length: int
 ) -> tuple[Rotation | None, Array | None]:
     """The rotation and the window (None: unlimited) of one layer."""
-    if is_local is None or a.sliding_window is None:
+    if differs is None:
         return (None if rotations is None else rotations[0]), None
     window = None
-    if a.sliding_window < length:
-        window = jnp.where(is_local, a.sliding_window, length)
+    if a.sliding_window is not None and a.sliding_window < length:
+        window = jnp.where(differs, a.sliding_window, length)
     if rotations is None:
         return None, window
-    (cos, sin), (local_cos, local_sin) = rotations
-    return (jnp.where(is_local, local_cos, cos), jnp.where(is_local, local_sin, sin)), window
+    (cos, sin), (other_cos, other_sin) = rotations
+    return (jnp.where(differs, other_cos, cos), jnp.where(differs, other_sin, sin)), window

@@ -15,7 +15,7 @@ from jax import Array, lax
 
 from memconsole.plan.models.architecture import Architecture
 from memconsole_jax.layout.mesh import put
-from memconsole_jax.models.decoder import Decoder, layer_view, local_layers
+from memconsole_jax.models.decoder import Decoder, differing, layer_view
 from memconsole_jax.models.rotary import all_rotations
 from memconsole_jax.tasks.task import Tree
 from memconsole_jax.techniques.weights.lora import assembled
@@ -163,14 +163,14 @@ def _next_logits(
     size = cache[0].shape[1]
     at = position[None]
     x = decoder.embed(token[None, None], at)  # (1, 1, C)
-    rotations = all_rotations(a, at)
-    local = local_layers(a)
+    rotations = all_rotations(a, at, size)
+    other = differing(a)
     graph, stacked = nnx.split(decoder.layers)
 
     def layer(x: Array, inputs: Any) -> tuple[Array, Cache]:
-        weights, is_local, keys, values = inputs
+        weights, differs, keys, values = inputs
         block = nnx.merge(graph, weights)
-        rotation, window = layer_view(a, rotations, is_local, size)
+        rotation, window = layer_view(a, rotations, differs, size)
         q, k, v = block.attention.project(block.attention_norm(x), rotation)
         keys = lax.dynamic_update_slice(keys, k[0], (position, 0, 0))  # (S, K, D)
         values = lax.dynamic_update_slice(values, v[0], (position, 0, 0))
@@ -186,7 +186,7 @@ def _next_logits(
         y = jnp.einsum("kgs,skd->kgd", share, values).reshape(1, 1, -1)
         return block.feed(x, block.attention.output(y)), (keys, values)
 
-    x, cache = lax.scan(layer, x, (stacked, local, *cache))
+    x, cache = lax.scan(layer, x, (stacked, other, *cache))
     return decoder.logits(decoder.norm(x))[0, 0], cache
 
 

@@ -19,15 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memconsole.plan.models.architecture import Architecture, RopeScaling, parameters
+from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole_torch.models.capped_attention import capped_attention
 from memconsole_torch.models.linear import Linear, linear
 from memconsole_torch.models.packing import masks, restarted, restarting
 from memconsole_torch.models.table import table
 
 Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines of every position's angles, fp32 (T, head_size / 2) each; (B, 1, T, head_size /
-2) if positions restart within a row."""
+"""Cosines and sines of every position's angles, fp32 (T, R / 2) each for the R elements of a head that rotate; (B, 1, T,
+R / 2) if positions restart within a row."""
 flash_on_cuda = True
 """Whether the GPU is new enough for torch's flash kernel (compute capability 8.0). `engine.create` sets it."""
 
@@ -109,7 +109,8 @@ def through(
         whole, window = masks(a, documents, compute_dtype(x))
     for index, block in enumerate(layers):
         local = a.is_local(index)
-        x = block(x, near if local else wide, window if local else whole)
+        angles = (near if local else wide) if a.is_rotated(index) else None
+        x = block(x, angles, window if local else whole)
     return x
 
 
@@ -299,41 +300,29 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -
 
 
 def rotation(a: Architecture, length: int, *, local: bool, device: torch.device) -> Rotation | None:
-    """Angles of positions 0 … length - 1 (Su et al. 2021, §3.2.2); None if positions are
+    """Cosines and sines of positions 0 … length - 1 (Su et al. 2021, §3.2.2); None if positions are
     learned."""
     if a.positions == "learned":
         return None
-    theta = a.rope_local_theta if local else a.rope_theta
-    even = torch.arange(0, a.head_size, 2, dtype=torch.float32, device=device)
-    frequencies = 1.0 / theta ** (even / a.head_size)  # (D / 2,)
-    if a.rope_scaling is not None and not local:
-        frequencies = scaled(frequencies, a.rope_scaling)
+    turns = torch.tensor(
+        a.angles(length, local=local), dtype=torch.float32, device=device
+    )  # (R / 2,)
     index = torch.arange(length, dtype=torch.float32, device=device)
-    angles = torch.outer(index, frequencies)  # (T, D / 2)
-    return angles.cos(), angles.sin()
-
-
-def scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Scale frequencies for longer contexts: all of them, or only the long wavelengths (Llama
-    3.1)."""
-    if scaling.kind == "linear":
-        return frequencies / scaling.factor
-    turns = scaling.original_positions * frequencies / (2 * math.pi)
-    span = scaling.high_freq_factor - scaling.low_freq_factor
-    keep = ((turns - scaling.low_freq_factor) / span).clamp(0.0, 1.0)
-    return keep * frequencies + (1.0 - keep) * frequencies / scaling.factor
+    angles = torch.outer(index, turns)  # (T, R / 2)
+    cos, sin = angles.cos(), angles.sin()
+    factor = a.rotation_factor(local=local)
+    return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
 
 
 def rotate(x: Tensor, positions: Rotation) -> Tensor:
-    """Rotate each pair (first half, second half) of x (B, A, T, D) by its position's angle."""
+    """Rotate each pair (first half, second half) of x (B, A, T, D) by its position's angle; or of the first R elements
+    of each head, if the others do not rotate."""
     if torch.compiler.is_compiling():
         # The compiler lays new tensors out densely, and attention's output as its queries. With these dimensions the
         # output needs no second copy for the projection.
-        # (T, 1, D / 2), or (B, T, 1, D / 2) where documents have positions of their own
+        # (T, 1, R / 2), or (B, T, 1, R / 2) where documents have positions of their own
         cos, sin = (a[:, None] if a.dim() == 2 else a.transpose(1, 2) for a in positions)
-        first, second = x.transpose(1, 2).float().chunk(2, dim=-1)  # (B, T, A, D / 2)
-        whole = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-        return whole.to(x.dtype).transpose(1, 2)
+        return turned(x.transpose(1, 2), cos, sin, 1.0).transpose(1, 2)
     found: Tensor = Rotated.apply(x, *positions)
     return found
 
@@ -358,14 +347,16 @@ class Rotated(torch.autograd.Function):
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, sense: float) -> Tensor:
     """x rotated by its angles, or with `sense` = -1 by their opposites; computed in fp32."""
-    first, second = x.float().chunk(2, dim=-1)  # (B, A, T, D / 2)
+    size = 2 * cos.shape[-1]
+    first, second = x[..., :size].float().chunk(2, dim=-1)  # (B, A, T, R / 2)
     if torch.compiler.is_compiling():  # the compiler fuses these, and cannot write into halves
         ahead, across = first * cos - sense * second * sin, second * cos + sense * first * sin
-        return torch.cat((ahead, across), dim=-1).to(x.dtype)
+        return torch.cat((ahead.to(x.dtype), across.to(x.dtype), x[..., size:]), dim=-1)
     whole = torch.empty_like(x, dtype=torch.float32)
-    one, other = whole.chunk(2, dim=-1)
+    one, other, rest = whole.split((size // 2, size // 2, x.shape[-1] - size), dim=-1)
     torch.mul(first, cos, out=one).addcmul_(second, sin, value=-sense)
     torch.mul(second, cos, out=other).addcmul_(first, sin, value=sense)
+    rest.copy_(x[..., size:])
     return whole.to(x.dtype)
 
 

@@ -96,7 +96,9 @@ class Cached:
     ) -> Tensor:
         """Run one block on x (1, T, H). Keys and values of its first `count` tokens are added to the cache."""
         begin, length = self._read, x.shape[1]
-        angles = _part(self._near if local else self._wide, begin, length)
+        angles = None
+        if self._decoder.architecture.is_rotated(index):
+            angles = _part(self._near if local else self._wide, begin, length)
         q, k, v = block.attention.project(block.attention_norm(x), angles)
         if not begin:
             places = (1, k.shape[1], self._most, k.shape[3])

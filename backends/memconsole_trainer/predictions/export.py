@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from memconsole.plan import catalog
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.recommender import ITEMS_JSON, Recommender
 from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import PlanError
@@ -36,8 +37,11 @@ def export_model(found: TrainedModel, out: Path, dtype: str | None = None) -> li
     task, model, dtype = task_of_model(found.model).name, found.model, dtype or DTYPES[0]
     remarks: list[str] = []
     beside: dict[str, Any] = {}
+    length = found.plan.data.sequence_length
+    rotation: dict[str, Any] = {}
     if isinstance(model, Recommender):
         beside[ITEMS_JSON] = [None, *numbering_of(found).ids()]  # row 0 is padding
+        rotation = {"rotation": rotation_of(model.decoder, length)}
     else:
         try:
             beside[NORMALIZATION] = _normalization(found)
@@ -47,13 +51,25 @@ def export_model(found: TrainedModel, out: Path, dtype: str | None = None) -> li
     named = {p.name: narrowed(found.tensor(p.name), dtype) for p in model.parameters()}
     save_file(named, out / "model.safetensors", metadata={"format": "pt"})
     sizes = msgspec.to_builtins(model)
-    length = found.plan.data.sequence_length
-    beside["config.json"] = {"task": task, "dtype": dtype, "sequence_length": length, **sizes}
+    described = {"task": task, "dtype": dtype, "sequence_length": length, **sizes, **rotation}
+    beside["config.json"] = described
     for name, content in beside.items():
         text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         (out / name).write_text(text, encoding="utf-8")
     shutil.copyfile(STANDALONE / f"{task}.py", out / "model.py")
     return remarks
+
+
+def rotation_of(a: Architecture, length: int) -> dict[str, Any]:
+    """Radians per token of each pair that rotates, and the factor of its cosine and sine, in rows of `length` items:
+    in most layers, and in those with a sliding window."""
+    return {
+        name: {
+            "angles": list(a.angles(length, local=local)),
+            "factor": a.rotation_factor(local=local),
+        }
+        for name, local in (("global", False), ("local", True))
+    }
 
 
 def _normalization(found: TrainedModel) -> dict[str, dict[str, list[float]]]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.rotary import longrope_attention_factor
 from memconsole_trainer.engine import WeightSource
 from memconsole_trainer.weights.huggingface import exported
 
@@ -26,6 +27,7 @@ CLASSES = {
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
@@ -168,7 +170,10 @@ def config(a: Architecture) -> dict[str, Any]:
                 "sliding_attention": {"rope_type": "default", "rope_theta": a.rope_local_theta},
             },
         )
-    rope = {"rope_theta": a.rope_theta, "rope_parameters": {**_rope(a), "rope_theta": a.rope_theta}}
+    parameters = {**_rope(a), "rope_theta": a.rope_theta}
+    if a.family == "phi3":
+        parameters["partial_rotary_factor"] = a.rotated_size / a.head_size
+    rope: dict[str, Any] = {"rope_theta": a.rope_theta, "rope_parameters": parameters}
     if a.rope_scaling is not None:
         rope["rope_scaling"] = _rope(a)
     if a.family == "gemma":
@@ -191,12 +196,27 @@ def config(a: Architecture) -> dict[str, Any]:
         kind = "qwen3"
     elif a.projection_biases:
         kind = "qwen2"
+    elif a.unrotated_every:
+        kind = "smollm3"
+        window = {"no_rope_layers": [int(a.is_rotated(layer)) for layer in range(a.layers)]}
     elif a.family == "phi3" or a.sliding_window is not None:
         kind = "phi3" if a.family == "phi3" else "mistral"
         window = {"sliding_window": a.sliding_window}
-    if kind == "phi3":  # whose defaults are the tokens of its own vocabulary
+    if kind == "phi3":
+        window |= _phi3(a)
+    if kind in ("phi3", "smollm3"):  # whose defaults are the tokens of their own vocabularies
         window |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     return _described(kind, a, **shape, **rope, **window, hidden_act="silu")
+
+
+def _phi3(a: Architecture) -> dict[str, Any]:
+    """What Phi-3 says of its rotary positions beside their scaling."""
+    scaling = a.rope_scaling
+    original = a.max_positions if scaling is None else scaling.original_positions
+    return {
+        "partial_rotary_factor": a.rotated_size / a.head_size,
+        "original_max_position_embeddings": original,
+    }
 
 
 def _described(kind: str, a: Architecture, **rest: Any) -> dict[str, Any]:
@@ -211,15 +231,38 @@ def _described(kind: str, a: Architecture, **rest: Any) -> dict[str, Any]:
 
 
 def _rope(a: Architecture) -> dict[str, Any]:
-    scaling = a.rope_scaling
-    if scaling is None:
+    s = a.rope_scaling
+    if s is None:
         return {"rope_type": "default"}
-    if scaling.kind == "linear":
-        return {"rope_type": "linear", "factor": scaling.factor}
+    if s.kind == "linear":
+        return {"rope_type": "linear", "factor": s.factor}
+    original = {"original_max_position_embeddings": s.original_positions}
+    if s.kind == "llama3":
+        return {
+            "rope_type": "llama3",
+            "factor": s.factor,
+            "low_freq_factor": s.low_freq_factor,
+            "high_freq_factor": s.high_freq_factor,
+            **original,
+        }
+    if s.kind == "yarn":
+        return {
+            "rope_type": "yarn",
+            "factor": s.factor,
+            "beta_fast": s.beta_fast,
+            "beta_slow": s.beta_slow,
+            "truncate": s.truncate,
+            "attention_factor": s.attention_factor,
+            **original,
+        }
+    factors = {"short_factor": list(s.short_factors), "long_factor": list(s.long_factors)}
+    usual = longrope_attention_factor(a.max_positions / s.original_positions, s.original_positions)
+    if a.family == "phi3" and s.attention_factor == usual:
+        return {"type": "longrope", **factors}  # transformers 4 allows Phi-3 no more keys
     return {
-        "rope_type": "llama3",
-        "factor": scaling.factor,
-        "low_freq_factor": scaling.low_freq_factor,
-        "high_freq_factor": scaling.high_freq_factor,
-        "original_max_position_embeddings": scaling.original_positions,
+        "rope_type": "longrope",
+        "factor": s.factor,
+        "attention_factor": s.attention_factor,
+        **factors,
+        **original,
     }

@@ -168,17 +168,17 @@ def _rounded_blocks(step: StepSizes, overlap: Overlap) -> int:
 
 
 def _rotations(step: StepSizes, tokens: int) -> int:
-    """Bytes of the fp32 cosines and sines of `tokens` tokens, for global and local layers. They exist per token only if
+    """Bytes of the fp32 cosines and sines of `tokens` tokens, for each kind of layer. They exist per token only if
     documents are isolated, because positions then restart inside each row."""
     a = step.architecture
     if a.positions != "rope" or not step.plan.data.isolate_documents:
         return 0
-    return 8 * a.head_size * tokens * (1 if a.sliding_window is None else 2)
+    return 8 * a.rotated_size * tokens * (2 if a.mixes_layers else 1)
 
 
 def _own_rotations(step: StepSizes) -> int:
-    """Bytes of the cosines and sines that each layer keeps for itself if there are global and local layers."""
-    return 0 if step.architecture.sliding_window is None else _rotations(step, step.tokens) // 2
+    """Bytes of the cosines and sines that each layer keeps for itself if layers differ in them."""
+    return _rotations(step, step.tokens) // 2 if step.architecture.mixes_layers else 0
 
 
 def _loss(step: StepSizes, overlap: Overlap) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """The decoder description that both backends build from, and the parameters it implies.
 
-One `Architecture` covers GPT-2, Llama (with Mistral, Qwen 2 and 3 and SmolLM2), Phi-3 and Gemma (1, 2 and 3). `parameters()`
-lists every weight once, with canonical name, shape and initial scale. Counting, pricing, initializing,
+One `Architecture` covers GPT-2, Llama (with Mistral, Qwen 2 and 3, SmolLM2 and 3), Phi-3 and 4 and Gemma (1, 2 and 3).
+`parameters()` lists every weight once, with canonical name, shape and initial scale. Counting, pricing, initializing,
 loading and both backends' modules all read that list, so they cannot disagree.
 Matrices are stored `(out, in)` and used as ``x @ W.T``.
 """
@@ -14,23 +14,15 @@ from typing import Literal
 
 import msgspec
 
+from memconsole.plan.models import rotary
 from memconsole.plan.models.model import Parameter
+from memconsole.plan.models.rotary import RopeScaling
 
 Family = Literal["gpt2", "llama", "phi3", "gemma", "gemma2", "gemma3"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu", "gelu_tanh", "silu"]
 """`gelu` is exact, `gelu_tanh` its approximation (Hendrycks and Gimpel 2016)."""
 Positions = Literal["learned", "rope"]
-
-
-class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Llama 3.1 frequency scaling (transformers `rope_type="llama3"`), or plain `linear` division."""
-
-    kind: Literal["llama3", "linear"] = "llama3"
-    factor: float = 8.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_positions: int = 8192
 
 
 class Architecture(
@@ -63,6 +55,10 @@ class Architecture(
     """Base for sliding-window layers (Gemma 3)."""
     rope_scaling: RopeScaling | None = None
     """Applies to full-attention layers only."""
+    rotary_size: int | None = None
+    """Elements of each head that rotate, from its first one on (Phi-4-mini); None: all."""
+    unrotated_every: int = 0
+    """Every n-th layer has no rotary positions (SmolLM3: 4). 0: every layer has."""
     tied_embeddings: bool = True
     scale_embeddings: bool = False
     """Gemma multiplies embeddings by sqrt(hidden_size)."""
@@ -99,6 +95,34 @@ class Architecture(
     def windowed(self, length: int) -> bool:
         """Whether the sliding window hides anything in rows of `length` tokens."""
         return self.sliding_window is not None and self.sliding_window < length
+
+    def is_rotated(self, layer: int) -> bool:
+        """Whether `layer` (from 0) rotates queries and keys."""
+        plain = self.unrotated_every and (layer + 1) % self.unrotated_every == 0
+        return self.positions == "rope" and not plain
+
+    @property
+    def mixes_layers(self) -> bool:
+        """Whether layers may differ from one another in their window or rotation."""
+        return self.sliding_window is not None or self.unrotated_every > 0
+
+    @property
+    def rotated_size(self) -> int:
+        """Elements of each head that rotate in layers with rotary positions; 0 if positions are learned."""
+        if self.positions == "learned":
+            return 0
+        return self.head_size if self.rotary_size is None else self.rotary_size
+
+    def angles(self, length: int, *, local: bool) -> tuple[float, ...]:
+        """Radians per token of each rotated pair in rows of `length` tokens, for global or local layers."""
+        if local:
+            return rotary.angles(self.rotated_size, self.rope_local_theta)
+        return rotary.angles(self.rotated_size, self.rope_theta, self.rope_scaling, length)
+
+    def rotation_factor(self, *, local: bool) -> float:
+        """Multiplies the cosines and sines of global or local layers."""
+        plain = local or self.rope_scaling is None
+        return 1.0 if plain or self.rope_scaling is None else self.rope_scaling.attention_factor
 
     @property
     def biases_projections(self) -> bool:

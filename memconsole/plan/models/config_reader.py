@@ -75,6 +75,22 @@ class Config:
             raise refusal(self.where, key, value, "a table")
         return value
 
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of positive finite numbers."""
+        value = self._values.get(key)
+        if not isinstance(value, list):
+            raise refusal(self.where, key, value, "a list of numbers > 0")
+        return tuple(Config({key: one}, self.where).number(key) for one in value)
+
+    def flags(self, key: str) -> list[bool]:
+        """A list of 0 and 1, or of true and false; empty if missing."""
+        value = self._values.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, list) or any(one not in (0, 1) for one in value):
+            raise refusal(self.where, key, value, "a list of 0 and 1")
+        return [bool(one) for one in value]
+
     def layer_types(self) -> list[str]:
         """The kind of attention of each layer; empty if the file does not say."""
         value = self._values.get("layer_types")

@@ -17,9 +17,10 @@ from typing import Any
 import msgspec
 
 from memconsole import regular_file
-from memconsole.plan.models.architecture import Architecture, RopeScaling
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.config_reader import Config, refusal
 from memconsole.plan.models.files import ADAPTERS, merging
+from memconsole.plan.models.rotary_config import rope, rotary_size
 from memconsole.plan.plan import PlanError, quote
 
 CONFIG_BYTES = 16 << 20
@@ -46,7 +47,11 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_sliding_window": (False, None),
 }
 """Keys that change the computation, with the only values the decoder implements."""
-_IMPLEMENTED = {"gemma2": ("final_logit_softcapping", "attn_logit_softcapping")}
+_IMPLEMENTED = {
+    "gemma2": ("final_logit_softcapping", "attn_logit_softcapping"),
+    "phi3": ("partial_rotary_factor",),
+    "smollm3": ("no_rope_layers",),
+}
 """Of these keys, those whose other values are implemented for a model type."""
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
 
@@ -75,7 +80,19 @@ def architecture_from_config(config: Mapping[str, Any], where: str) -> Architect
         )
     if made.positions == "rope" and made.head_size % 2:
         raise refusal(where, "head_dim", made.head_size, "an even number")
+    _check_factors(made, where)
     return made
+
+
+def _check_factors(made: Architecture, where: str) -> None:
+    """LongRoPE has one factor for each pair of elements that rotates. Raises `PlanError`."""
+    scaling, pairs = made.rope_scaling, made.rotated_size // 2
+    if scaling is None or scaling.kind != "longrope":
+        return
+    factors = {"short_factor": scaling.short_factors, "long_factor": scaling.long_factors}
+    for key, found in factors.items():
+        if len(found) != pairs:
+            raise refusal(where, key, f"{len(found)} numbers", f"{pairs}, one for each pair")
 
 
 def read_architecture(directory: str) -> Architecture:
@@ -223,12 +240,12 @@ def _rotary(
     )
 
 
-def _llama(c: Config, **differences: Any) -> Architecture:
+def _llama(c: Config, default_theta: float = 10_000.0, **differences: Any) -> Architecture:
     c.only("hidden_act", "silu", ("silu",))
     for kind in c.layer_types():
         if kind != "full_attention":
             raise refusal(c.where, "layer_types", kind, "full_attention")
-    theta, scaling = _rope(c, "full_attention", 10_000.0)
+    theta, scaling = rope(c, "full_attention", default_theta)
     return _rotary(c, family="llama", rope_theta=theta, rope_scaling=scaling, **differences)
 
 
@@ -238,8 +255,24 @@ def _mistral(c: Config) -> Architecture:
 
 def _phi3(c: Config) -> Architecture:
     """Phi-3 and Phi-4: a Llama whose query, key and value projections are one matrix in the file, as are gate and up."""
-    made = msgspec.structs.replace(_llama(c, max_positions=4096), family="phi3")
-    return _windowed(c, made)
+    made = _llama(c, max_positions=4096)
+    part = rotary_size(c, made.head_size)
+    return _windowed(c, msgspec.structs.replace(made, family="phi3", rotary_size=part))
+
+
+def _smollm3(c: Config) -> Architecture:
+    """SmolLM3: a Llama in which some layers do not rotate queries and keys (NoPE)."""
+    made = _llama(c, max_positions=32_768, tied_embeddings=True, default_theta=2_000_000.0)
+    every = c.size("no_rope_layer_interval", 4)
+    rotates = c.flags("no_rope_layers")[: made.layers]
+    if rotates:
+        every = rotates.index(False) + 1 if False in rotates else 0
+        expected = [not every or (layer + 1) % every != 0 for layer in range(made.layers)]
+        if rotates != expected:
+            raise refusal(
+                c.where, "no_rope_layers", rotates, f"{made.layers} entries, with 0 for every n-th"
+            )
+    return msgspec.structs.replace(made, unrotated_every=every)
 
 
 def _windowed(c: Config, made: Architecture) -> Architecture:
@@ -270,7 +303,7 @@ def _gemma(c: Config) -> Architecture:
         c.only("hidden_act", _TANH_GELU[1], (*_TANH_GELU, "gelu"))
     else:
         c.only("hidden_activation", None, _TANH_GELU)
-    theta, scaling = _rope(c, "full_attention", 10_000.0)
+    theta, scaling = rope(c, "full_attention", 10_000.0)
     return _rotary(
         c,
         family="gemma",
@@ -287,7 +320,7 @@ def _gemma(c: Config) -> Architecture:
 
 def _gemma2(c: Config) -> Architecture:
     c.only("hidden_activation", _TANH_GELU[1], _TANH_GELU)
-    theta, scaling = _rope(c, "full_attention", 10_000.0)
+    theta, scaling = rope(c, "full_attention", 10_000.0)
     if scaling is not None:
         raise refusal(c.where, "rope_scaling", scaling.kind, "none beside a sliding window")
     window, every = _window(c, 2)
@@ -318,8 +351,8 @@ def _cap(c: Config, key: str, default: float) -> float | None:
 
 def _gemma3(c: Config) -> Architecture:
     c.only("hidden_activation", _TANH_GELU[1], _TANH_GELU)
-    theta, scaling = _rope(c, "full_attention", 1_000_000.0)
-    local_theta, local_scaling = _rope(c, "sliding_attention", 10_000.0)
+    theta, scaling = rope(c, "full_attention", 1_000_000.0)
+    local_theta, local_scaling = rope(c, "sliding_attention", 10_000.0)
     if local_scaling is not None:
         raise refusal(c.where, "rope_parameters", local_scaling.kind, "no scaling of local layers")
     window, every = _window(c, 6)
@@ -362,43 +395,6 @@ def _window(c: Config, usual: int) -> tuple[int | None, int]:
     return c.size("sliding_window", 4096), every
 
 
-def _rope(c: Config, layer_type: str, default_theta: float) -> tuple[float, RopeScaling | None]:
-    """(theta, scaling) of one kind of layer, from either spelling."""
-    parameters = c.table("rope_parameters")
-    if parameters:
-        nested = parameters.get(layer_type)
-        at = Config(nested if isinstance(nested, Mapping) else parameters, c.where)
-        theta = at.number("rope_theta", c.number("rope_theta", default_theta))
-        return theta, _scaling(at, c)
-    if layer_type == "sliding_attention":
-        return c.number("rope_local_base_freq", default_theta), None
-    return c.number("rope_theta", default_theta), _scaling(
-        Config(c.table("rope_scaling"), c.where), c
-    )
-
-
-def _scaling(at: Config, outer: Config) -> RopeScaling | None:
-    part = at.number("partial_rotary_factor", 1.0)
-    if part != 1:
-        raise refusal(at.where, "partial_rotary_factor", part, "1: anything else is not supported")
-    kind = at.text("rope_type", at.text("type", "default"))
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return RopeScaling(kind="linear", factor=at.number("factor"))
-    if kind == "llama3":
-        return RopeScaling(
-            kind="llama3",
-            factor=at.number("factor"),
-            low_freq_factor=at.number("low_freq_factor"),
-            high_freq_factor=at.number("high_freq_factor"),
-            original_positions=at.size(
-                "original_max_position_embeddings", outer.size("max_position_embeddings", 2048)
-            ),
-        )
-    raise refusal(at.where, "rope_type", kind, "default, linear or llama3")
-
-
 _FAMILIES = {
     "gpt2": _gpt2,
     "llama": _llama,
@@ -406,6 +402,7 @@ _FAMILIES = {
     "phi3": _phi3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "smollm3": _smollm3,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,

@@ -38,11 +38,14 @@ def test_a_saved_hugging_face_model_gives_transformers_logits(kind: str, tmp_pat
 
     oracle = tiny_models.save(kind, tmp_path, "20KB")
     architecture = tiny_models.ARCHITECTURES[kind]
-    tokens = tiny_models.tokens()
-    found = comparison.logits(architecture, HuggingFaceWeights(tmp_path, architecture), tokens)
-    with torch.no_grad():
-        expected = oracle(input_ids=torch.from_numpy(tokens).long()).logits.numpy()
-    assert np.abs(found - expected).max() / np.abs(expected).max() <= 1e-4
+    weights = HuggingFaceWeights(tmp_path, architecture)
+    # Longer and shorter than the rows of pretraining that scaled models name.
+    for length in (40, 24) if architecture.rope_scaling else (40,):
+        tokens = tiny_models.tokens(length=length)
+        found = comparison.logits(architecture, weights, tokens)
+        with torch.no_grad():
+            expected = oracle(input_ids=torch.from_numpy(tokens).long()).logits.numpy()
+        assert np.abs(found - expected).max() / np.abs(expected).max() <= 1e-4
 
 
 def with_extras() -> Architecture:

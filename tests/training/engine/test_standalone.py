@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from memconsole_trainer.predictions.export import rotation_of
 from memconsole_trainer.predictions.standalone.recommendation import Recommender
 from tests.training.engine.test_recommender import MODEL, Weights, existing
 from tests.training.harness import torch_comparison as comparison
@@ -26,7 +27,8 @@ def test_scores_are_those_of_the_trainer(family: str, tmp_path: Path) -> None:
         {p.name: weights.tensor(p.name) for p in model.parameters()},
         tmp_path / "model.safetensors",
     )
-    (tmp_path / "config.json").write_text(json.dumps(msgspec.to_builtins(model)))
+    config = {**msgspec.to_builtins(model), "rotation": rotation_of(decoder, 40)}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "items.json").write_text(json.dumps([None, *map(str, range(1, model.rows))]))
     items = np.random.default_rng(0).integers(1, model.rows, (2, 40), np.int32)
     expected = comparison.outputs(model, weights, {"items": items})

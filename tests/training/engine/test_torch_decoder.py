@@ -12,7 +12,14 @@ import torch.nn.functional as F
 
 from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole_torch.models import pretrained
-from memconsole_torch.models.decoder import Decoder, RMSNorm, attend, sliding_window_mask
+from memconsole_torch.models.decoder import (
+    Decoder,
+    RMSNorm,
+    attend,
+    rotate,
+    rotation,
+    sliding_window_mask,
+)
 from memconsole_trainer.engine import WeightsError
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights
 from memconsole_trainer.weights.initialize import InitialWeights
@@ -37,10 +44,26 @@ def test_a_saved_hugging_face_model_gives_transformers_logits(
     architecture = tiny_models.ARCHITECTURES[kind]
     weights = HuggingFaceWeights(tmp_path, architecture)
     decoder = pretrained.load(architecture, partial(Decoder, architecture), weights, CPU)
-    tokens = torch.from_numpy(tiny_models.tokens())
-    with torch.no_grad():
-        expected = oracle(input_ids=tokens.long()).logits
-        assert relative_error(decoder.logits(tokens), expected) <= 1e-4
+    for length in (
+        40,
+        24,
+    ):  # longer and shorter than the rows of pretraining that scaled models name
+        tokens = torch.from_numpy(tiny_models.tokens(length=length))
+        with torch.no_grad():
+            expected = oracle(input_ids=tokens.long()).logits
+            assert relative_error(decoder.logits(tokens), expected) <= 1e-4
+
+
+def test_a_rotation_gives_the_same_in_the_operations_for_the_compiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    positions = rotation(tiny_models.ARCHITECTURES["phi4-mini"], 20, local=False, device=CPU)
+    assert positions is not None
+    x = torch.randn(2, 3, 20, 8, generator=torch.Generator().manual_seed(0))
+    plain = rotate(x, positions)
+    assert torch.equal(plain[..., 6:], x[..., 6:])
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    torch.testing.assert_close(rotate(x, positions), plain)
 
 
 def test_every_module_parameter_is_canonical_in_name_shape_and_training() -> None:

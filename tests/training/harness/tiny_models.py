@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,20 @@ LLAMA3_ROPE: dict[str, Any] = {
     "original_max_position_embeddings": 32,
 }
 
+YARN_ROPE: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LONG_ROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.25, 2.0],
+    "long_factor": [1.0, 3.0, 8.0],
+}
+
 ARCHITECTURES: dict[str, Architecture] = {
     "gpt2": Architecture(
         family="gpt2",
@@ -73,6 +88,33 @@ ARCHITECTURES: dict[str, Architecture] = {
     "phi3": Architecture(
         family="phi3", **SIZES, tied_embeddings=False, sliding_window=7, global_every=4
     ),
+    "phi4-mini": Architecture(
+        family="phi3",
+        **{**SIZES, "head_size": 8},
+        rope_theta=500.0,
+        rotary_size=6,
+        rope_scaling=RopeScaling(
+            kind="longrope",
+            factor=4.0,
+            original_positions=32,
+            attention_factor=math.sqrt(1 + math.log(4) / math.log(32)),
+            short_factors=tuple(LONG_ROPE["short_factor"]),
+            long_factors=tuple(LONG_ROPE["long_factor"]),
+        ),
+    ),
+    "qwen2-yarn": Architecture(
+        family="llama",
+        **SIZES,
+        projection_biases=True,
+        rope_theta=500.0,
+        rope_scaling=RopeScaling(
+            kind="yarn",
+            factor=4.0,
+            original_positions=32,
+            attention_factor=0.1 * math.log(4) + 1,
+        ),
+    ),
+    "smollm3": Architecture(family="llama", **SIZES, rope_theta=2e6, unrotated_every=2),
     "gemma": Architecture(
         family="gemma",
         **SIZES,
@@ -147,6 +189,23 @@ def oracle(kind: str) -> Any:
         ),
         "phi3": lambda: t.Phi3ForCausalLM(
             t.Phi3Config(**h, sliding_window=7, bos_token_id=1, eos_token_id=2, rms_norm_eps=1e-6)
+        ),
+        "phi4-mini": lambda: t.Phi3ForCausalLM(
+            t.Phi3Config(
+                **{**h, "head_dim": 8},
+                tie_word_embeddings=True,
+                original_max_position_embeddings=32,
+                rope_parameters=dict(LONG_ROPE),
+                bos_token_id=1,
+                eos_token_id=2,
+                rms_norm_eps=1e-6,
+            )
+        ),
+        "qwen2-yarn": lambda: t.Qwen2ForCausalLM(
+            t.Qwen2Config(**h, tie_word_embeddings=True, rope_parameters=dict(YARN_ROPE))
+        ),
+        "smollm3": lambda: t.SmolLM3ForCausalLM(
+            t.SmolLM3Config(**h, no_rope_layer_interval=2, bos_token_id=None, eos_token_id=None)
         ),
         "gemma": lambda: t.GemmaForCausalLM(t.GemmaConfig(**h)),
         "gemma2": lambda: t.Gemma2ForCausalLM(

@@ -32,6 +32,27 @@ def test_a_published_file_reads_as_its_catalog_model(name: str) -> None:
     assert architecture_from_config(PUBLISHED[name], "config.json") == entry.architecture
 
 
+@pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])
+def test_phi_names_longrope_in_three_ways(kind: str) -> None:
+    scaling = {**PHI4["rope_scaling"], "type": kind}
+    read = architecture_from_config({**PHI4, "rope_scaling": scaling}, "config.json")
+    assert read.rope_scaling is not None
+    assert read.rope_scaling.kind == "longrope"
+    assert read.rope_scaling.attention_factor == pytest.approx(1.1902380714)  # published for 32 x
+    assert read.rotated_size == 48
+    short, long = read.angles(4096, local=False), read.angles(4097, local=False)
+    assert short == pytest.approx([3 * angle for angle in long])
+
+
+def test_no_rope_layers_may_be_empty_or_name_every_layer() -> None:
+    every = {**SMOLLM3, "no_rope_layers": [1] * 36}
+    assert architecture_from_config(every, "config.json").unrotated_every == 0
+    none = {**SMOLLM3, "no_rope_layers": [0] * 40}
+    assert architecture_from_config(none, "config.json").unrotated_every == 1
+    read = architecture_from_config({**SMOLLM3, "no_rope_layers": None}, "config.json")
+    assert [read.is_rotated(layer) for layer in range(5)] == [True, True, True, False, True]
+
+
 def test_every_published_catalog_model_has_its_file_here() -> None:
     assert {m.name for m in catalog.models().values() if m.hub_id} == set(PUBLISHED)
 
@@ -39,6 +60,19 @@ def test_every_published_catalog_model_has_its_file_here() -> None:
 LLAMA = PUBLISHED["llama-3.2-1b"]
 GEMMA3 = PUBLISHED["gemma-3-1b"]
 GEMMA2 = PUBLISHED["gemma-2-2b"]
+SMOLLM3 = PUBLISHED["smollm3-3b"]
+LONG = {"type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [1.5, 2.0]}
+PHI4 = {
+    **PUBLISHED["phi-4"],
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 131_072,
+    "original_max_position_embeddings": 4096,
+    "partial_rotary_factor": 0.75,
+    "rope_scaling": {**LONG, "short_factor": [1.0] * 24, "long_factor": [3.0] * 24},
+}
+"""A small Phi-4-mini."""
 
 
 @pytest.mark.parametrize(
@@ -50,7 +84,19 @@ GEMMA2 = PUBLISHED["gemma-2-2b"]
         (LLAMA, {"model_type": "qwen9"}, 'model_type = "qwen9"'),
         (LLAMA, {"model_type": None}, "model_type = none"),
         (LLAMA, {"model_type": 7}, "model_type = 7"),
-        (LLAMA, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 'rope_type = "yarn"'),
+        (LLAMA, {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, 'rope_type = "dynamic"'),
+        (LLAMA, {"rope_scaling": {"rope_type": "yarn", "factor": -4.0}}, "factor = -4.0"),
+        (LLAMA, {"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_theta"),
+        (LLAMA, {"rope_scaling": {"rope_type": "longrope"}}, "short_factor = none"),
+        (LLAMA, {"rope_scaling": {**LONG, "short_factor": [1.0, "2"]}}, 'short_factor = "2"'),
+        (LLAMA, {"rope_scaling": LONG}, "short_factor = \"2 numbers\": expected 32"),
+        (LLAMA, {"rope_scaling": LONG, "original_max_position_embeddings": 1}, "more than 1"),
+        (PHI4, {"partial_rotary_factor": 1.5}, "partial_rotary_factor = 1.5"),
+        (PHI4, {"partial_rotary_factor": 0.001}, "partial_rotary_factor = 0.001"),
+        (SMOLLM3, {"no_rope_layers": [1, 0, 0, 1] * 9}, "no_rope_layers"),
+        (SMOLLM3, {"no_rope_layers": [1, 2]}, "expected a list of 0 and 1"),
+        (SMOLLM3, {"no_rope_layers": 4}, "expected a list of 0 and 1"),
+        (LLAMA, {"no_rope_layers": [1, 0]}, "no_rope_layers"),
         (LLAMA, {"rope_scaling": {"rope_type": "llama3"}}, "factor"),
         (LLAMA, {"rope_scaling": 3}, "rope_scaling"),
         (LLAMA, {"quantization_config": {"bits": 4}}, "quantization_config"),

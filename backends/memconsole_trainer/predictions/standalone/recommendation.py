@@ -78,15 +78,18 @@ class Recommender:
             local = window is not None and (layer + 1) % a["global_every"] != 0
             seen = torch.ones(length, length, dtype=torch.bool).tril()
             seen = seen.triu(1 - window) if local else seen
+            turn: str | None = "local" if local else "global"
+            if a["unrotated_every"] and (layer + 1) % a["unrotated_every"] == 0:
+                turn = None
             at = f"layers.{layer}"
-            y = self.attention(f"{at}.attention", self.norm(f"{at}.attention_norm", x), seen, local)
+            y = self.attention(f"{at}.attention", self.norm(f"{at}.attention_norm", x), seen, turn)
             x = x + (self.norm(f"{at}.attention_post_norm", y) if a["post_norms"] else y)
             y = self.mlp(f"{at}.mlp", self.norm(f"{at}.mlp_norm", x))
             x = x + (self.norm(f"{at}.mlp_post_norm", y) if a["post_norms"] else y)
         return self.norm("norm", x)
 
-    def attention(self, name: str, x: Tensor, seen: Tensor, local: bool) -> Tensor:
-        """Attention of x (B, T, H) over the positions that are `seen` (T, T)."""
+    def attention(self, name: str, x: Tensor, seen: Tensor, turn: str | None) -> Tensor:
+        """Attention of x (B, T, H) over the positions that are `seen` (T, T). `turn` names its rotation."""
         a = self.config["decoder"]
         q, k, v = (
             self.linear(f"{name}.{part}", x).unflatten(-1, (-1, a["head_size"]))  # (B, T, A, D)
@@ -95,8 +98,8 @@ class Recommender:
         if a["query_key_norm"]:
             q, k = (self.norm(f"{name}.{part}_norm", y) for part, y in (("query", q), ("key", k)))
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))  # (B, A, T, D)
-        if a["positions"] == "rope":
-            q, k = self.rotated(q, local), self.rotated(k, local)
+        if a["positions"] == "rope" and turn is not None:
+            q, k = self.rotated(q, turn), self.rotated(k, turn)
         k, v = (y.repeat_interleave(a["heads"] // a["kv_heads"], dim=1) for y in (k, v))
         scores = q @ k.mT * (a["attention_scale"] or a["head_size"] ** -0.5)
         if a["attention_cap"] is not None:
@@ -104,22 +107,16 @@ class Recommender:
         y = scores.masked_fill(~seen, -math.inf).softmax(-1) @ v
         return self.linear(f"{name}.output", y.transpose(1, 2).flatten(-2))
 
-    def rotated(self, x: Tensor, local: bool) -> Tensor:
-        """x (B, A, T, D), each half of it rotated by its position (rotary positions)."""
-        a = self.config["decoder"]
-        theta = a["rope_local_theta"] if local else a["rope_theta"]
-        turns = theta ** -(torch.arange(0, a["head_size"], 2) / a["head_size"])
-        scaling = None if local else a["rope_scaling"]
-        if scaling is not None:  # positions beyond those of pretraining
-            low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-            within = turns * scaling["original_positions"] / (2 * math.pi)
-            keep = ((within - low) / (high - low)).clamp(0, 1)
-            keep = keep if scaling["kind"] == "llama3" else torch.zeros_like(keep)
-            turns = keep * turns + (1 - keep) * turns / scaling["factor"]
+    def rotated(self, x: Tensor, turn: str) -> Tensor:
+        """x (B, A, T, D), the first elements of each head rotated by their position (rotary positions)."""
+        turns = torch.tensor(self.config["rotation"][turn]["angles"])
         angles = torch.outer(torch.arange(x.shape[2]), turns)
-        cos, sin = angles.cos(), angles.sin()
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        factor = self.config["rotation"][turn]["factor"]
+        cos, sin = angles.cos() * factor, angles.sin() * factor
+        size = 2 * len(turns)
+        first, second = x[..., :size].chunk(2, dim=-1)
+        ahead, across = first * cos - second * sin, second * cos + first * sin
+        return torch.cat((ahead, across, x[..., size:]), dim=-1)
 
     def mlp(self, name: str, x: Tensor) -> Tensor:
         a = self.config["decoder"]
