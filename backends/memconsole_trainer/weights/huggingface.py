@@ -89,7 +89,13 @@ _PHI3_JOINED = {name: joined for joined in (_QKV, _GATE_UP) for name in joined[1
 """The stored module of each joined matrix, with the matrices that it contains, in the order of their rows."""
 _BUFFER = re.compile(r"(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)$")
 """Constants that older checkpoints hold in addition to the weights."""
-_OTHER_TOWERS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.")
+_IMAGES = (
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+)
+"""What a model that also sees images has beside its language model."""
 
 
 def stored(parameter: Parameter, architecture: Architecture) -> ParameterPlace | None:
@@ -173,6 +179,8 @@ class HuggingFaceWeights:
             )
         count = sum(self._parameters[name].size for name in self._places)
         files = f"{len(self._files)} file{'s' if len(self._files) > 1 else ''}"
+        if any(name.startswith(_IMAGES) for file in self._files for name in file.names()):
+            spare.append("what sees images")
         left_out = f"; not used: {_listed(spare)}" if spare else ""
         self.read = f"{count:,} parameters read from {files}{left_out}"
 
@@ -270,7 +278,7 @@ def _prefixes_removed(
     for file in files:
         for original in file.names():
             name = original
-            if name.startswith(_OTHER_TOWERS):
+            if name.startswith(_IMAGES):
                 continue
             if name.startswith("model.language_model."):
                 name = "model." + name.removeprefix("model.language_model.")

@@ -53,6 +53,18 @@ _IMPLEMENTED = {
     "smollm3": ("no_rope_layers",),
 }
 """Of these keys, those whose other values are implemented for a model type."""
+_WITH_IMAGES: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    },
+    "mistral3": {},
+}
+"""Model types that also see images, with the sizes that their files may leave out. Their language model is read."""
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
 
 
@@ -64,11 +76,12 @@ def architecture_from_config(config: Mapping[str, Any], where: str) -> Architect
     """
     read = Config(config, where)
     model_type = read.text("model_type", "")
+    if model_type in _WITH_IMAGES:
+        return architecture_from_config(_language_model(read, model_type, config), where)
     make = _FAMILIES.get(model_type)
     if make is None:
-        raise refusal(
-            where, "model_type", model_type or None, f"one of {', '.join(sorted(_FAMILIES))}"
-        )
+        known = ", ".join(sorted([*_FAMILIES, *_WITH_IMAGES]))
+        raise refusal(where, "model_type", model_type or None, f"one of {known}")
     for key, allowed in _PLAIN.items():
         value = config.get(key)
         if value not in allowed and key not in _IMPLEMENTED.get(model_type, ()):
@@ -93,6 +106,16 @@ def _check_factors(made: Architecture, where: str) -> None:
     for key, found in factors.items():
         if len(found) != pairs:
             raise refusal(where, key, f"{len(found)} numbers", f"{pairs}, one for each pair")
+
+
+def _language_model(c: Config, model_type: str, outer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config.json that describes the language model. Raises `PlanError`."""
+    found = c.table("text_config")
+    if found.get("model_type") not in _FAMILIES:
+        expected = "that of a language model: " + ", ".join(sorted(_FAMILIES))
+        raise refusal(c.where, "text_config.model_type", found.get("model_type"), expected)
+    said = ("tie_word_embeddings", "quantization_config")
+    return {**_WITH_IMAGES[model_type], **{k: outer[k] for k in said if k in outer}, **found}
 
 
 def read_architecture(directory: str) -> Architecture:

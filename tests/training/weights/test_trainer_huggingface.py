@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.models.files import weight_files
+from memconsole.plan.models.huggingface import read_architecture
 from memconsole.plan.plan import PlanError
+from memconsole_torch.models import pretrained
+from memconsole_torch.models.decoder import Decoder
 from memconsole_trainer.engine import WeightsError
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights, exported
 from memconsole_trainer.weights.initialize import InitialWeights
@@ -228,3 +233,24 @@ def test_tensors_that_are_no_weights_of_their_own_are_reported(tmp_path: Path) -
     save_file(file, path, metadata={"format": "pt"})
     read = HuggingFaceWeights(tmp_path, architecture).read
     assert read == f"{whole}; not used: {', '.join(constants[:3])} and 1 more"
+
+
+def test_a_model_that_sees_images_gives_its_language_model(tmp_path: Path) -> None:
+    text = {**SMALL, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+              "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=3
+    )
+    transformers.Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path)
+    architecture = read_architecture(str(tmp_path))
+    found = HuggingFaceWeights(tmp_path, architecture)
+    assert found.read.endswith("; not used: what sees images")
+    tokens = torch.arange(20)[None]
+    decoder = pretrained.load(
+        architecture, partial(Decoder, architecture), found, torch.device("cpu")
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        expected = model(input_ids=tokens).logits
+        torch.testing.assert_close(decoder.logits(tokens), expected, atol=1e-4, rtol=1e-4)
