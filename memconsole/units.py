@@ -72,6 +72,14 @@ def format_rate(per_second: float) -> str:
     return f"{per_second:,.0f}" if per_second >= 9.95 or not per_second else f"{per_second:.2g}"
 
 
+def format_measure(value: float) -> str:
+    """A loss or another measure: four decimals, and fewer from a thousand on; ``2.594e+10`` from a billion on."""
+    size = abs(value)
+    if size >= 1e9:
+        return f"{value:.3e}"
+    return f"{value:,.{4 if size < 1000 else 1 if size < 100_000 else 0}f}"
+
+
 def format_step(seconds: float) -> str:
     """``310 ms``, ``4.2 ms``, ``85 µs``: a duration that may be well below a second."""
     if not 0 < seconds < 0.9995:

@@ -15,11 +15,12 @@ from memconsole.plan.sections.hybrid import PHASES
 from memconsole.plan.tasks import TASKS
 from memconsole.runs.read.follow import status
 from memconsole.runs.read.report.report import Report, report
+from memconsole.runs.read.shown.jumps import saved_word
 from memconsole.runs.read.shown.missing import marked, missing_words
 from memconsole.runs.read.shown.words import ended_words
 from memconsole.runs.read.state.figures import figures
 from memconsole.runs.record.directory import RunDirectory, find_run
-from memconsole.units import format_bytes
+from memconsole.units import format_bytes, format_measure
 
 
 @click.command()
@@ -96,7 +97,7 @@ def _told(made: Report, figure: str) -> str:
 
 
 def _loss(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.4f}"
+    return "n/a" if value is None else format_measure(value)
 
 
 def _speeds(reports: list[Report]) -> tuple[str, list[str]]:
@@ -140,7 +141,7 @@ def _hybrid(reports: list[Report]) -> list[tuple[str, list[str]]]:
     rows = []
     if any(made.jumps for made in reports):
         words = [
-            f"{j.kept:,} of {j.tried:,}, {j.steps_saved:,.0f} steps saved"
+            f"{j.kept:,} of {j.tried:,}, {saved_word(j.steps_saved)}"
             if (j := made.jumps)
             else "n/a"
             for made in reports

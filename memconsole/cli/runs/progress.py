@@ -16,7 +16,13 @@ from memconsole.runs.read.state.figures import best_evaluation, figures
 from memconsole.runs.read.state.ranks import highest
 from memconsole.runs.read.state.stages import stage_words
 from memconsole.runs.record.states import WAIT_DISK
-from memconsole.units import format_bytes, format_count, format_duration, format_rate
+from memconsole.units import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_measure,
+    format_rate,
+)
 
 WIDTH = 80
 _STEADY = ("queued", "train", *PHASES, "evaluate", "checkpoint", "sample", WAIT_DISK)
@@ -83,7 +89,7 @@ class ProgressLines:
             self._evaluated = evaluation.step
             more = [f.words for f in figures(task_of(run.plan), evaluation)]
             if evaluation.train_loss is not None:
-                more.insert(0, f"{evaluation.train_loss:.4f} on training rows")
+                more.insert(0, f"{format_measure(evaluation.train_loss)} on training rows")
             words = [f"step {evaluation.step:,}", f"validation loss {_loss(evaluation.loss)}"]
             yield "  ".join([*words, *more])
         for epoch in run.epochs:
@@ -92,7 +98,7 @@ class ProgressLines:
             self._epoch = epoch.epoch
             words = [f"epoch {epoch.epoch}", f"train loss {_train_loss(epoch.train_loss)}"]
             if epoch.validation_loss is not None:
-                words.append(f"validation loss {epoch.validation_loss:.4f}")
+                words.append(f"validation loss {format_measure(epoch.validation_loss)}")
             yield "  ".join([*words, f"{epoch.minutes:.2f} min"])
         if facts.sample and facts.sample.step > self._sample:
             self._sample = facts.sample.step
@@ -174,7 +180,7 @@ def summary(run: RunSnapshot) -> str:
         for found in figures(task_of(run.plan), last, summary=True):
             label = found.measure.label
             title = f"{label[0].upper()}{label[1:]}'s loss" if found.baseline else f"Final {label}"
-            rows.append((title, f"{found.value:.4f}"))
+            rows.append((title, format_measure(found.value)))
     if ended is not None and ended.early:
         rows.append(("Ended", ended.early))
     time = f"{run.minutes:.2f} minutes ({run.minutes / 60:.2f} hours)"
@@ -225,4 +231,4 @@ def _train_loss(value: float | None) -> str:
 
 
 def _loss(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.4f}"
+    return "not finite" if value is None else format_measure(value)

@@ -17,6 +17,7 @@ from memconsole.runs.read.shown.missing import MARK
 from memconsole.runs.read.shown.snapshot import Symptom
 from memconsole.runs.record.directory import find_run
 from memconsole.runs.record.states import OUT_OF_MEMORY
+from memconsole.units import format_measure
 
 
 @click.command()
@@ -56,4 +57,4 @@ def symptom_lines(symptom: Symptom) -> list[str]:
 
 
 def _loss(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.4f}"
+    return "n/a" if value is None else format_measure(value)

@@ -15,7 +15,7 @@ from memconsole.runs.read.shown.missing import MARK, missing_words
 from memconsole.runs.read.shown.words import state_word
 from memconsole.runs.record.directory import list_runs
 from memconsole.runs.record.states import LIVE
-from memconsole.units import format_bytes, format_duration
+from memconsole.units import format_bytes, format_duration, format_measure
 
 HEADS = (
     *("run", "name", "state", "model", "backend", "step", "loss"),
@@ -108,7 +108,7 @@ def _best(run: RunStatus) -> str:
 
 
 def _figure(value: float | None, run: RunStatus) -> str:
-    return ("-" if value is None else f"{value:.4f}") + _mark(run)
+    return ("-" if value is None else format_measure(value)) + _mark(run)
 
 
 def _mark(run: RunStatus) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.sections import Plan
+from memconsole.units import format_measure
 
 DTYPE_BYTES = {"int32": 4, "float32": 4}
 
@@ -37,7 +38,9 @@ class Measure(msgspec.Struct, frozen=True):
     def told(self, value: float | None) -> str:
         """A value with its unit, or with its label if it has none: ``1.6689 nats``, ``0.0161 masked MSE``. None stands for
         a value that is not finite."""
-        return "not finite" if value is None else f"{value:.4f} {self.unit or self.label}"
+        return (
+            "not finite" if value is None else f"{format_measure(value)} {self.unit or self.label}"
+        )
 
     @property
     def direction(self) -> str:

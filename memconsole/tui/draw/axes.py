@@ -122,10 +122,19 @@ def y_labels(axes: Axes, height: int) -> dict[int, str]:
     first = math.ceil(axes.y_low / step - 1e-9)
     values = [n * step for n in range(first, first + 12) if n * step <= axes.y_high + step / 1e6]
     largest = max(map(abs, values), default=0.0)
-    if step < 0.0999 * largest and largest < 100:  # numbers that differ in later digits
-        digits = min(4, max(0, math.ceil(-math.log10(step) - 1e-9)))
-        return {_row_of(axes, v, height): f"{v:.{digits}f}" for v in values}
-    return {_row_of(axes, value, height): number(value) for value in values}
+    written = _later_digits(values, step) if step < 0.0999 * largest else None
+    written = written or [number(value) for value in values]
+    return {_row_of(axes, v, height): word for v, word in zip(values, written, strict=True)}
+
+
+def _later_digits(values: list[float], step: float) -> list[str] | None:
+    """Numbers that first differ in later digits, such as 25.70M and 25.75M; None if they do not fit."""
+    for unit, letter in ((1.0, ""), (1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T")):
+        digits = max(0, math.ceil(-math.log10(step / unit) - 1e-9))
+        written = [f"{value / unit:,.{digits}f}{letter}" for value in values]
+        if all(len(word) <= LABEL_CELLS for word in written):
+            return written
+    return None
 
 
 def _row_of(axes: Axes, value: float, height: int) -> int:

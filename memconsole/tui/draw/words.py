@@ -5,7 +5,7 @@ from __future__ import annotations
 from memconsole.devices.reading import Missing
 from memconsole.memory.verdict import Verdict
 from memconsole.runs.read.shown.words import Shown, state_word
-from memconsole.units import format_bytes, format_duration, format_rate, format_step
+from memconsole.units import format_bytes, format_duration, format_measure, format_rate, format_step
 
 STATES: dict[str, tuple[str, str]] = {
     "queued": ("◌", "accent"),
@@ -78,7 +78,12 @@ def loss_word(loss: float | None, reason: str = "not finite") -> str:
 
 
 def measure_word(value: float) -> str:
-    """A loss or measure: three decimals, or three significant digits if it is small."""
+    """A loss or measure: three decimals, or three significant digits if it is small; ``25.94M`` if it is large."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if size <= abs(value) < 1000 * size:
+            return f"{value / size:.2f}{letter}"
+    if abs(value) >= 1000:
+        return format_measure(value)
     return f"{value:.3f}" if abs(value) >= 0.1 or value == 0 else f"{value:.3g}"
 
 

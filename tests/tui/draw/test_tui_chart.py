@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from memconsole.tui.draw.axes import Axes, horizon, nice_ratio, number, y_axis, y_labels
 from memconsole.tui.draw.chart import GLYPHS, Series, choose_axes, plot
 from memconsole.tui.draw.ink import plain, width_of
+from memconsole.tui.draw.words import measure_word
+from memconsole.units import format_measure
 
 values = st.one_of(
     st.floats(allow_nan=True, allow_infinity=True, width=32),
@@ -167,3 +169,30 @@ def test_round_numbers_stand_around_a_value(value: float) -> None:
     assert nice_ratio(value, up=False) <= value * (1 + 1e-9)
     assert nice_ratio(value, up=True) >= value * (1 - 1e-9)
     assert nice_ratio(value, up=True) <= 2.51 * nice_ratio(value, up=False)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (12_300, 12_400, ["12,300", "12,320", "12,340", "12,360", "12,380", "12,400"]),
+        (25_600_000, 26_000_000, ["25.6M", "25.7M", "25.8M", "25.9M", "26.0M"]),
+        (0, 30_000_000, ["0", "1e7", "2e7", "3e7"]),
+    ],
+)
+def test_large_numbers_along_an_axis_differ(low: float, high: float, expected: list[str]) -> None:
+    assert list(y_labels(Axes(0, 1, low, high), 15).values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "word", "measured"),
+    [
+        (0.0123, "0.0123", "0.0123"),
+        (-3.14159, "-3.142", "-3.1416"),
+        (90_108.04, "90,108.0", "90,108.0"),
+        (25_942_290.6, "25.94M", "25,942,291"),
+        (4e12, "4.00T", "4.000e+12"),
+    ],
+)
+def test_a_large_measure_is_short(value: float, word: str, measured: str) -> None:
+    assert measure_word(value) == word
+    assert format_measure(value) == measured

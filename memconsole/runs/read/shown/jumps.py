@@ -11,11 +11,11 @@ def counts_word(jump: events.Jump) -> str:
     return f"{jump.kept:,} of {jump.tried:,} kept{undone}"
 
 
-def saved_word(jump: events.Jump) -> str:
-    """``340 steps saved``: the gradient steps that they stand for."""
-    return f"{jump.steps_saved:,.0f} steps saved"
+def saved_word(steps: float) -> str:
+    """``340 steps saved``: the gradient steps that jumps stand for, less those that tried ones took."""
+    return f"{abs(steps):,.0f} steps {'lost' if steps <= -0.5 else 'saved'}"
 
 
 def jump_words(jump: events.Jump) -> str:
     """All counts of a run's jumps, and the confidence after the last one."""
-    return f"{counts_word(jump)}, {saved_word(jump)}, confidence {jump.confidence:.0%}"
+    return f"{counts_word(jump)}, {saved_word(jump.steps_saved)}, confidence {jump.confidence:.0%}"

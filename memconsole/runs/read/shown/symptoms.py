@@ -13,6 +13,7 @@ from memconsole.runs.read.shown.snapshot import Help, Symptom
 from memconsole.runs.read.state.figures import baseline_of
 from memconsole.runs.read.state.pace import data_wait_share
 from memconsole.runs.read.state.reduce import RunState
+from memconsole.units import format_measure
 
 MUCH_WAITING = 0.2
 """Share of a step spent waiting for data from which the run is reported as waiting for data."""
@@ -73,8 +74,8 @@ def not_learning(plan: Plan, state: RunState) -> Symptom | None:
         wider = {"data.shuffle_buffer": plan.data.shuffle_buffer * 5}
         helps.append(Help(wider, "more mixing, if neighbouring rows are alike"))
     words = (
-        f"not learning: validation loss {last:.4f} after {state.step:,} steps is no better than the "
-        f"{baseline.measure.label} ({baseline.value:.4f}), and the training loss is flat"
+        f"not learning: validation loss {format_measure(last)} after {state.step:,} steps is no better than the "
+        f"{baseline.measure.label} ({format_measure(baseline.value)}), and the training loss is flat"
     )
     return Symptom("not_learning", words, _accepted(plan, helps))
 
@@ -105,8 +106,8 @@ def overfitting(plan: Plan, state: RunState) -> Symptom | None:
         fewer = {"model.target_params": plan.model.target_params // 2}
         helps.append(Help(fewer, "a smaller model memorizes less"))
     words = (
-        f"overfitting: validation loss {last:.4f}, best {best:.4f} at step {best_step:,}, while the "
-        f"training loss is {trained:.4f}"
+        f"overfitting: validation loss {format_measure(last)}, best {format_measure(best)} at step {best_step:,}, while the "
+        f"training loss is {format_measure(trained)}"
     )
     return Symptom("overfitting", words, _accepted(plan, helps))
 

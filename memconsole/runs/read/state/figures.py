@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from memconsole.plan.tasks import Measure, Task
 from memconsole.plan.tasks.judging import best_of, measure_of, scores_of
+from memconsole.units import format_measure
 
 
 class Evaluated(Protocol):
@@ -39,7 +40,11 @@ class Figure(NamedTuple):
     def words(self) -> str:
         """The number with its name; a baseline is in brackets."""
         label = self.measure.label
-        return f"({label} {self.value:.4f})" if self.baseline else f"{self.value:.4f} {label}"
+        return (
+            f"({label} {format_measure(self.value)})"
+            if self.baseline
+            else f"{format_measure(self.value)} {label}"
+        )
 
 
 def baseline_of(task: Task, evaluations: Sequence[Evaluated]) -> Figure | None:
@@ -58,7 +63,7 @@ class Best(NamedTuple):
     @property
     def words(self) -> str:
         """``0.1234 Recall@10 at step 400, higher is better``. The direction is left out for a loss."""
-        found = f"{self.value:.4f} {self.measure.label} at step {self.step:,}"
+        found = f"{format_measure(self.value)} {self.measure.label} at step {self.step:,}"
         return found if self.measure.label == "loss" else f"{found}, {self.measure.direction}"
 
 
