@@ -34,7 +34,6 @@ from memconsole.plan.data.left_out import left_out
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
-from memconsole.plan.toggles.optimizations import BY_KEY
 from memconsole.plan.training import recipe
 from memconsole.plan.training.origin import origin
 from memconsole.units import (
@@ -43,7 +42,6 @@ from memconsole.units import (
     format_duration,
     format_rate,
     format_step,
-    value_word,
 )
 
 DOES_NOT_FIT = 3
@@ -281,15 +279,16 @@ def text(plan: Plan, found: Estimate, more: Needed | None = None) -> str:
 
 
 def _changes(savings: Sequence[Saving]) -> list[str]:
-    """What each change of one setting would do. Values of a setting that have the same effect share a line."""
+    """What each change of one setting would do, with names and values as --set takes them. Values that have the same
+    effect share a line."""
     rows = [["what one change would do", "", "memory", "time"]]
     several = Counter(saving.key for saving in savings)
     for (key, *effects), group in groupby(savings, _effect):
-        values = [value_word(saving.value) for saving in group]
+        values = [plans.written(saving.value) for saving in group]
         words = ", ".join(values)
         if len(values) > 2:
             words = "any" if len(values) == several[key] else f"{values[0]} … {values[-1]}"
-        rows.append([BY_KEY[key].label if key in BY_KEY else key, words, *effects])
+        rows.append([key, words, *effects])
     return columns(rows, left=(0, 1, 2, 4))
 
 

@@ -50,26 +50,34 @@ MODES: dict[HybridMode, PhaseLengths] = {
 _Steps = Annotated[int, Meta(ge=1, le=MOST)]
 
 
+def _by_mode(name: str) -> str:
+    """The values of the modes, in their order: ``none: 200, 100 or 50, by the mode``."""
+    *others, last = (f"{getattr(lengths, name):g}" for lengths in MODES.values())
+    return f"none: {', '.join(others)} or {last}, by the mode"
+
+
 class HybridChoice(Section, frozen=True, kw_only=True):
     mode: Annotated[
         HybridMode, about("predict weights between phases of training; how often and how far")
     ] = "off"
     warmup_steps: Annotated[
         Annotated[int, Meta(ge=0, le=MOST)] | None,
-        about("gradient steps before anything is predicted; none: the mode's"),
+        about(f"gradient steps before anything is predicted; {_by_mode('warmup_steps')}"),
     ] = None
     full_steps: Annotated[
-        _Steps | None, about("gradient steps of a full phase; none: the mode's")
+        _Steps | None, about(f"gradient steps of a full phase; {_by_mode('full_steps')}")
     ] = None
     correct_steps: Annotated[
         int, about("gradient steps after each predict phase", ge=1, le=MOST)
     ] = 5
     horizon: Annotated[
-        _Steps | None, about("most gradient steps that a jump stands for; none: the mode's")
+        _Steps | None, about(f"most gradient steps that a jump stands for; {_by_mode('horizon')}")
     ] = None
     confidence: Annotated[
         Annotated[float, Meta(ge=0.0, le=1.0)] | None,
-        about("predict only if at least this share of recent jumps succeeded; none: the mode's"),
+        about(
+            f"predict only if at least this share of recent jumps succeeded; {_by_mode('confidence')}"
+        ),
     ] = None
     correction_interval: Annotated[int, about("most steps of a predict phase", ge=1, le=1_000)] = 2
     predict_rounds: Annotated[

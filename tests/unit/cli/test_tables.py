@@ -50,7 +50,7 @@ def test_numbers_are_distributed_over_blocks(monkeypatch: pytest.MonkeyPatch) ->
     assert len(tables.in_blocks(rows)) == 2, "no number of blocks is narrow enough"
 
 
-def test_values_with_the_same_effect_share_a_line() -> None:
+def test_changes_are_named_as_set_takes_them_and_values_with_the_same_effect_share_a_line() -> None:
     def saving(key: str, value: object, saves: int = 0) -> Saving:
         return Saving(
             key=key,
@@ -66,10 +66,12 @@ def test_values_with_the_same_effect_share_a_line() -> None:
         *(saving("train.batch_size", n, n << 20) for n in (1, 2)),
         *(saving("data.shuffle_buffer", n) for n in (1_000, 5_000)),
         *(saving("data.limit", n) for n in (10, 20, 30)),
+        saving("optimize.fused_loss", True, 1),
         saving("data.sequence_length", 64, 1),
         *(saving("data.sequence_length", n) for n in (128, 256, 512)),
     ]
     words = [line.split("  ") for line in _changes(found)]
+    assert words[1][0] == "train.batch_size"
     assert [[cell.strip() for cell in line if cell][1] for line in words] == [
-        "memory", "1", "2", "1,000, 5,000", "any", "64", "128 … 512",
+        "memory", "1", "2", "1000, 5000", "any", "true", "64", "128 … 512",
     ]  # fmt: skip
