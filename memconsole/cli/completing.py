@@ -54,6 +54,34 @@ def assignments(
     return _items(((f"{key}={value}", words) for value, words in _values(setting)), incomplete)
 
 
+def kept(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The settings that a search changes."""
+    from memconsole.plan import plan as plans
+    from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
+
+    keys = [key for row in OPTIMIZATIONS for key in row.settings]
+    return _items(((key, plans.SETTINGS[key].help) for key in keys), incomplete)
+
+
+def kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The kinds of data that can be made."""
+    from memconsole.plan.data.made import KINDS
+
+    return _items(((kind.name, kind.help) for kind in KINDS), incomplete)
+
+
+def tags(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The tags that runs have."""
+    from memconsole.runs.record.directory import RunError, list_runs
+    from memconsole.runs.record.labels import read_labels
+
+    try:
+        found = {tag for run in list_runs()[:MOST_RUNS] for tag in read_labels(run.path).tags}
+    except (RunError, OSError):
+        return []
+    return _items(((tag, "") for tag in sorted(found)), incomplete)
+
+
 def checkpoints(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:

@@ -6,11 +6,12 @@ import sys
 
 import click
 
+from memconsole.cli import completing
 from memconsole.errors import UserError
 
 
 @click.command()
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=completing.run_names)
 @click.option(
     "--port",
     default=0,

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from memconsole import typed_json
+from memconsole.cli import completing
 from memconsole.cli.data.inspection import inspection
 from memconsole.cli.data.lengths import lengths_words
 from memconsole.cli.data.make import make_command
@@ -32,7 +33,14 @@ command.add_command(make_command)
 
 @command.command("inspect")
 @click.argument("source")
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="As for plan.")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=completing.assignments,
+    help="As for plan.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option(
     "--lengths/--no-lengths", default=True, help="Tokenize documents and report their lengths."

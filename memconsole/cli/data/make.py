@@ -14,6 +14,7 @@ from typing import Any
 import click
 import msgspec
 
+from memconsole.cli import completing
 from memconsole.cli.tables import columns
 from memconsole.plan.data.made import KINDS, kind, parse_options, parse_size
 from memconsole.plan.plan import PlanError
@@ -39,7 +40,7 @@ class _Help(click.Command):
 
 
 @click.command("make", cls=_Help)
-@click.argument("name", metavar="KIND")
+@click.argument("name", metavar="KIND", shell_complete=completing.kinds)
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
     "--size", required=True, help="How much: 100000, 100k, 1.5M, 1g; or bytes: 512MiB, 2GB."

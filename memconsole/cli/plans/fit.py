@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from memconsole.calibration import Receipts
+from memconsole.cli import completing
 from memconsole.cli.data.lengths import document as rows_document
 from memconsole.cli.data.lengths import lines as rows_lines
 from memconsole.cli.data.lengths import row_lengths
@@ -51,7 +52,13 @@ LEAST_BUDGET = MIB
 @click.command()
 @plan_options
 @click.option("--budget", "amount", metavar="SIZE", help="Usable memory instead, as in 12GiB.")
-@click.option("--keep", multiple=True, metavar="KEY", help="Leave this setting as it is.")
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="KEY",
+    shell_complete=completing.kept,
+    help="Leave this setting as it is.",
+)
 @click.option(
     "--allow",
     multiple=True,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from memconsole.cli import completing
 from memconsole.devices.budget import budget
 from memconsole.memory.estimate import estimate
 from memconsole.plan import plan as plans
@@ -25,7 +26,7 @@ LEAST_GIB = 8
 
 
 @click.command()
-@click.argument("run_or_plan")
+@click.argument("run_or_plan", shell_complete=completing.run_names)
 @click.option(
     "--to",
     "engine",
@@ -36,7 +37,14 @@ LEAST_GIB = 8
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file."
 )
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Change a setting.")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=completing.assignments,
+    help="Change a setting.",
+)
 @click.option("--name", metavar="TEXT", help="The name of the job and of its run.")
 @click.option(
     "--volume",

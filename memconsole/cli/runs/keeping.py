@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import click
 
-from memconsole.cli.completing import run_names
+from memconsole.cli import completing
 from memconsole.plan.machine.trackers import NAMES, check_trackers
 from memconsole.runs.act.delete import begun_from, check_deletable, delete_run
 from memconsole.runs.act.trackers import start_trackers
@@ -19,7 +19,7 @@ from memconsole.units import format_bytes
 
 
 @click.command()
-@click.argument("run", shell_complete=run_names)
+@click.argument("run", shell_complete=completing.run_names)
 @click.argument("name")
 def rename(run: str, name: str) -> None:
     """Give RUN another NAME, which no other run has. It may be training: its id, folder and files stay
@@ -31,9 +31,16 @@ def rename(run: str, name: str) -> None:
 
 
 @click.command()
-@click.argument("run", shell_complete=run_names)
+@click.argument("run", shell_complete=completing.run_names)
 @click.argument("tags", nargs=-1)
-@click.option("--remove", "removed", multiple=True, metavar="TAG", help="Remove a tag.")
+@click.option(
+    "--remove",
+    "removed",
+    multiple=True,
+    metavar="TAG",
+    shell_complete=completing.tags,
+    help="Remove a tag.",
+)
 def tag(run: str, tags: tuple[str, ...], removed: tuple[str, ...]) -> None:
     """Add TAGS to RUN, or remove some. Without any, print the tags of RUN."""
     found = find_run(run)
@@ -46,7 +53,7 @@ def tag(run: str, tags: tuple[str, ...], removed: tuple[str, ...]) -> None:
 
 
 @click.command()
-@click.argument("run", shell_complete=run_names)
+@click.argument("run", shell_complete=completing.run_names)
 @click.argument("text", required=False)
 def note(run: str, text: str | None) -> None:
     """Keep TEXT as the note of RUN; "" removes it. Without TEXT, print it."""
@@ -58,7 +65,7 @@ def note(run: str, text: str | None) -> None:
 
 
 @click.command()
-@click.argument("run", shell_complete=run_names)
+@click.argument("run", shell_complete=completing.run_names)
 def send(run: str) -> None:
     """Send the figures of RUN that its trackers (W&B, MLflow) lack, in the background.
 
@@ -73,7 +80,7 @@ def send(run: str) -> None:
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, shell_complete=run_names)
+@click.argument("runs", nargs=-1, required=True, shell_complete=completing.run_names)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def delete(runs: tuple[str, ...], yes: bool) -> None:
     """Delete all files of RUNS, checkpoints included. A run that is training is never deleted."""

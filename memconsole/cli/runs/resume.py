@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from memconsole.cli.completing import run_names
+from memconsole.cli import completing
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check
 from memconsole.plan.models.files import TOKENIZER_JSON
@@ -25,7 +25,7 @@ from memconsole.runs.record.requests import pause_asked
 
 
 @click.command()
-@click.argument("run", default="latest", shell_complete=run_names)
+@click.argument("run", default="latest", shell_complete=completing.run_names)
 @click.option("--follow/--detach", "watch", default=False, help="Print its progress.")
 @click.option("--changed-data", is_flag=True, help="Continue although the data have changed since.")
 @click.option(
@@ -36,7 +36,8 @@ from memconsole.runs.record.requests import pause_asked
     "assignments",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Go on with another length, rate, logging, evaluation or saving.",
+    shell_complete=completing.assignments,
+    help=f"Change a setting: {resuming.MAY_CHANGE} may change.",
 )
 @click.pass_context
 def command(

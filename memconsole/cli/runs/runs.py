@@ -8,6 +8,7 @@ import time
 import click
 import msgspec
 
+from memconsole.cli import completing
 from memconsole.cli.runs.keeping import delete, note, rename, send, tag
 from memconsole.cli.tables import columns
 from memconsole.runs.read.follow import RunStatus, status
@@ -30,7 +31,14 @@ NAME_WIDTH = 40
     "--json", "as_json", is_flag=True, help="Print a JSON list; `word` is the state as listed here."
 )
 @click.option("--live", is_flag=True, help="Only runs that are training.")
-@click.option("--tag", "tags", multiple=True, metavar="TAG", help="Only runs that have this tag.")
+@click.option(
+    "--tag",
+    "tags",
+    multiple=True,
+    metavar="TAG",
+    shell_complete=completing.tags,
+    help="Only runs that have this tag.",
+)
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, live: bool, tags: tuple[str, ...]) -> None:
     """List runs, live first, then newest first; or rename, tag, note or delete one.

@@ -13,7 +13,7 @@ from types import FrameType
 import click
 
 from memconsole.calibration import calibrated_here
-from memconsole.cli import output
+from memconsole.cli import completing, output
 from memconsole.cli.options import build_plan, plan_options
 from memconsole.cli.plans.plan import DOES_NOT_FIT
 from memconsole.cli.runs.memory_report import document, memory_lines, remedies_after, remedy_lines
@@ -51,6 +51,7 @@ RESUMABLE = 75
     "--from",
     "source",
     metavar="RUN[@best|@last|@step-N]",
+    shell_complete=completing.run_names,
     help="Start from the weights of RUN, with its plan and its tokenizer.",
 )
 @click.option(

@@ -56,8 +56,8 @@ CHANGEABLE = ELSEWHERE | {
 data fit any value of them."""
 
 MAY_CHANGE = (
-    "length, learning rate, logging, evaluations, early stopping, checkpoints, the cache of tokens, the job and the number "
-    "of devices"
+    "length, learning rate, logging, samples, evaluations, early stopping, checkpoints, what follows when memory runs out, "
+    "the cache of tokens, the job and the number of devices"
 )
 """The settings of `CHANGEABLE` and `DEVICES`, in groups."""
 

@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 
 from memconsole.cli.main import cli
 from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.training.resuming import MAY_CHANGE
 from memconsole.runs.act import launch
 from memconsole.runs.record.checkpoints.manifest import STATE
 from memconsole.runs.record.directory import RunDirectory, create_run
@@ -68,3 +69,12 @@ def test_a_run_is_not_ended_in_an_epoch_before_its_own(
         assert "attempt 2" in result.output
     else:
         assert "the run is in epoch 3 already; expected 3 or more" in str(result.exception)
+
+
+def test_the_help_and_the_page_list_what_the_refusal_lists(run: RunDirectory) -> None:
+    refused = str(resumed(run, "--set", "model.name=gpt2").exception)
+    assert f"{MAY_CHANGE} may change" in refused
+    shown = CliRunner().invoke(cli, ["resume", "--help"]).output
+    assert f"{MAY_CHANGE} may change" in " ".join(shown.split())
+    page = Path(__file__).parents[3] / "docs" / "runs.md"
+    assert f"{MAY_CHANGE} may change" in page.read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ from memconsole.cli.shells import add_shells
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
+from memconsole.runs.record import labels
 from memconsole.runs.record.directory import RunDirectory, create_run
 
 ENGINE = "from memconsole.cli.main import main; main()"
@@ -65,6 +66,31 @@ def test_runs_are_offered_by_name_where_that_is_one_word(
     assert named.id in offered("memconsole report 2", monkeypatch)
     line = f"memconsole sample {named.id} --checkpoint "
     assert offered(line, monkeypatch) == ["best", "last", "step-12"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("resume low-rate --set train.ep", ["train.epochs="]),
+        ("export-job low-rate --to skypilot --set device.name=h1", ["h100-80gb"]),
+        ("export-job lo", ["low-rate"]),
+        ("train --from lo", ["low-rate"]),
+        ("web lo", ["low-rate"]),
+        ("fit --keep optimize.com", ["optimize.compile"]),
+        ("data make r", ["ratings"]),
+        ("data inspect x.txt --set data.vocab_s", ["data.vocab_size="]),
+        ("runs --tag b", ["baseline"]),
+        ("runs tag low-rate --remove b", ["baseline"]),
+    ],
+)
+def test_settings_runs_kinds_and_tags_are_offered_wherever_they_are_taken(
+    line: str,
+    words: list[str],
+    runs: tuple[RunDirectory, RunDirectory],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    labels.tag(runs[0].path, ("baseline", "slow"), (), {})
+    assert set(words) <= set(offered(f"memconsole {line}", monkeypatch))
 
 
 def with_program(folder: Path) -> dict[str, str]:
