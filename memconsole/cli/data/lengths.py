@@ -15,13 +15,19 @@ from memconsole.memory.answers.lengths import (
     known_lengths,
     priced_lengths,
 )
-from memconsole.memory.estimate import Lookup
+from memconsole.memory.estimate import Lookup, model_of
 from memconsole.plan import plan as plans
 from memconsole.plan.data.lengths import Lengths
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.tasks import task_of
 from memconsole.units import format_bytes
+
+_HELD = {
+    "p50": "half of the documents",
+    "p99": "99 % of the documents",
+    "longest": "the longest document",
+}
 
 
 class RowLengths(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,27 +87,28 @@ def lines(plan: Plan, rows: RowLengths) -> list[str]:
     alike = f"every row is {length:,} {task_of(plan).positions}, so that no batch needs more than another"
     if task_of(plan).files:
         return [alike]
-    found = [f"{alike}: {_why(rows)}"]
+    found = [f"{alike}: {_why(plan, rows)}"]
     if rows.lengths is None:
         return [*found, "documents' own lengths are not known; --lengths measures them"]
     found.append(f"tokens per document: {lengths_words(rows.lengths)}")
     if rows.lengths.kind == "rows":
         return found
-    for price in rows.prices:
-        holds = f"  {price.name:<8}a row of {price.sequence_length:,} tokens holds it whole: "
-        if price.table is None:
-            found.append(holds + "the model has no positions for it")
-            continue
-        table = price.table
-        found.append(
-            f"{holds}{table.device_tier}{format_bytes(table.device_bytes)}, {table.verdict}"
-        )
-    return found
+    return found + [f"  {_price_words(plan, price)}" for price in rows.prices]
 
 
-def _why(rows: RowLengths) -> str:
+def _price_words(plan: Plan, price: LengthPrice) -> str:
+    holds = f"a row long enough for {_HELD[price.name]} has {price.sequence_length:,} tokens"
+    table = price.table
+    if table is None:
+        return f"{holds}; this model takes at most {model_of(plan).max_positions:,}"
+    return f"{holds}: {table.device_tier}{format_bytes(table.device_bytes)}, {table.verdict}"
+
+
+def _why(plan: Plan, rows: RowLengths) -> str:
     if rows.lengths is not None and rows.lengths.kind == "rows":
         return "the file's rows are cut to that"
+    if plan.data.template is not None:
+        return "records are not split if a row can hold them, and what is left of a row is padded"
     return "documents are packed, the last row padded"
 
 

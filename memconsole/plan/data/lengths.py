@@ -10,11 +10,12 @@ from typing import Literal
 import msgspec
 
 from memconsole.plan import catalog
+from memconsole.plan.catalog.sources import PIECE_BYTES
 from memconsole.plan.plan import Plan
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens per document, end-of-text token included."""
+    """Tokens per document, end-of-text token included. A long file of text is several documents."""
 
     kind: Literal["packed", "rows"]
     """packed: documents are joined and cut, so that every row is full. rows: the file's own rows of tokens, all
@@ -22,7 +23,7 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
     documents: int
     """Number of documents that were measured."""
     exact: bool
-    """Whether all documents were measured, each as a whole."""
+    """Whether all documents were measured."""
     p50: int
     p99: int
     longest: int
@@ -43,7 +44,7 @@ def lengths_key(plan: Plan) -> str:
         data.split, data.max_examples, data.template, data.lowercase, data.code_field,
     ]  # fmt: skip
     if entry.kind == "file":
-        parts.append(changed(Path(entry.where).expanduser()))
+        parts += [changed(Path(entry.where).expanduser()), PIECE_BYTES]
     if data.tokenizer is not None:
         parts += [data.tokenizer, changed(Path(data.tokenizer).expanduser())]
     else:

@@ -70,7 +70,13 @@ class DataChoice(Section, frozen=True, kw_only=True):
         "all"
     )
     split: Annotated[str, about("split of a hub dataset")] = "train"
-    tokenizer: Annotated[str | None, about("path of a tokenizer.json; none trains one")] = None
+    tokenizer: Annotated[
+        str | None,
+        about(
+            "tokenizer.json, tokenizer.model, vocab.json beside merges.txt, or their folder; none: the model's own, or "
+            "one trained on the data"
+        ),
+    ] = None
     tokenizer_examples: Annotated[
         int,
         about("documents, from all of the data, that the tokenizer is trained on", ge=1, le=MOST),

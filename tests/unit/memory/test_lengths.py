@@ -21,7 +21,7 @@ from memconsole.memory.estimate import table_of
 from memconsole.plan import plan as plans
 from memconsole.plan.data.lengths import Lengths, lengths_key, percentile
 from memconsole.plan.plan import Plan
-from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.sources.documents import DataError, FileDocuments
 from memconsole_trainer.data.sources.opening import open_source
 from memconsole_trainer.data.text import lengths as measuring
 from memconsole_trainer.data.text.lengths import measure_lengths
@@ -105,22 +105,35 @@ def test_of_too_much_text_a_spread_sample_is_measured_and_said_to_be_one(
         assert found.p50 <= found.p99 <= found.longest <= expected(TEXTS, tokenizer)[-1]
 
 
-def test_a_long_file_is_one_document_estimated_from_its_beginning(
-    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_long_file_is_measured_in_the_pieces_that_training_reads(
+    tmp_path: Path, tokenizer: Path
 ) -> None:
-    text = "the same few words again\n" * 20_000
-    (tmp_path / "one.txt").write_text(text)
-    plan = plans.replace(
-        Plan(),
-        {"data.source": str(tmp_path / "one.txt"), "data.tokenizer": str(tokenizer)},
+    file = tmp_path / "one.txt"
+    file.write_text("the same few words again\n\n" * 20_000)
+    settings = {"data.source": str(file), "data.tokenizer": str(tokenizer)}
+    plan = plans.replace(Plan(), settings)
+    source = open_source(plan, 2**31)
+    assert isinstance(source, FileDocuments)
+    pieces = [source.read(n, n + 1)[0] for n in range(source.count or 0)]
+    assert len(pieces) > 5
+    wanted = expected(pieces, tokenizer)
+    found = measured(plan)
+    assert (found.documents, found.exact, found.longest) == (len(pieces), True, wanted[-1])
+    assert found.p50 == percentile(wanted, 0.5)
+    settings = {"data.tokenizer": str(tokenizer), "model.name": "gpt2", "data.source": str(file)}
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    shown = run("plan", *words, "--set", "device.name=h100-80gb", "--lengths").output
+    row = -(-found.p50 // 8) * 8
+    said = (
+        f"long enough for half of the documents has {row:,} tokens; this model takes at most 1,024"
     )
-    whole = measured(plan)
-    assert (whole.documents, whole.exact) == (1, True)
-    monkeypatch.setattr(measuring, "MOST_FILE_BYTES", 100_000)
-    part = measured(plan)
-    assert not part.exact
-    assert part.longest == pytest.approx(whole.longest, rel=0.01)
-    assert whole.longest == pytest.approx(expected([text], tokenizer)[0], rel=0.001)
+    assert said in shown
+
+
+def test_rows_of_records_are_said_to_be_padded() -> None:
+    shown = run("plan", "--preset", "gearhead-small").output
+    assert "what is left of a row is padded" in shown
+    assert "documents are packed" not in shown
 
 
 def test_rows_of_tokens_are_as_wide_as_the_file_says(tmp_path: Path) -> None:
@@ -207,7 +220,7 @@ def test_plan_and_fit_show_the_three_prices_once_they_are_known(
     assert all(p["device_bytes"] > 0 for p in rows["prices"])
     text = run(command, *settings).output
     assert "all 60 documents" in text
-    assert text.count("holds it whole: ~") == 3
+    assert text.count("a row long enough for ") == 3
 
 
 @pytest.mark.parametrize(("preset", "positions"), [("lqr", "steps"), ("efficientids", "items")])

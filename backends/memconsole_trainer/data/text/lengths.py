@@ -3,7 +3,6 @@ sample."""
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ from memconsole.plan.plan import Plan
 from memconsole_trainer.data.sources.documents import (
     DataError,
     Documents,
-    FileDocuments,
     StreamDocuments,
 )
 from memconsole_trainer.data.sources.hdf5 import TokenRows
@@ -27,8 +25,6 @@ from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 
 MOST_BYTES = 2 << 20
 """About how many bytes of text are tokenized. If a source is larger, evenly spaced documents are tokenized."""
-MOST_FILE_BYTES = 1 << 20
-"""A longer file is tokenized only up to here, and its length is extrapolated."""
 MOST_DOCUMENTS = 8192
 PROBED = 16
 """Documents read to estimate the mean length."""
@@ -52,11 +48,8 @@ def measure_lengths(plan: Plan, source: Documents | TokenRows) -> Lengths:
         )  # fmt: skip
     tokenizer, words = _tokenizer(plan, source)
     found = _Found()
-    if isinstance(source, FileDocuments):
-        _of_files(source, tokenizer, found)
-    else:
-        for texts in _texts(source, found):
-            found.tokens += [len(tokenizer.encode([text])) for text in texts]
+    for texts in _texts(source, found):
+        found.tokens += [len(tokenizer.encode([text])) for text in texts]
     if not found.tokens:
         raise DataError(f"{plan.data.source}: holds no documents")
     ordered = sorted(found.tokens)
@@ -84,33 +77,6 @@ def _tokenizer(plan: Plan, source: Documents) -> tuple[Tokenizer, str]:
     if plan.data.tokenizer is not None or beside is not None:
         return tokenizer, f"{plan.data.tokenizer or 'the one beside the model'}, {entries}"
     return tokenizer, f"trained on this data, {entries}"
-
-
-def _of_files(source: FileDocuments, tokenizer: Tokenizer, found: _Found) -> None:
-    """Measure whole files. The pieces that training cuts long files into are not documents to the
-    user."""
-    starts = np.flatnonzero(np.diff(source.files, prepend=-1))
-    bounds = [*starts.tolist(), len(source.files)]
-    files = list(itertools.pairwise(bounds))
-    mean = max(1.0, (source.total_bytes or 0) / max(1, len(files)))
-    wanted = max(1, min(len(files), MOST_DOCUMENTS, int(MOST_BYTES / mean) or 1))
-    if (source.total_bytes or 0) <= MOST_BYTES:
-        wanted = len(files)
-    found.exact = wanted == len(files)
-    around = len(tokenizer.begin) + (tokenizer.end_of_text is not None)
-    for index in _spread(len(files), wanted):
-        first, stop = files[index]
-        read = tokens = 0
-        size = int(source.sizes[first:stop].sum())
-        for piece in range(first, stop):
-            tokens += len(tokenizer.encode(source.read(piece, piece + 1))) - around
-            read += int(source.sizes[piece])
-            if read >= MOST_FILE_BYTES:
-                break
-        if read < size:
-            found.exact = False
-            tokens = round(tokens * size / read)
-        found.tokens.append(tokens + around)
 
 
 def _texts(source: Documents, found: _Found) -> Iterator[list[str]]:
