@@ -20,7 +20,7 @@ COMMAND = re.compile(r"^(?:\$ )?memconsole ([a-z-]+)([^\n|;#]*)", re.MULTILINE)
 """A command and its arguments."""
 OPTION = re.compile(r"(?<!\S)--[a-z-]+")
 SECTIONS = sorted({key.partition(".")[0] for key in SETTINGS if "." in key})
-SETTING = re.compile(rf"(?:--set |`)((?:{'|'.join(SECTIONS)})\.\w+)(?:=|`| =)")
+SETTING = re.compile(rf"(?:--set |`)((?:{'|'.join(SECTIONS)})\.(?!json\b)\w+)(?:=|`| =)")
 SAID = re.compile(r"```\n(.*?)```|`([^`]+)`", re.DOTALL)
 """What stands in code, in a block or in a line."""
 
@@ -76,6 +76,11 @@ def test_every_setting_and_command_that_a_page_names_exists(page: Path) -> None:
     for name, arguments in commands(page):
         assert name in COMMANDS
         assert not set(OPTION.findall(arguments)) - options(name), name
+
+
+def test_every_setting_is_on_a_page() -> None:
+    text = "".join(map(text_of, PAGES))
+    assert not [key for key in SETTINGS if f"`{key}" not in text and f" {key}=" not in text]
 
 
 def test_the_readme_is_short_and_leads_to_every_page_and_every_command() -> None:
