@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
+from memconsole.extras import to_install
 from memconsole.plan.plan import PlanError
 from memconsole_trainer.engine import EngineFactory
 
@@ -52,8 +53,7 @@ def engine_factory(backend: str) -> EngineFactory:
             factory: EngineFactory = entry.load()
     except ModuleNotFoundError as error:
         raise PlanError(
-            f'backend = "{backend}": {error.name} is not installed; '
-            f'install it with pip install "memconsole[{backend}]"',
+            f'backend = "{backend}": {error.name} is not installed; {to_install(backend)}',
             "backend",
         ) from error
     return factory

@@ -8,6 +8,7 @@ import click
 
 from memconsole.cli import completing
 from memconsole.errors import UserError
+from memconsole.extras import to_install
 
 
 @click.command()
@@ -28,7 +29,7 @@ def command(run: str | None, port: int, write: bool) -> None:
     try:
         from memconsole.web.server import WebConsole
     except ModuleNotFoundError:
-        raise UserError("memconsole web needs: pip install 'memconsole[web]'") from None
+        raise UserError(f"to serve the console, {to_install('web')}") from None
     if run is not None:
         from memconsole.runs.record.directory import find_run
 

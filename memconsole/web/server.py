@@ -25,6 +25,7 @@ from aiohttp import WSMsgType, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from memconsole.errors import UserError
+from memconsole.extras import to_install
 from memconsole.sanitize import clean_line
 from memconsole.web.access import Door
 from memconsole.web.shell import Shell
@@ -258,4 +259,4 @@ def _asset(path: str) -> bytes:
     try:
         return Path(str(files("textual_serve").joinpath("static", path))).read_bytes()
     except (ModuleNotFoundError, OSError):
-        raise UserError("memconsole web needs: pip install 'memconsole[web]'") from None
+        raise UserError(f"to serve the console, {to_install('web')}") from None

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 from jaxlib import xla_client
 
+from memconsole.extras import to_install
 from memconsole.plan import catalog
 from memconsole.plan.catalog import CatalogDevice
 from memconsole.plan.plan import PlanError
@@ -112,7 +113,7 @@ def _host_devices(count: int) -> tuple[Any, ...]:
 def _tpu(name: str, known: CatalogDevice, count: int) -> Target:
     if importlib.util.find_spec("libtpu") is None:
         raise PlanError(
-            f'compiling for {known.label} needs libtpu: pip install "memconsole[tpu]" (no TPU is needed)'
+            f"compiling for {known.label} needs libtpu, but no TPU: {to_install('tpu')}"
         )
     if name not in TOPOLOGIES:
         raise PlanError(f"{known.label}: libtpu's name for it is not known")
@@ -138,8 +139,7 @@ def _nvidia(name: str, known: CatalogDevice, count: int, nodes: int) -> Target:
     plugin = _cuda_plugin()
     if plugin is None:
         raise PlanError(
-            f"compiling for {known.label} needs XLA's CUDA plugin: "
-            'pip install "memconsole[cuda-plan]" (no GPU is needed)'
+            f"compiling for {known.label} needs XLA's CUDA plugin, but no GPU: {to_install('cuda-plan')}"
         )
     facts = _gpus()["device"].get(name)
     if facts is None:

@@ -19,6 +19,7 @@ from memconsole.devices.cluster import ask_sinfo
 from memconsole.devices.probe import read_once
 from memconsole.devices.reading import Devices, Missing
 from memconsole.errors import UserError
+from memconsole.extras import to_install
 from memconsole.plan.machine.processor import missing_instructions
 from memconsole.plan.plan import installed_backends
 from memconsole.runs.record.directory import make_runs_root
@@ -124,7 +125,7 @@ def _python() -> list[Finding]:
     for backend in installed_backends():
         missing = _missing(backend)
         if missing:
-            why = f"{', '.join(missing)} not installed: pip install 'memconsole[{backend}]'"
+            why = f"{', '.join(missing)} not installed: {to_install(backend)}"
             found.append((f"{backend} backend", "missing", why))
         else:
             names = NEEDS.get(backend, ())

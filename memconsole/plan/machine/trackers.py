@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Callable
 from typing import Literal
 
+from memconsole.extras import to_install
 from memconsole.plan.errors import PlanError
 from memconsole.plan.sections import Plan
 
@@ -35,6 +36,6 @@ def check_trackers(plan: Plan, found: Callable[[str], bool] = installed) -> None
             value = plan.train.wandb if kind == "wandb" else "true"
             raise PlanError(
                 f"train.{kind} = {value}: the package {kind} is not installed here; "
-                f'pip install "memconsole[{kind}]"',
+                f"{to_install(kind)}",
                 f"train.{kind}",
             )

@@ -190,7 +190,7 @@ def test_a_missing_package_is_one_sentence_before_anything_starts() -> None:
         assert wanted(plan) == (kind,)
         with pytest.raises(PlanError, match=f"{key} = .*the package {kind} is not installed") as e:
             check_trackers(plan, lambda package: False)
-        assert f'pip install "memconsole[{kind}]"' in str(e.value)
+        assert f"pip install '.[{kind}]' in its checkout" in str(e.value)
         check_trackers(plan, lambda package: True)
     check_trackers(Plan(), lambda package: False)
 
