@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
 from memconsole.calibration import calibrated_here
@@ -13,15 +11,13 @@ from memconsole.launching import launch_name
 from memconsole.memory.estimate import Lookup, estimate
 from memconsole.memory.table import Estimate
 from memconsole.plan import catalog
-from memconsole.plan.catalog.sources import not_made
 from memconsole.plan.check import check, check_start
 from memconsole.plan.data.readable import check_readable
 from memconsole.plan.jobs.on_node import check_job
 from memconsole.plan.machine.trackers import check_trackers
-from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.plan.templates.choice import TEMPLATE_SUFFIXES
+from memconsole.plan.paths import anywhere, check_made
+from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.toggles.optimizations import check_trainable
-from memconsole.plan.training.origin import checkpoint_of
 from memconsole.plan.training.recipe import open_settings, settled
 from memconsole.runs.act.launch import launch
 from memconsole.runs.record.directory import RunDirectory
@@ -33,9 +29,7 @@ def check_launch(plan: Plan, devices: Devices | None, lookup: Lookup | None = No
     Raises `PlanError` if the plan cannot be launched here.
     """
     check(plan)
-    dataset = catalog.dataset(plan)
-    if dataset.kind == "made":
-        raise not_made(dataset)
+    check_made(plan)
     check_trainable(plan)
     check_start(plan)
     check_readable(plan)
@@ -59,38 +53,10 @@ def start(
     the person saw it. A run without a name gets one, and a number if another run has the name. Raises
     `PlanError`, and `RunError` for a name that is reserved."""
     found = calibrated_here(plan, check_launch(plan, devices, lookup))
-    given = _anywhere(plan)
+    given = anywhere(catalog.with_widths(plan))  # its model must not depend on the data file
     return launch(
         settled(given),
         launch_name(plan, name),
         estimate=msgspec.json.encode(found),
         by_recipe=open_settings(given),
     )
-
-
-def _anywhere(plan: Plan) -> Plan:
-    """`plan` with absolute paths, so that the run does not depend on the current folder, and with the widths of its
-    windows, so that its model does not depend on the data file."""
-    plan = catalog.with_widths(plan)
-    changes: dict[str, str] = {}
-    known = catalog.datasets().get(plan.data.source)
-    if known is not None and known.kind == "made":
-        changes["data.source"] = catalog.dataset(plan).where
-    elif known is None and Path(plan.data.source).expanduser().exists():
-        changes["data.source"] = _absolute(plan.data.source)
-    template = plan.data.template
-    if template and Path(template).suffix in TEMPLATE_SUFFIXES:
-        changes["data.template"] = _absolute(template)
-    checkpoint = checkpoint_of(plan)
-    if checkpoint is not None:  # `best` is a link that moves on
-        changes["model.weights"] = str(checkpoint.resolve())
-    if plan.data.tokenizer:
-        changes["data.tokenizer"] = _absolute(plan.data.tokenizer)
-    for key, name in (("model.name", plan.model.name), ("model.decoder", plan.model.decoder)):
-        if name and name not in catalog.models() and Path(name).expanduser().is_dir():
-            changes[key] = _absolute(name)
-    return replace(plan, changes)
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())

@@ -57,6 +57,7 @@ def build_plan(
     from memconsole.plan import catalog
     from memconsole.plan import plan as plans
     from memconsole.plan.check import check
+    from memconsole.plan.paths import load
     from memconsole.plan.plan import PlanError
 
     if preset and plan_file:
@@ -66,7 +67,7 @@ def build_plan(
     elif preset:
         plan = catalog.preset(preset)
     elif plan_file:
-        plan = plans.load(plan_file)
+        plan = load(plan_file)
     else:
         plan = catalog.default_plan()
     for key, value in sorted(plans.parse_assignments(assignments), key=_choices_first):

@@ -63,7 +63,6 @@ __all__ = [
     "from_document",
     "get",
     "installed_backends",
-    "load",
     "load_run",
     "loads",
     "nearest",
@@ -72,6 +71,7 @@ __all__ = [
     "printable",
     "quote",
     "replace",
+    "text_of",
     "to_document",
     "written",
 ]
@@ -316,21 +316,17 @@ def from_document(document: Mapping[str, Any], where: str = "plan") -> Plan:
         raise PlanError(f"{where}: {error}", error.key) from None
 
 
-def load(path: Path) -> Plan:
-    """Read a plan file; ``~`` is a home directory. Raises `PlanError`, also when the file cannot be read."""
-    return loads(_text(path), str(path))
-
-
 def load_run(path: Path) -> tuple[Plan, dict[str, float]]:
     """`parse_run` of a file. Raises `PlanError`, also when the file is empty, which that of a run never is, or
     cannot be read."""
-    text = _text(path)
+    text = text_of(path)
     if not text.strip():
         raise PlanError(f"{printable(str(path))}: is empty; put it back as it was")
     return parse_run(text, str(path))
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """What a plan file holds; ``~`` is a home directory. Raises `PlanError` if it cannot be read."""
     try:
         return regular_file.read(path.expanduser(), PLAN_BYTES).decode("utf-8")
     except (OSError, ValueError, RuntimeError) as error:

@@ -152,7 +152,7 @@ def transcript(folder: Path, interpreters: list[str]) -> str:
     shell.lines[-2] = (
         f"$ memconsole plan {SETTINGS.replace(' ', ' --set ').join(('--set ', ''))} --toml > plan.toml"
     )
-    shell.memconsole("plan", "--plan", "plan.toml", only="^base|fine-tunes|^8 x|^peak|^fits")
+    shell.memconsole("plan", "--plan", "plan.toml", only="base  |fine-tunes|^8 x|^peak|^fits")
     shell.memconsole("train", "--plan", "plan.toml", only="fine-tunes .|trainable|^step .*valid|^checkpoint at|Best|TRAINING")  # fmt: skip
     question = next(iter(ANSWERS))
     shell.memconsole("sample", "latest", "--message", question)

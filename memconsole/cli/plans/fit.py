@@ -38,6 +38,7 @@ from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.differences import differing
 from memconsole.plan.machine.budget import SEVERAL, Budget
+from memconsole.plan.paths import absolute
 from memconsole.plan.plan import Plan, PlanError, quote
 from memconsole.plan.sections.words import meant
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
@@ -161,7 +162,7 @@ def command(
 
 def _print_toml(found: Fit) -> None:
     if found.fits:
-        click.echo(plans.dumps(found.plan), nl=False)
+        click.echo(plans.dumps(absolute(found.plan)), nl=False)
     else:
         click.echo(f"memconsole: {hopeless(found)}", err=True)
 

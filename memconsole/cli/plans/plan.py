@@ -32,6 +32,7 @@ from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.data.left_out import left_out
 from memconsole.plan.machine.budget import Budget
+from memconsole.plan.paths import absolute
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
 from memconsole.plan.training import recipe
@@ -100,7 +101,7 @@ def command(
         return
     plan = build_plan(preset, plan_file, assignments)
     if as_toml:
-        click.echo(plans.dumps(plan), nl=False)
+        click.echo(plans.dumps(absolute(plan)), nl=False)
         return
     device = budget(plan, read_once())
     problem = ""

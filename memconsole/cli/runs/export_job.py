@@ -15,6 +15,7 @@ from memconsole.plan.jobs.document import yaml
 from memconsole.plan.jobs.job import Job, check_device, job_name
 from memconsole.plan.jobs.jobset import IMAGE, jobset
 from memconsole.plan.jobs.skypilot import skypilot
+from memconsole.plan.paths import load
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole.runs.record.directory import RunError, find_run
@@ -105,7 +106,7 @@ def _plan_of(named: str) -> tuple[Plan, str]:
     """A plan and a title for it. A file is a plan; everything else names a run. Raises `PlanError`."""
     path = Path(named).expanduser()
     if path.is_file() or named.endswith(".toml"):
-        return plans.load(path), path.stem
+        return load(path), path.stem
     try:
         run = find_run(named)
     except RunError as error:

@@ -278,7 +278,7 @@ def _found_model(name: str, key: str = "model.name") -> str:
     if found is None:
         raise PlanError(
             f"{key} = {quote(name)}: not a catalog model, a directory with a config.json, "
-            f"or a hub id like owner/name{nearest(name, models()) or _some(models())}",
+            f"or a hub id like owner/name{nearest(Path(name).name, models()) or _some(models())}",
             key,
         )
     return found

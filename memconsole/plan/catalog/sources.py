@@ -175,7 +175,9 @@ def _missing(source: str, catalog: Mapping[str, DatasetEntry], error: Exception)
     if _HUB_ID.fullmatch(source) and not Path(source).suffix:
         hint = f' — a hub dataset is written "{HUB_PREFIX}{source}"'
     elif os.sep in source:
-        return source_error(source, "no such file or folder")
+        name = Path(source)
+        hint = "" if name.suffix else nearest(name.name, catalog)
+        return source_error(source, f"no such file or folder{hint}")
     else:
         hint = nearest(source, catalog)
     return source_error(

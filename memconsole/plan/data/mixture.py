@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from memconsole.plan import catalog
 from memconsole.plan.catalog.entries import DatasetEntry
+from memconsole.plan.catalog.sources import HUB_PREFIX
 from memconsole.plan.plan import DataChoice, Plan, PlanError, quote, replace
 
 MIX, VALIDATION = "data.mix", "data.validation"
@@ -46,10 +47,18 @@ def validation_plan(plan: Plan) -> Plan | None:
     if named is None:
         return None
     whole = {**_ALONE, "data.validation_fraction": 0.0, "data.max_examples": None}
-    known = named in catalog.datasets()
-    if catalog.dataset(plan).kind == "hub" and _SPLIT.fullmatch(named) and not known:
+    if validates_on_split(plan):
         return replace(plan, {**whole, "data.split": named})
     return replace(plan, {**whole, "data.source": named, "data.split": DataChoice().split})
+
+
+def validates_on_split(plan: Plan) -> bool:
+    """Whether `data.validation` names a split of the hub dataset that `data.source` names."""
+    named, known = plan.data.validation, catalog.datasets()
+    if named is None or named in known or not _SPLIT.fullmatch(named):
+        return False
+    source = plan.data.source
+    return source.startswith(HUB_PREFIX) or (source in known and known[source].kind == "hub")
 
 
 def sources(plan: Plan) -> tuple[Plan, ...]:

@@ -134,6 +134,11 @@ def read_architecture(directory: str) -> Architecture:
         ) from None
 
 
+def is_hub_id(name: str) -> bool:
+    """Whether `name` has the form of a hub id, owner/name."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
 def find_model(name: str) -> str | None:
     """The directory of a model given as a directory or as a hub id in the local cache.
 
@@ -151,7 +156,7 @@ def find_model(name: str) -> str | None:
     if is_directory:
         why = _adapters(path) or "that directory has no config.json"
         raise PlanError(f"model.name = {quote(name)}: {why}", "model.name")
-    if not _HUB_ID.fullmatch(name):
+    if not is_hub_id(name):
         return None
     cached = _cached_snapshot(name)
     if cached is None:

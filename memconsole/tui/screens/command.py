@@ -9,6 +9,7 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 
 from memconsole.plan import plan as plans
+from memconsole.plan.paths import absolute
 from memconsole.plan.plan import Plan
 from memconsole.tui.draw.ink import Line, Span, rule
 from memconsole.tui.keys.rows import bindings
@@ -58,7 +59,7 @@ class CommandScreen(ConsoleModal, inherit_bindings=False):
                 "plan file", width, f"{self.shown_key('save', 'plan')} on the plan screen saves it"
             ),
         ]
-        text = plans.dumps(self._plan, full=False)
+        text = plans.dumps(absolute(self._plan), full=False)
         lines += [
             [Span(f" {row}", "title" if row.startswith("[") else "")] for row in text.splitlines()
         ]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from memconsole.plan import plan as plans
+from memconsole.plan.paths import load
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS, press
 from memconsole.runs.record.directory import create_run
@@ -317,7 +318,7 @@ async def test_a_plan_is_saved_and_opened_again(make_console: Make, tmp_path: Pa
         await pilot.press("enter")
         await settle(pilot)
         assert "saved as" in screen_text(app)
-    assert plans.load(path) == BIG
+    assert load(path) == BIG
     other = make_console()
     async with other.run_test(size=(80, 24)) as pilot:
         await settle(pilot)

@@ -16,6 +16,7 @@ from memconsole.memory.estimate import estimate
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check
+from memconsole.plan.paths import load
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.keys.keymap import read_keymap
 from memconsole.tui.screens.prompt import path_refusal
@@ -31,7 +32,7 @@ NUMBERS = (
 def test_a_plan_that_is_no_file_is_refused_in_one_line(no_file: Put, tmp_path: Path) -> None:
     path = no_file(tmp_path / "plan.toml")
     with pytest.raises(PlanError, match=r"plan\.toml: cannot be read: ") as refused:
-        plans.load(path)
+        load(path)
     assert "\n" not in str(refused.value)
 
 

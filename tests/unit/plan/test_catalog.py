@@ -317,7 +317,10 @@ def test_data_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
 def test_a_mistyped_dataset_is_told_the_nearest_or_the_hub_form() -> None:
     assert 'did you mean "tinystories"' in str(error_of(changed(data__source="tinystory")))
     assert '"hf://someone/texts"' in str(error_of(changed(data__source="someone/texts")))
-    assert str(error_of(changed(data__source="/openwebtxt"))).endswith("no such file or folder")
+    assert str(error_of(changed(data__source="/x/openwebtxt"))).endswith(
+        'no such file or folder — did you mean "openwebtext"?'
+    )
+    assert str(error_of(changed(data__source="/openwebtxt.md"))).endswith("no such file or folder")
 
 
 @pytest.mark.parametrize("source", ["", "a\0b", "x" * 9000, "~nobody-here/x"])

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memconsole.plan.paths import load
 from memconsole.plan.plan import (
     SETTINGS,
     Plan,
@@ -23,7 +24,6 @@ from memconsole.plan.plan import (
     dumps,
     from_document,
     get,
-    load,
     loads,
     nearest,
     parse_value,

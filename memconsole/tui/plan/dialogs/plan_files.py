@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memconsole.plan import plan as plans
+from memconsole.plan.paths import absolute, load
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.plan.dialogs.owner import PlanOwner
 from memconsole.tui.plan.pricing import price
@@ -32,7 +33,7 @@ class PlanFiles:
                 return
             path = Path(word).expanduser()
             try:
-                path.write_text(plans.dumps(self._owner.view.plan), encoding="utf-8")
+                path.write_text(plans.dumps(absolute(self._owner.view.plan)), encoding="utf-8")
             except OSError as error:
                 self._owner.notice(f"not saved: {path}: {error.strerror}", "bad")
             else:
@@ -48,14 +49,14 @@ class PlanFiles:
 
         def refusal(word: str) -> str | None:
             try:
-                plans.load(Path(word))
+                load(Path(word))
             except PlanError as error:
                 return str(error)
             return None
 
         def entered(word: object) -> None:
             if isinstance(word, str):
-                self._owner.change(lambda _: plans.load(Path(word)))
+                self._owner.change(lambda _: load(Path(word)))
 
         about = f"a TOML file written by {self._key('save')} or by hand"
         self._owner.open(
@@ -85,7 +86,7 @@ class PlanFiles:
             if not isinstance(value, str):
                 return
             try:
-                make = others[value][1] if value in others else lambda: plans.load(Path(value))
+                make = others[value][1] if value in others else lambda: load(Path(value))
                 other = self._priced_under(value, make())
             except (PlanError, OSError) as error:
                 self._owner.notice(str(error), "bad")
