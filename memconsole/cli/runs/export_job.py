@@ -12,10 +12,11 @@ from memconsole.memory.estimate import estimate
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check
 from memconsole.plan.jobs.document import yaml
+from memconsole.plan.jobs.installing import package
 from memconsole.plan.jobs.job import Job, check_device, job_name
-from memconsole.plan.jobs.jobset import IMAGE, jobset
+from memconsole.plan.jobs.jobset import IMAGE, any_node_words, jobset, node_labels
 from memconsole.plan.jobs.skypilot import skypilot
-from memconsole.plan.paths import load
+from memconsole.plan.paths import anywhere, load
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole.runs.record.directory import RunError, find_run
@@ -53,13 +54,22 @@ LEAST_GIB = 8
     help="A volume, or a claim of one, that keeps the run between machines.",
 )
 @click.option(
-    "--install", metavar="TEXT", help="What pip installs; by default this version of memconsole."
+    "--install",
+    multiple=True,
+    metavar="TEXT",
+    help="An argument of pip install, in place of this version of memconsole: a wheel, a git URL, an option of pip.",
 )
 @click.option(
     "--image",
-    default=IMAGE,
-    show_default=True,
-    help="The container image (jobset): with bash and pip.",
+    metavar="TEXT",
+    help=f"The container image (jobset), with bash, Python and pip; by default {IMAGE}.",
+)
+@click.option(
+    "--node-selector",
+    "labels",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A label that the node must have (jobset).",
 )
 def command(
     run_or_plan: str,
@@ -68,31 +78,44 @@ def command(
     assignments: tuple[str, ...],
     name: str | None,
     volume: str | None,
-    install: str | None,
-    image: str,
+    install: tuple[str, ...],
+    image: str | None,
+    labels: tuple[str, ...],
 ) -> None:
     """Write a job file that trains the plan of RUN_OR_PLAN, a run or a plan file.
 
     The job continues its own run if it is started again.
     """
-    import memconsole
-
     plan, title = _plan_of(run_or_plan)
     plan = plans.apply_settings(plan, assignments)
     check(plan)
     check_device(plan)
     check_trainable(plan)
-    if not all(c.isprintable() and c not in "'\"" for c in f"{volume}{install}{image}"):
+    plan = anywhere(plan)
+    if not all(c.isprintable() and c not in "'\"" for c in f"{volume}{image}{''.join(install)}"):
         raise PlanError("--volume, --install and --image take text without quotes")
+    if engine == "skypilot" and (image or labels):
+        raise PlanError(
+            "--image and --node-selector are for jobset; SkyPilot looks for a machine with device.name itself"
+        )
+    nodes = node_labels(labels)
     host_bytes = estimate(plan, budget(plan, None)).table.host_bytes or 0
     job = Job(
         name=job_name(name or title),
         plan=plan,
-        install=install or f"memconsole[{plan.backend}]=={memconsole.__version__}",
+        install=install or (package(plan),),
         host_gib=max(LEAST_GIB, -(-host_bytes * 3 // (2 * GIB))),
         volume=volume,
     )
-    text = yaml(skypilot(job) if engine == "skypilot" else jobset(job, image))
+    text = yaml(skypilot(job) if engine == "skypilot" else jobset(job, image or IMAGE, nodes))
+    if not install:
+        click.echo(
+            f"memconsole: the job installs {job.install[0]} from a package index; --install WHEEL or a git URL "
+            "installs another",
+            err=True,
+        )
+    if engine == "jobset" and not nodes and (words := any_node_words(job)):
+        click.echo(f"memconsole: {words}", err=True)
     if output is None:
         click.echo(text, nl=False)
         return

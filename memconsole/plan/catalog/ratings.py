@@ -13,6 +13,8 @@ from memconsole.regular_file import open_regular
 RATING_FILES = (".dat", ".data", ".csv", ".tsv", ".inter", ".parquet")
 NAMES = ("ratings.dat", "ratings.csv", "u.data")
 """Files that stand for their folder."""
+METADATA_NAMES = ("movies.dat", "movies.csv", "items.dat", "items.csv")
+"""Files of titles and genres, beside those of ratings."""
 CHECKED_ROWS = 1000
 """First rows of a file that are checked before a run starts."""
 
@@ -52,6 +54,12 @@ def _check(path: Path, changed: int, size: int, data: DataChoice) -> None:
         table = TextTable(path, file, data)
         if next(table.parts(CHECKED_ROWS), None) is None:
             raise RowError(f"{path}: holds no ratings")
+
+
+def metadata_beside(ratings: Path) -> Path | None:
+    """The file of titles and genres beside a file of ratings; None if there is none."""
+    files = (ratings.with_name(name) for name in METADATA_NAMES)
+    return next((file for file in files if file.is_file() and file != ratings), None)
 
 
 def ratings_in(folder: Path) -> Path | None:

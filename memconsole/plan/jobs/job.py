@@ -9,17 +9,17 @@ from pathlib import Path
 
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
-from memconsole.plan.data.mixture import MIX, VALIDATION, parts, validation_plan
+from memconsole.plan.catalog.ratings import metadata_beside
+from memconsole.plan.data.mixture import MIX, parts
 from memconsole.plan.jobs.on_node import on_node
 from memconsole.plan.plan import Plan, PlanError, get, quote, replace
 from memconsole.plan.processes import nodes
-from memconsole.plan.templates.choice import TEMPLATE_SUFFIXES
-from memconsole.plan.training.origin import checkpoint_of
 
 ROOT = "/memconsole"
 """Where a job keeps what it reads and writes."""
 _FILES = (
     "data.source",
+    "data.validation",
     "data.template",
     "data.tokenizer",
     "model.name",
@@ -38,8 +38,9 @@ class Job:
     name: str
     """Lower case letters, digits and hyphens, as Kubernetes wants it."""
     plan: Plan
-    install: str
-    """What pip installs."""
+    """With absolute paths, as `paths.anywhere` gives it."""
+    install: tuple[str, ...]
+    """The arguments of pip install."""
     host_gib: int
     """Host memory to ask for."""
     volume: str | None
@@ -80,43 +81,43 @@ def local_files(plan: Plan) -> dict[str, Path]:
 
     Raises `PlanError` for one in a mixture, whose paths a job file cannot change.
     """
-    found = {}
-    for key in _FILES:
-        value = get(plan, key)
-        path = checkpoint_of(plan) if key == "model.weights" else _local(key, value)
-        if path is not None:
-            found[key] = path.expanduser().absolute()
-    mixed = [(MIX, part.plan) for part in parts(plan)[1:]]
-    validated = validation_plan(plan)
-    for key, other in (*mixed, *([(VALIDATION, validated)] if validated else [])):
-        if _local("data.source", other.data.source) is not None:
+    found = {key: path for key in _FILES if (path := _local(get(plan, key)))}
+    for part in parts(plan)[1:]:
+        if _local(part.plan.data.source) is not None:
             raise PlanError(
-                f"{key} = {quote(get(plan, key))}: {other.data.source} is a file of this machine, which the "
+                f"{MIX} = {quote(plan.data.mix)}: {part.plan.data.source} is a file of this machine, which the "
                 "job does not have; name a dataset of the hub",
-                key,
+                MIX,
             )
     return found
 
 
-def _local(key: str, value: str | None) -> Path | None:
-    if not value or (key == "data.template" and Path(value).suffix not in TEMPLATE_SUFFIXES):
-        return None
-    known = catalog.datasets() if key == "data.source" else catalog.models()
-    if key.startswith(("data.source", "model.")) and value in known:
-        return None
-    path = Path(value).expanduser()
-    return path if path.exists() else None
+def beside(plan: Plan) -> tuple[Path, ...]:
+    """The files of this machine that are read beside `data.source`: the metadata of ratings."""
+    entry = catalog.models().get(plan.model.name)
+    source = _local(plan.data.source)
+    if source is None or entry is None or entry.recommender is None:
+        return ()
+    found = metadata_beside(source)
+    return () if found is None else (found,)
+
+
+def _local(value: str | None) -> Path | None:
+    path = Path(value or "")
+    return path if path.is_absolute() and path.exists() else None
 
 
 def script(job: Job, moved: dict[str, str]) -> str:
-    """The job's commands, in bash: continue the run of this name if there is one, else begin it.
+    """The job's commands, in bash: continue the run of this name if there is one, else begin it. A finished run is done.
 
     `moved` maps a setting to the path of its file inside the job.
     """
-    changed = replace(on_node(job.plan), moved)
+    kept = {"model.weights": job.plan.model.weights}  # another path of the model must not reset it
+    changed = replace(on_node(job.plan), kept | moved)
     alone = plans.to_document(changed)
     alone.pop("launch", None)
     text = plans.dumps(plans.from_document(alone), full=False)
+    name = shlex.quote(job.name)
     return f"""\
 export XDG_STATE_HOME={ROOT}/state XDG_CACHE_HOME={ROOT}/cache
 mkdir -p "$XDG_STATE_HOME" "$XDG_CACHE_HOME"
@@ -125,11 +126,14 @@ cat > {ROOT}/plan.toml <<'END_OF_PLAN'
 END_OF_PLAN
 # A machine that is taken away sends SIGTERM: the run saves, and ends with exit code {STOPPED}.
 trap 'kill -INT "$watching"' TERM
-if memconsole runs --json | grep -q '"name": "{job.name}"'; then
-  memconsole resume {shlex.quote(job.name)} --follow &
-else
-  memconsole train --plan {ROOT}/plan.toml --name {shlex.quote(job.name)} &
-fi
+state=$(memconsole runs --json | python3 -c '
+import json, sys
+print(*(run["state"] for run in json.load(sys.stdin) if run["name"] == sys.argv[1]))' {name})
+case "$state" in
+  "") memconsole train --plan {ROOT}/plan.toml --name {name} & ;;
+  finished) echo {shlex.quote(f"the run {job.name} is finished; a job of another name trains anew")}; exit 0 ;;
+  *) memconsole resume {name} --follow & ;;
+esac
 watching=$!
 code=0
 while kill -0 "$watching" 2>/dev/null; do wait "$watching"; code=$?; done

@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memconsole.plan import catalog
+from memconsole.plan.jobs.installing import local_package, pip
 from memconsole.plan.jobs.job import ROOT, Job, local_files, script
-from memconsole.plan.plan import PlanError
+from memconsole.plan.plan import PlanError, quote
 
 IMAGE = "python:3.12"
 GRACE_SECONDS = 600
 """Seconds that a pod has for its last checkpoint when it is evicted."""
 RESTARTS = 10
+LABELS = {
+    "gpu": "nvidia.com/gpu.product=NAME",
+    "rocm": "amd.com/gpu.product-name=NAME",
+    "tpu": "cloud.google.com/gke-tpu-accelerator=NAME and cloud.google.com/gke-tpu-topology=NxM",
+}
+"""The labels that the device plugins of a kind give to nodes."""
+_NAME = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
+_DOMAIN = r"(?=.{1,253}/)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
+_LABEL = re.compile(rf"(({_DOMAIN}/)?{_NAME})=({_NAME}|)", re.ASCII)
 _RESOURCES = {"gpu": "nvidia.com/gpu", "rocm": "amd.com/gpu", "tpu": "google.com/tpu"}
 
 
-def jobset(job: Job, image: str = IMAGE) -> dict[str, Any]:
-    """The manifest. Raises `PlanError` for files of this machine, which a pod does not have, and for
-    devices that no cluster has."""
+def jobset(job: Job, image: str = IMAGE, nodes: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The manifest, for nodes that have all labels of `nodes`. Raises `PlanError` for files of this machine, which a
+    pod does not have, and for devices that no cluster has."""
     for key, path in local_files(job.plan).items():
         if not str(path).startswith(f"{ROOT}/"):
             raise PlanError(
                 f"{key} = {path}: a file of this machine, which a pod does not have; name a dataset or model "
                 f"of the hub, or a file under {ROOT}, where the volume is",
                 key,
+            )
+    for word in job.install:
+        package = local_package(word)
+        if package and not str(package[0]).startswith(f"{ROOT}/"):
+            raise PlanError(
+                f"--install {word}: a file of this machine, which a pod does not have; give a URL, or a file "
+                f"under {ROOT}, where the volume is"
             )
     limits: dict[str, Any] = {"memory": f"{job.host_gib}Gi"}
     if job.accelerator is not None:
@@ -32,7 +51,7 @@ def jobset(job: Job, image: str = IMAGE) -> dict[str, Any]:
         "name": "trainer",
         "image": image,
         "command": ["bash", "-c"],
-        "args": [f"pip install '{job.install}' || exit 1\n{script(job, {})}"],
+        "args": [f"{pip(job.install)} || exit 1\n{script(job, {})}"],
         "resources": {"requests": {"memory": limits["memory"]}, "limits": limits},
         "volumeMounts": [
             {"name": "run", "mountPath": ROOT},
@@ -43,6 +62,7 @@ def jobset(job: Job, image: str = IMAGE) -> dict[str, Any]:
     pod = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE_SECONDS,
+        **({"nodeSelector": dict(nodes)} if nodes else {}),
         "containers": [container],
         "volumes": [
             {"name": "run", **kept},
@@ -62,6 +82,28 @@ def jobset(job: Job, image: str = IMAGE) -> dict[str, Any]:
             "replicatedJobs": [{"name": "train", "replicas": 1, "template": template}],
         },
     }
+
+
+def node_labels(assignments: Iterable[str]) -> dict[str, str]:
+    """The labels of ``KEY=VALUE`` texts. Raises `PlanError` for one that no node can have."""
+    for text in assignments:
+        if not _LABEL.fullmatch(text):
+            raise PlanError(
+                f"--node-selector {quote(text)}: expected a label of a node as KEY=VALUE, such as "
+                "nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3"
+            )
+    return dict(text.split("=", 1) for text in assignments)
+
+
+def any_node_words(job: Job) -> str | None:
+    """Says that the manifest does not choose the card, and which labels do; None for a CPU."""
+    if job.accelerator is None:
+        return None
+    label = LABELS[catalog.catalog_device(job.accelerator).kind]
+    return (
+        f"the job takes any node that has {_resource(job.accelerator)}; to have {job.accelerator}, choose the node by "
+        f"its labels: --node-selector, such as {label}"
+    )
 
 
 def _resource(device: str) -> str:

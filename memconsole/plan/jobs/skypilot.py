@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from memconsole.plan.jobs.job import ROOT, STOPPED, Job, local_files, script
+from memconsole.plan.jobs.installing import local_package, pip
+from memconsole.plan.jobs.job import ROOT, STOPPED, Job, beside, local_files, script
 from memconsole.plan.plan import PlanError
 
 ACCELERATORS = {
@@ -39,6 +40,13 @@ def skypilot(job: Job) -> dict[str, Any]:
     files = local_files(job.plan)
     moved = {key: f"{ROOT}/inputs/{key}/{path.name}" for key, path in files.items()}
     mounts = {moved[key]: str(path) for key, path in files.items()}
+    mounts |= {f"{ROOT}/inputs/data.source/{path.name}": str(path) for path in beside(job.plan)}
+    install = list(job.install)
+    for place, word in enumerate(install):
+        if package := local_package(word):
+            file, extras = package
+            there = f"{ROOT}/inputs/install/{file.name}"
+            mounts[there], install[place] = str(file), there + extras
     resources: dict[str, Any] = {"memory": f"{job.host_gib}+"}
     if job.accelerator is not None:
         resources["accelerators"] = _accelerators(job)
@@ -50,7 +58,7 @@ def skypilot(job: Job) -> dict[str, Any]:
     if job.volume is not None:
         document["volumes"] = {f"{ROOT}/state": job.volume}
     document["setup"] = (
-        f"sudo mkdir -p {ROOT}/state && sudo chown \"$(id -u)\" {ROOT} {ROOT}/state\npip install '{job.install}'\n"
+        f'sudo mkdir -p {ROOT}/state && sudo chown "$(id -u)" {ROOT} {ROOT}/state\n{pip(install)}\n'
     )
     document["run"] = script(job, moved)
     return document

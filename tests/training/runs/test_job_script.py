@@ -38,7 +38,7 @@ def test_a_job_that_is_taken_away_saves_and_goes_on_where_it_starts_again(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "ROOT", str(tmp_path / "root"))
-    script = jobs.script(jobs.Job("a-job", PLAN, "memconsole", 8, None), {})
+    script = jobs.script(jobs.Job("a-job", PLAN, ("memconsole",), 8, None), {})
     path = f"{Path(sys.executable).parent}:{environment['PATH']}"
     inside = environment | {"PATH": path}
     begun = subprocess.Popen(["bash", "-c", script], env=inside, stdout=subprocess.DEVNULL)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +16,11 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
+import memconsole
 from memconsole.cli.main import cli
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
+from memconsole.plan.jobs import job as jobs
 from memconsole.plan.jobs.document import yaml
 from memconsole.plan.jobs.job import Job, job_name
 from memconsole.plan.jobs.skypilot import ACCELERATORS, skypilot
@@ -21,6 +28,19 @@ from memconsole.plan.plan import Plan, replace
 from memconsole.runs.record.directory import create_run
 
 GPUS = {"device.name": "h100-80gb", "train.max_steps": 20}
+MADE = {
+    "gearhead-small": "equipment.jsonl",
+    "lqr": "lqr.h5",
+    "efficientids": "ratings/ratings.dat",
+    "stories": "stories.txt",
+}
+"""Presets that read a file of the current folder."""
+ROWS = {
+    "gearhead-small": json.dumps(
+        dict.fromkeys(("equipment", "symptom", "codes", "cause", "solution"), "a")
+    ),
+    "efficientids": "1::2::5::3\n",
+}
 TEXTS = st.text(st.characters(exclude_categories=["C"]), max_size=20)
 DOCUMENTS = st.dictionaries(
     TEXTS,
@@ -65,7 +85,7 @@ def plan_in(script: str) -> Plan:
 def test_a_task_of_skypilot_asks_for_the_device_and_trains_the_plan(plan_file: Path) -> None:
     result = export(plan_file, "--to", "skypilot", "--volume", "runs")
     assert result.exit_code == 0, result.output
-    task = reference.safe_load(result.output)
+    task = reference.safe_load(result.stdout)
     assert task["name"] == "my-plan"
     assert task["resources"]["accelerators"] == "H100:1"
     assert task["resources"]["job_recovery"] == {"recover_on_exit_codes": [75]}
@@ -80,7 +100,7 @@ def test_a_jobset_asks_for_the_device_and_trains_the_plan_of_a_run(
     run = create_run(replace(Plan(), {**GPUS, "launch.on": "slurm"}), "Some title!")
     result = export(run.id, "--to", "jobset", "--volume", "claim", "--set", "train.seed=7")
     assert result.exit_code == 0, result.output
-    jobset = reference.safe_load(result.output)
+    jobset = reference.safe_load(result.stdout)
     assert jobset["metadata"]["name"] == "some-title"
     pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -96,12 +116,142 @@ def test_files_of_this_machine_travel_with_skypilot_and_are_refused_for_pods(
     text = tmp_path / "own text.txt"
     text.write_text("some words " * 100)
     source = f"data.source={text}"
-    task = reference.safe_load(export(plan_file, "--to", "skypilot", "--set", source).output)
+    task = reference.safe_load(export(plan_file, "--to", "skypilot", "--set", source).stdout)
     there = "/memconsole/inputs/data.source/own text.txt"
     assert task["file_mounts"] == {there: str(text)}
     assert plan_in(task["run"]).data.source == there
     refused = export(plan_file, "--to", "jobset", "--set", source)
     assert f"data.source = {text}: a file of this machine" in str(refused.exception)
+
+
+@pytest.mark.parametrize(("preset", "file"), MADE.items())
+def test_a_preset_with_its_own_data_takes_the_file_along(
+    preset: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = tmp_path / "preset.toml"
+    plan.write_text(CliRunner().invoke(cli, ["plan", "--preset", preset, "--toml"]).stdout)
+    on = ("--set", "device.name=h100-80gb", "--to")
+    assert f"{file} is not in this folder" in str(export(plan, *on, "skypilot").exception)
+    (tmp_path / "ratings").mkdir()
+    Path(file).write_text(ROWS.get(preset, "a row"))
+    (tmp_path / "ratings" / "movies.dat").write_text("2::A title::Drama\n")
+    task = reference.safe_load(export(plan, *on, "skypilot").stdout)
+    there = f"/memconsole/inputs/data.source/{Path(file).name}"
+    mounts = {there: str(tmp_path / file)}
+    if preset == "efficientids":
+        mounts["/memconsole/inputs/data.source/movies.dat"] = str(tmp_path / "ratings/movies.dat")
+    assert task["file_mounts"] == mounts
+    assert plan_in(task["run"]).data.source == there
+    assert f"{file}: a file of this machine" in str(export(plan, *on, "jobset").exception)
+
+
+def test_weights_stay_random_where_the_folder_of_the_model_moves(tmp_path: Path) -> None:
+    model = {"model.name": str(tmp_path), "model.weights": "random"}
+    task = skypilot(Job("a", replace(Plan(), model), ("memconsole",), 8, None))
+    trained = plan_in(task["run"]).model
+    assert (trained.name, trained.weights) == (
+        f"/memconsole/inputs/model.name/{tmp_path.name}",
+        "random",
+    )
+
+
+def test_a_file_to_validate_on_is_taken_along_and_one_in_a_mixture_is_refused(
+    plan_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("stories.txt").write_text("some words " * 100)
+    held = ("--to", "skypilot", "--set", "data.validation=stories")
+    task = reference.safe_load(export(plan_file, *held).stdout)
+    there = "/memconsole/inputs/data.validation/stories.txt"
+    assert task["file_mounts"] == {there: str(tmp_path / "stories.txt")}
+    assert plan_in(task["run"]).data.validation == there
+    mixed = export(plan_file, "--to", "skypilot", "--set", "data.mix=stories=0.5")
+    assert "stories.txt is a file of this machine" in str(mixed.exception)
+
+
+@pytest.mark.parametrize(
+    ("settings", "package"),
+    [
+        (("device.name=cpu",), "torch"),
+        (("device.name=h100-80gb", "train.wandb=offline"), "torch,wandb"),
+        (("device.name=cpu", "backend=jax"), "jax"),
+        (("device.name=h100-80gb", "backend=jax"), "jax-cuda"),
+        (("device.name=tpu-v5e", "backend=jax"), "tpu"),
+    ],
+)
+def test_a_job_installs_what_the_plan_needs_on_its_device(
+    plan_file: Path, settings: tuple[str, ...], package: str
+) -> None:
+    told = [word for setting in settings for word in ("--set", setting)]
+    result = export(plan_file, "--to", "jobset", *told)
+    wanted = f"memconsole[{package}]=={memconsole.__version__}"
+    assert f"pip install '{wanted}' || exit 1" in result.stdout
+    assert f"the job installs {wanted}" in result.stderr
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert set(package.split(",")) <= set(project["optional-dependencies"])
+
+
+def test_a_job_installs_what_it_is_told_to(plan_file: Path, tmp_path: Path) -> None:
+    wheel = tmp_path / "memconsole-1-py3-none-any.whl"
+    wheel.touch()
+    amd = ("--set", "device.name=mi300x", "--to", "skypilot")
+    assert "--install" in str(export(plan_file, *amd).exception)
+    result = export(
+        plan_file, *amd, f"--install={wheel}[torch]", "--install=--extra-index-url=https://x.y"
+    )
+    task = reference.safe_load(result.stdout)
+    there = f"/memconsole/inputs/install/{wheel.name}"
+    assert task["file_mounts"] == {there: str(wheel)}
+    assert f"pip install '{there}[torch]' --extra-index-url=https://x.y\n" in task["setup"]
+    assert result.stderr == ""
+    refused = export(plan_file, "--to", "jobset", f"--install={wheel}")
+    assert "a file of this machine" in str(refused.exception)
+
+
+def test_a_jobset_chooses_the_node_by_the_labels_given(plan_file: Path) -> None:
+    to = ("--to", "jobset")
+    assert "--node-selector, such as nvidia.com/gpu.product" in export(plan_file, *to).stderr
+    assert "--node-selector" not in export(plan_file, *to, "--set", "device.name=cpu").stderr
+    labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "pool": "", "topology": "2x4"}
+    given = [f"--node-selector={key}={value}" for key, value in labels.items()]
+    result = export(plan_file, *to, *given)
+    template = reference.safe_load(result.stdout)["spec"]["replicatedJobs"][0]["template"]
+    assert template["spec"]["template"]["spec"]["nodeSelector"] == labels
+    assert "--node-selector" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "label", ["pool", "=a", "a=b=c", "a=-b", "A/b=c", "a b=c", f"{'k' * 64}=v"]
+)
+def test_a_label_that_no_node_has_is_refused(plan_file: Path, label: str) -> None:
+    refused = export(plan_file, "--to", "jobset", "--node-selector", label)
+    assert "expected a label of a node as KEY=VALUE" in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    ("state", "command", "code"),
+    [("", "train", 0), ("stopped", "resume", 75), ("finished", "", 0), ("failed", "resume", 1)],
+)
+def test_a_job_trains_continues_or_is_done_by_the_state_of_its_run(
+    state: str, command: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = json.dumps([{"name": "other", "state": "stopped"}, {"name": "a-job", "state": state}])
+    stub = tmp_path / "memconsole"
+    stub.write_text(
+        f"#!/bin/sh\nif [ $1 = runs ]; then echo '{runs if state else '[]'}'\n"
+        f"else echo $1 > {tmp_path}/called; exit {code}; fi\n"
+    )
+    stub.chmod(0o755)
+    monkeypatch.setattr(jobs, "ROOT", str(tmp_path / "root"))
+    script = jobs.script(Job("a-job", Plan(), ("memconsole",), 8, None), {})
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    ended = subprocess.run(
+        ["bash", "-c", script], env={"PATH": path}, capture_output=True, text=True
+    )
+    assert ended.returncode == code, ended.stderr
+    called = tmp_path / "called"
+    assert (called.read_text().strip() if called.exists() else "") == command
 
 
 @pytest.mark.parametrize(
@@ -112,6 +262,8 @@ def test_files_of_this_machine_travel_with_skypilot_and_are_refused_for_pods(
         (("--set", "device.name=m2-16gb"), "SkyPilot rents none"),
         (("--set", "optimize.precision=fp8"), "optimize.precision"),
         (("--volume", "a'b"), "without quotes"),
+        (("--node-selector", "a=b"), "are for jobset"),
+        (("--image", "python:3.13"), "are for jobset"),
     ],
 )
 def test_what_a_job_cannot_have_is_refused_in_one_sentence(
@@ -137,5 +289,5 @@ def test_names_are_what_kubernetes_allows() -> None:
 def test_every_device_that_skypilot_rents_is_in_the_catalog() -> None:
     assert set(ACCELERATORS) <= set(catalog.devices())
     plan = replace(Plan(), {"backend": "jax", "device.name": "tpu-v5e", "device.count": 8})
-    task = skypilot(Job("a", plan, "memconsole", 8, None))
+    task = skypilot(Job("a", plan, ("memconsole",), 8, None))
     assert task["resources"]["accelerators"] == "tpu-v5litepod-8"

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole import regular_file
+from memconsole.plan.catalog.ratings import metadata_beside
 from memconsole.plan.errors import printable
 from memconsole_trainer.data.sources.documents import DataError
 
 MOST_BYTES = 1 << 30
-NAMES = ("movies.dat", "movies.csv", "items.dat", "items.csv")
 TITLE_WORDS = 100
 """The commonest words of titles that are features."""
 _WORD = re.compile(r"[a-z]{3,}")
@@ -41,11 +41,8 @@ class Metadata(NamedTuple):
 
 def find_metadata(ratings: Path) -> Metadata | None:
     """The metadata beside a file of ratings; None if there is none. Raises `DataError`."""
-    for name in NAMES:
-        path = ratings.with_name(name)
-        if path.is_file() and path != ratings:
-            return _read(path)
-    return None
+    path = metadata_beside(ratings)
+    return None if path is None else _read(path)
 
 
 def _read(path: Path) -> Metadata:
