@@ -34,6 +34,8 @@ def check_deletable(run: RunDirectory) -> None:
     now = settled(run)
     if now.live or now.gang_held:
         raise RunError(f"run {run.id} is {now.state}; stop it first")
+    if locks.holder(run.resume_lock) is not None:
+        raise RunError(f"run {run.id} is starting; stop it first")
     for other in begun_from(run):
         if liveness(other).live:
             raise RunError(f"run {run.id}: run {other.id} started from its weights and is training")

@@ -117,6 +117,16 @@ def resume(
     intact checkpoint is left.
     """
     wake(run)
+    with restart.alone(run):
+        number = _resumed(run, changed_data, from_scratch, changed)
+    start_trackers(run)
+    return number
+
+
+def _resumed(
+    run: RunDirectory, changed_data: bool, from_scratch: bool, changed: Plan | None
+) -> int:
+    """`resume`, while nobody else resumes the run."""
     now = settled(run)
     if now.live:
         raise RunError(f"run {run.id} is {now.state}; attach to it, or stop it first")
@@ -142,9 +152,7 @@ def resume(
     else:
         restart.check_checkpoint(run)
     if changed is not None:
-        if not run.first_plan_path.exists():
-            write_atomic(run.first_plan_path, regular_file.read(run.plan_path, plans.PLAN_BYTES))
-        run.write_plan(changed)
+        _change_plan(run, changed)
     if changed_data:
         try:
             consent.agree(run, user_name())
@@ -159,8 +167,19 @@ def resume(
         with contextlib.suppress(FileNotFoundError):
             run.job_path.unlink()
         number = start_supervisor(run, "--resume")
-    start_trackers(run)
     return number
+
+
+def _change_plan(run: RunDirectory, changed: Plan) -> None:
+    """Replace the run's plan; the first one is kept beside it. Raises `WriteError`."""
+    try:
+        if not run.first_plan_path.exists():
+            write_atomic(run.first_plan_path, regular_file.read(run.plan_path, plans.PLAN_BYTES))
+        run.write_plan(changed)
+    except OSError as error:
+        raise WriteError(
+            f"run {run.id}: {run.plan_path} cannot be written: {error.strerror}"
+        ) from None
 
 
 def adopt(run: RunDirectory) -> None:

@@ -1,17 +1,35 @@
-"""Checks that a run can be resumed: room on its disk, and an intact checkpoint."""
+"""Checks that a run can be resumed: by nobody else meanwhile, room on its disk, and an intact checkpoint."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import secrets
+from collections.abc import Iterator
 
 from memconsole.runs.read.follow import Follower
+from memconsole.runs.record import spares
 from memconsole.runs.record.checkpoints import manifest, verified
 from memconsole.runs.record.directory import RunDirectory, RunError, WriteError
+from memconsole.runs.record.processes import locks
 
 ROOM_BYTES = 1 << 20
 """What a new attempt writes before it trains: records, logs, the first events."""
+
+
+@contextlib.contextmanager
+def alone(run: RunDirectory) -> Iterator[None]:
+    """Nobody else resumes the run meanwhile. Raises `RunError` if somebody does."""
+    try:
+        lock = locks.take(run.resume_lock, required=False)
+    except locks.LockHeld:
+        raise RunError(f"run {run.id} is starting; attach to it, or stop it first") from None
+    except OSError as error:
+        raise _cannot_be_written(run, error) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def check_room(run: RunDirectory) -> None:
@@ -27,13 +45,17 @@ def check_room(run: RunDirectory) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise WriteError(
-            f"run {run.id} cannot be resumed: {run.path} cannot be written: {error.strerror}; "
-            "free some room there"
-        ) from None
+        raise _cannot_be_written(run, error) from None
     finally:
         with contextlib.suppress(OSError):
             path.unlink()
+
+
+def _cannot_be_written(run: RunDirectory, error: OSError) -> WriteError:
+    full = "; free some room there" if error.errno in spares.FULL else ""
+    return WriteError(
+        f"run {run.id} cannot be resumed: {run.path} cannot be written: {error.strerror}{full}"
+    )
 
 
 def check_checkpoint(run: RunDirectory) -> None:

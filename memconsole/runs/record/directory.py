@@ -117,6 +117,11 @@ class RunDirectory:
         return self.path / "supervisor.lock"
 
     @property
+    def resume_lock(self) -> Path:
+        """Held by the command that resumes the run, until the supervisor has its own lock."""
+        return self.path / "resume.lock"
+
+    @property
     def trainer_lock(self) -> Path:
         return self.path / "trainer.lock"
 

@@ -1,6 +1,8 @@
 """The settings that `memconsole resume --set` takes and refuses."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,12 @@ from click.testing import CliRunner, Result
 from memconsole.cli.main import cli
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.training.resuming import MAY_CHANGE
-from memconsole.runs.act import launch
+from memconsole.runs.act import launch, restart
+from memconsole.runs.act.delete import delete_run
+from memconsole.runs.record import consent
 from memconsole.runs.record.checkpoints.manifest import STATE
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory, RunError, create_run
+from memconsole.runs.record.processes import locks
 
 
 @pytest.fixture
@@ -78,3 +83,56 @@ def test_the_help_and_the_page_list_what_the_refusal_lists(run: RunDirectory) ->
     assert f"{MAY_CHANGE} may change" in " ".join(shown.split())
     page = Path(__file__).parents[3] / "docs" / "runs.md"
     assert f"{MAY_CHANGE} may change" in page.read_text(encoding="utf-8")
+
+
+def test_a_refused_resume_changes_nothing_of_one_that_is_starting(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (replace(run.read_plan(), {"train.max_steps": n}) for n in (60, 400))
+
+    def start(run: RunDirectory, mode: str) -> int:
+        with pytest.raises(RunError, match="is starting; attach to it, or stop it first"):
+            launch.resume(run, changed_data=True, changed=second)
+        with pytest.raises(RunError, match="is starting"):
+            delete_run(run)
+        return 2
+
+    monkeypatch.setattr(launch, "start_supervisor", start)
+    monkeypatch.setattr(restart, "check_checkpoint", lambda run: None)
+    assert launch.resume(run, changed=first) == 2
+    assert run.read_plan() == first
+    assert consent.agreed(run) is None
+    monkeypatch.setattr(launch, "start_supervisor", lambda run, mode: 3)
+    assert launch.resume(run, changed=second) == 3, "the first one has let go"
+
+
+@pytest.mark.parametrize(("name", "why"), [("supervisor.lock", "symbolic"), ("attempts", "Not a")])
+def test_a_file_of_the_run_that_cannot_be_used_is_named(
+    run: RunDirectory, name: str, why: str
+) -> None:
+    path = run.path / name
+    if path.is_dir():
+        path.rmdir()
+        path.touch()
+    else:
+        path.symlink_to("elsewhere")
+    with pytest.raises(RunError, match=f"run {run.id} cannot be started: {path}.*: .*{why}"):
+        launch.start_supervisor(run, "--resume")
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.EROFS, "Read-only file system"),
+        (errno.ENOSPC, "left on device; free some room there"),
+    ],
+)
+def test_only_a_full_disk_is_to_be_freed(
+    run: RunDirectory, number: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, *_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(locks, "_open", refused)
+    with pytest.raises(RunError, match=f"{run.path} cannot be written: .*{words}$"):
+        launch.resume(run)

@@ -48,8 +48,9 @@ def main(arguments: Sequence[str] | None = None, command: TrainerCommand = train
         supervisor = _only_one(run)
         attempt = supervisor.adopt() if options.mode == "adopt" else supervisor.start(command)
     except (RunError, locks.LockHeld, OSError, ValueError) as error:
-        say(str(error))
-        _tell(options.ready_fd, StartRecord(error=str(error)))
+        words = _words(run, error)
+        say(words)
+        _tell(options.ready_fd, StartRecord(error=words))
         return 1
     _tell(options.ready_fd, StartRecord(attempt=attempt))
     see_through(supervisor, command).close()
@@ -68,6 +69,12 @@ def _only_one(run: RunDirectory) -> Supervisor:
             words = f"run {run.id} is {now.state}; attach to it, or stop it first"
             raise RunError(words) from None
     return Supervisor(run)
+
+
+def _words(run: RunDirectory, error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"run {run.id} cannot be started: {error.filename}: {error.strerror}"
+    return str(error)
 
 
 def see_through(supervisor: AnySupervisor, command: TrainerCommand) -> AnySupervisor:
