@@ -129,7 +129,7 @@ class Follower:
         self._beat_step = -1
         self._saved: tuple[int, int, int] | None = None
         record = run.record()
-        self._created = record.created_wall if record else 0.0
+        self._created = run.created_wall
         self._plan, self._by_recipe, self._problems = _read_plan(run)
         self._plan_read = not self._problems
         if record is None:

@@ -161,6 +161,17 @@ class RunDirectory:
         """The content of `run.json`; None if it is missing or damaged."""
         return files.read_struct(self.record_path, RunRecord)
 
+    @property
+    def created_wall(self) -> float:
+        """When the run was created. If `run.json` is missing or damaged, the local time that begins the id."""
+        record = self.record()
+        if record is not None:
+            return record.created_wall
+        try:
+            return time.mktime(time.strptime(self.id[:15], "%Y%m%d-%H%M%S"))
+        except (ValueError, OverflowError):
+            return 0.0
+
     def job(self) -> JobRecord | None:
         """The Slurm job that trains the run; None if this machine trains it."""
         return files.read_struct(self.job_path, JobRecord)
@@ -323,7 +334,7 @@ def create_run(
 
 
 def list_runs() -> list[RunDirectory]:
-    """Every run of this user, newest first."""
+    """Every run of this user, newest first. Ids would not do: they begin with local time, which is set back."""
     root = runs_root()
     try:
         with os.scandir(root) as entries:
@@ -332,7 +343,8 @@ def list_runs() -> list[RunDirectory]:
         return []
     except OSError as error:
         raise RunError(f"{root}: cannot be read: {error.strerror}") from None
-    return [RunDirectory(root / name) for name in sorted(names, reverse=True)]
+    runs = [RunDirectory(root / name) for name in names]
+    return sorted(runs, key=lambda run: (run.created_wall, run.id), reverse=True)
 
 
 def _own_directory(entry: os.DirEntry[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -12,7 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from memconsole.cli.main import cli
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.runs.act import delete
@@ -101,6 +104,31 @@ def test_runs_are_found_by_id_start_end_name_and_latest() -> None:
     for hostile in ("../..", "", "a/b", "\x1b[2J", "."):
         with pytest.raises(RunError):
             find_run(hostile)
+
+
+@pytest.mark.skipif(not hasattr(time, "tzset"), reason="needs time zones")
+def test_the_latest_run_is_the_newest_although_the_clock_was_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """25 October 2026 has the hour from 2 to 3 twice in Berlin."""
+    twice = 1792886400.0
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        monkeypatch.setattr(time, "time", lambda: twice + 1800)
+        older = create_run(Plan(), "same name")
+        monkeypatch.setattr(time, "time", lambda: twice + 3660)
+        newer = create_run(Plan(), "same name")
+        assert newer.id[:15] < older.id[:15]
+        assert list_runs() == [newer, older]
+        assert find_run("latest") == find_run("same name") == newer
+        older.record_path.unlink()
+        assert older.created_wall == pytest.approx(twice + 1800, abs=3600), "as its id says"
+        listed = json.loads(CliRunner().invoke(cli, ["runs", "--json"]).output)
+        assert [run["id"] for run in listed] == [run.id for run in list_runs()]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_no_runs_is_said_plainly() -> None:
