@@ -9,6 +9,7 @@ from pathlib import Path
 
 from memconsole.plan.plan import PlanError
 from memconsole.plan.tasks import task_of_model
+from memconsole_trainer.new_files import new_folder
 from memconsole_trainer.predictions.export import export_model
 from memconsole_trainer.weights import trained
 from memconsole_trainer.weights.bitnet_accuracy import export_bitnet
@@ -28,20 +29,9 @@ def main() -> int:
     try:
         found = trained.read(options.run, options.checkpoint)
         found.check_base()
-        out, lines = options.out, []
-        if task_of_model(found.model).name != "language":
-            if options.form is not None:
-                raise PlanError(f"--format {options.form}: is for runs that learned language")
-            lines = export_model(found, out, options.dtype)
+        with new_folder(options.out) as out:
+            lines = _written(found, out, options.form, options.dtype)
             names = sorted(path.name for path in out.iterdir())
-        elif options.form == "bitnet":
-            lines = export_bitnet(found, out)
-            names = sorted(path.name for path in out.iterdir())
-        elif options.form == "peft":
-            names = export_adapters(found, out, options.dtype)
-            lines = adapter_notes(found.plan)
-        else:
-            names = export_run(found, out, options.dtype)
         if found.tokenizer_file.is_file():
             lines += generation_notes(found.plan)
     except (PlanError, ValueError, OSError) as error:
@@ -51,6 +41,23 @@ def main() -> int:
     for line in lines:
         print(f"  {line}")
     return 0
+
+
+def _written(
+    found: trained.TrainedModel, out: Path, form: str | None, dtype: str | None
+) -> list[str]:
+    """Write the files of an export to the folder `out`. Returns remarks for the user."""
+    if task_of_model(found.model).name != "language":
+        if form is not None:
+            raise PlanError(f"--format {form}: is for runs that learned language")
+        return export_model(found, out, dtype)
+    if form == "bitnet":
+        return export_bitnet(found, out)
+    if form == "peft":
+        export_adapters(found, out, dtype)
+        return adapter_notes(found.plan)
+    export_run(found, out, dtype)
+    return []
 
 
 if __name__ == "__main__":

@@ -4,15 +4,13 @@ data."""
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from memconsole.plan.plan import PlanError, replace
 from memconsole.plan.sections.data import OF_RATINGS
 from memconsole.plan.tasks import task_of_model
+from memconsole_trainer.new_files import new_file
 from memconsole_trainer.predictions import items, windows
 from memconsole_trainer.weights import trained
 
@@ -43,7 +41,8 @@ def main() -> int:
                 f"--top, --seen and {', '.join(map(_option, OF_RATINGS))} are for ratings, but the run learned {task}"
             )
         data = replace(found.plan, asked).data
-        with replaced(options.input, options.output, options.overwrite) as out:
+        check_output(options.input, options.output, options.overwrite)
+        with new_file(options.output) as out:
             if task == "recommendation":
                 top = options.top or TOP
                 said = items.write(found, options.input, data, out, top, options.seen, warn)
@@ -65,22 +64,19 @@ def warn(words: str) -> None:
     print(f"warning: {words}", file=sys.stderr)
 
 
-@contextmanager
-def replaced(source: Path, output: Path, overwrite: bool) -> Iterator[Path]:
-    """A path beside `output` for a new file, which becomes `output` if nothing is raised. Raises
-    `FileExistsError` if `output` exists and is not empty, unless `overwrite`, and OSError."""
+def check_output(source: Path, output: Path, overwrite: bool) -> None:
+    """Raise OSError unless `output` is the name of a new file, of an empty one, or with `overwrite` of any other
+    than `source`."""
     if output.is_dir() or not output.parent.is_dir():
         raise FileNotFoundError(f"{output}: expected the name of a file in a folder that exists")
-    if output.exists() and source.exists() and output.samefile(source):
+    if not output.exists():
+        return
+    if not output.is_file():
+        raise FileExistsError(f"{output}: is not a regular file")
+    if source.exists() and output.samefile(source):
         raise FileExistsError(f"{output}: is the input")
-    if output.exists() and output.stat().st_size and not overwrite:
+    if output.stat().st_size and not overwrite:
         raise FileExistsError(f"{output}: exists and is not empty; --overwrite replaces it")
-    part = output.with_name(f".{output.name}.{os.getpid()}.part")
-    try:
-        yield part
-        os.replace(part, output)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

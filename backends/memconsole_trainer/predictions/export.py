@@ -18,7 +18,7 @@ from memconsole.plan.tasks import task_of_model
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.windows.file import WindowFile
 from memconsole_trainer.predictions.items import numbering_of
-from memconsole_trainer.weights.export import DTYPES, make_folder, narrowed
+from memconsole_trainer.weights.export import DTYPES, narrowed, save
 from memconsole_trainer.weights.trained import TrainedModel
 
 STANDALONE = Path(__file__).parent / "standalone"
@@ -26,14 +26,12 @@ NORMALIZATION = "normalization.json"
 
 
 def export_model(found: TrainedModel, out: Path, dtype: str | None = None) -> list[str]:
-    """Write model.safetensors with all weights, frozen ones too, config.json and model.py; of a recommender
+    """Write into the folder `out` model.safetensors with all weights, frozen ones too, config.json and model.py; of a recommender
     items.json, the id of each row of its table; of a regressor `NORMALIZATION`, if the
     run's data are still there. Returns remarks for the user.
 
-    All weights are in memory at once. Raises `PlanError`, `DataError`, OSError and `FileExistsError`.
+    All weights are in memory at once. Raises `PlanError`, `DataError` and OSError.
     """
-    from safetensors.numpy import save_file
-
     task, model, dtype = task_of_model(found.model).name, found.model, dtype or DTYPES[0]
     remarks: list[str] = []
     beside: dict[str, Any] = {}
@@ -47,9 +45,8 @@ def export_model(found: TrainedModel, out: Path, dtype: str | None = None) -> li
             beside[NORMALIZATION] = _normalization(found)
         except (DataError, PlanError) as error:
             remarks = [f"without {NORMALIZATION}: {error}"]
-    make_folder(out)
     named = {p.name: narrowed(found.tensor(p.name), dtype) for p in model.parameters()}
-    save_file(named, out / "model.safetensors", metadata={"format": "pt"})
+    save(named, out / "model.safetensors")
     sizes = msgspec.to_builtins(model)
     described = {"task": task, "dtype": dtype, "sequence_length": length, **sizes, **rotation}
     beside["config.json"] = described

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from memconsole.plan.catalog.windows import DATASETS
 from memconsole.plan.models.regressor import Regressor
+from memconsole.units import format_bytes
+from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.windows.file import WindowFile
 from memconsole_trainer.tasks.regression import batch_of
@@ -37,22 +42,64 @@ def write(found: TrainedModel, source: Path, out: Path, warn: Callable[[str], No
             f"{source} does not say what controls were divided by (system_ids and normalization): "
             f"{OUTPUTS} are the {NORMALIZED}"
         )
+    size = (file.count, model.outputs)
+    _check_room(out.parent, 2 * 4 * file.count * model.outputs)
     engine = found.engine()
     shape = BatchShape(1, found.plan.evaluation_batch, length)
-    with h5py.File(out, "x") as made:
-        size = (file.count, model.outputs)
-        outputs, normalized = (
-            made.create_dataset(name, size, np.float32) for name in (OUTPUTS, NORMALIZED)
-        )
-        for start in range(0, file.count, file.block_rows):
-            stop = min(start + file.block_rows, file.count)
-            windows = file.read(start, stop)
-            block = np.empty((stop - start, model.outputs), np.float32)
-            for at in range(0, len(block), shape.rows):
-                part = block[at : at + shape.rows]
-                batch = batch_of(windows.take(np.arange(at, at + len(part))), shape)
-                part[...] = engine.outputs(batch)[: len(part)]
-            normalized[start:stop] = block
-            scale = 1.0 if scales is None else scales[file.family_numbers(start, stop)]
-            outputs[start:stop] = block * scale + 0.0  # no negative zeros
+    with _WritesOn(out) as raw:
+        with h5py.File(raw, "w") as made:
+            outputs, normalized = (
+                made.create_dataset(name, size, np.float32) for name in (OUTPUTS, NORMALIZED)
+            )
+            for start in range(0, file.count, file.block_rows):
+                stop = min(start + file.block_rows, file.count)
+                windows = file.read(start, stop)
+                block = np.empty((stop - start, model.outputs), np.float32)
+                for at in range(0, len(block), shape.rows):
+                    part = block[at : at + shape.rows]
+                    batch = batch_of(windows.take(np.arange(at, at + len(part))), shape)
+                    part[...] = engine.outputs(batch)[: len(part)]
+                normalized[start:stop] = block
+                scale = 1.0 if scales is None else scales[file.family_numbers(start, stop)]
+                outputs[start:stop] = block * scale + 0.0  # no negative zeros
+                if raw.error is not None:
+                    break
+        if raw.error is not None:
+            raise raw.error
     return f"outputs of {file.count:,} windows"
+
+
+def _check_room(folder: Path, needed: int) -> None:
+    """Raise `DataError` if the disk of `folder` has less room than `needed` bytes."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise DataError(
+            f"{folder}: {format_bytes(free)} free, the outputs take {format_bytes(needed)}"
+        )
+
+
+class _WritesOn(io.FileIO):
+    """A new file for HDF5, which ends the process if it closes a file that it could not write. So the first error is
+    kept in `error`, and what comes after it is dropped."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "x+")
+        self.error: BaseException | None = None
+
+    def write(self, content: Any) -> int:
+        size = memoryview(content).nbytes
+        if self.error is None:
+            try:
+                left = memoryview(content).cast("B")
+                while left:
+                    left = left[super().write(left) :]
+            except (OSError, KeyboardInterrupt) as error:
+                self.error = error
+        return size
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self.error = self.error or error
+            return size or 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -50,16 +50,13 @@ def export(
     change: Change = as_it_is,
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write config.json and safetensors into `out`.
+    """Write config.json and safetensors into the folder `out`, which is made if it is missing.
 
-    `out` must not exist or be empty. Weights are written shard by shard, so no more than
+    Weights are written shard by shard, so no more than
     `SHARD_BYTES` and one tensor are in memory. Tensors are rounded to `dtype`, then `change` maps
-    each to the tensors it is stored as; `more` is added to config.json. Raises OSError, and
-    `FileExistsError` if the folder is not empty.
+    each to the tensors it is stored as; `more` is added to config.json. Raises OSError.
     """
-    from safetensors.numpy import save_file
-
-    make_folder(out)
+    out.mkdir(parents=True, exist_ok=True)
     description = {**config(architecture), "dtype": dtype, **(more or {})}
     (out / "config.json").write_text(json.dumps(description, indent=2) + "\n")
     shards: list[dict[str, Any]] = [{}]
@@ -69,7 +66,7 @@ def export(
     tensors = (t for one in named for t in change(*one))
     for name, array in tensors:
         if held and held + array.nbytes > SHARD_BYTES:
-            save_file(shards[-1], out / f"part-{len(shards)}", metadata={"format": "pt"})
+            save(shards[-1], out / f"part-{len(shards)}")
             shards[-1] = {}
             shards.append({})
             held = 0
@@ -77,7 +74,7 @@ def export(
         index[name] = len(shards)
         held += array.nbytes
         total += array.nbytes
-    save_file(shards[-1], out / f"part-{len(shards)}", metadata={"format": "pt"})
+    save(shards[-1], out / f"part-{len(shards)}")
     if len(shards) == 1:
         os.replace(out / "part-1", out / "model.safetensors")
     else:
@@ -93,18 +90,19 @@ def export(
         (out / "model.safetensors.index.json").write_text(json.dumps(document, indent=2) + "\n")
 
 
-def make_folder(out: Path) -> None:
-    """Make an empty folder to write to. Raises `FileExistsError` if it holds anything, and `OSError`."""
+def save(tensors: Mapping[str, NDArray[np.generic]], path: Path) -> None:
+    """Write a safetensors file. Raises OSError."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
     try:
-        held = out.is_dir() and any(out.iterdir())
-        if not held:
-            out.mkdir(parents=True, exist_ok=True)
-            with TemporaryFile(dir=out):  # one that is there may not be writable
-                pass
-    except OSError as error:
-        raise OSError(f"{out}: cannot be made: {error.strerror}") from None
-    if held:
-        raise FileExistsError(f"{out}: exists and is not empty")
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if found is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), str(path)) from None
 
 
 def narrowed(array: NDArray[np.generic], dtype: str) -> NDArray[np.generic]:

@@ -24,8 +24,8 @@ from memconsole_trainer.weights.export import (
     Change,
     as_it_is,
     export,
-    make_folder,
     narrowed,
+    save,
 )
 from memconsole_trainer.weights.huggingface import stored
 from memconsole_trainer.weights.trained import TrainedModel
@@ -39,12 +39,10 @@ def export_run(
     dtype: str | None = None,
     change: Change = as_it_is,
     more: Mapping[str, Any] | None = None,
-) -> list[str]:
-    """Write the trained model as a Hugging Face directory, with its tokenizer. Returns the names of
-    the files.
+) -> None:
+    """Write the trained model as a Hugging Face directory, with its tokenizer.
 
-    `dtype` None is that of the weights it started from. Raises OSError, and `PlanError` or
-    `FileExistsError`.
+    `dtype` None is that of the weights it started from. Raises OSError and `PlanError`.
     """
     ids: dict[str, Any] = {}
     tokenizer = found.tokenizer() if found.tokenizer_file.is_file() else None
@@ -54,7 +52,6 @@ def export_run(
     export(found.architecture, found, out, chosen, change, {**ids, **(more or {})})
     if tokenizer is not None:
         companions.write(found.plan, tokenizer, found.architecture.max_positions, out)
-    return sorted(path.name for path in out.iterdir())
 
 
 def source_dtype(found: TrainedModel) -> str:
@@ -70,11 +67,9 @@ def source_dtype(found: TrainedModel) -> str:
     return named if named in DTYPES else DTYPES[0]
 
 
-def export_adapters(found: TrainedModel, out: Path, dtype: str | None = None) -> list[str]:
-    """Write the LoRA adapters alone, as the library PEFT loads them onto the base. Returns the names
-    of the files. Raises what `export_run` raises."""
-    from safetensors.numpy import save_file
-
+def export_adapters(found: TrainedModel, out: Path, dtype: str | None = None) -> None:
+    """Write the LoRA adapters alone into the folder `out`, as the library PEFT loads them onto the base. Raises what
+    `export_run` raises."""
     rank = found.plan.optimize.lora_rank
     if not rank:
         raise PlanError(
@@ -85,7 +80,6 @@ def export_adapters(found: TrainedModel, out: Path, dtype: str | None = None) ->
             f"the adapters belong to weights that no directory holds ({origin(found.plan).words}): "
             "export the whole model"
         )
-    make_folder(out)
     scale, targets = adapter_scale(found.plan), found.plan.optimize.lora_targets
     tensors: dict[str, Array] = {}
     ranks: dict[str, int] = {}
@@ -94,7 +88,7 @@ def export_adapters(found: TrainedModel, out: Path, dtype: str | None = None) ->
         tensors[f"{prefix}.lora_A.weight"] = narrowed(a, dtype or DTYPES[0])
         tensors[f"{prefix}.lora_B.weight"] = narrowed(b, dtype or DTYPES[0])
         ranks[_called(name, targets)] = len(a)
-    save_file(tensors, out / "adapter_model.safetensors", metadata={"format": "pt"})
+    save(tensors, out / "adapter_model.safetensors")
     joined = {name: size for name, size in ranks.items() if size != rank}
     config = {
         "peft_type": "LORA",
@@ -114,7 +108,6 @@ def export_adapters(found: TrainedModel, out: Path, dtype: str | None = None) ->
     if found.tokenizer_file.is_file():
         tokenizer = found.tokenizer()
         companions.write(found.plan, tokenizer, found.architecture.max_positions, out)
-    return sorted(path.name for path in out.iterdir())
 
 
 def adapter_notes(plan: Plan) -> list[str]:

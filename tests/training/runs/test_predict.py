@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from memconsole_trainer.tasks.recommendation import read_numbering
 from tests.training.harness.runs import attempt, told
 from tests.training.loop import test_recommendation_runs as recommendation
 from tests.training.loop import test_regression_runs as regression
+from tests.training.weights.test_new_files import room
 
 BACKENDS = ("torch", "jax")
 ITEMS, LENGTH = 14, 8
@@ -68,7 +70,7 @@ class Runs:
     """Short runs of each task, backend and other settings, trained once."""
 
     def __init__(self, sources: dict[str, Path]) -> None:
-        self._sources = sources
+        self.sources = sources
         self._runs: dict[Any, RunDirectory] = {}
 
     def __call__(self, task: str, backend: str, **changes: Any) -> RunDirectory:
@@ -80,7 +82,7 @@ class Runs:
         return self._runs[key]
 
     def plan(self, task: str, backend: str, **changes: Any) -> Plan:
-        source = self._sources[task]
+        source = self.sources[task]
         if task == "regression":
             return replace(regression.plan(source, backend, **changes), SHORT)
         sizes = {"model__items": ITEMS, "model__clusters": 4, "data__sequence_length": LENGTH}
@@ -257,8 +259,11 @@ def test_what_cannot_be_used_is_refused_in_one_line(
 ) -> None:
     recommender, regressor = (runs(task, "torch") for task in ("recommendation", "regression"))
     full, empty, unknown = tmp_path / "full", tmp_path / "empty", tmp_path / "unknown.dat"
+    pipe = tmp_path / "pipe"
     full.write_text("something")
     empty.touch()
+    os.mkfifo(pipe)
+    (tmp_path / "link").symlink_to(pipe)
     unknown.write_text("1::99::5::1\n")
     bare = create_run(runs.plan("regression", "torch"))
     text = create_run(replace(Plan(), {"data.source": str(tmp_path)}))
@@ -276,6 +281,8 @@ def test_what_cannot_be_used_is_refused_in_one_line(
         ((regressor.path, windows, new, "--user-column=who"), "but the run learned regression"),
         ((regressor.path, windows, new, "--checkpoint=step-5"), "step-5: it is not kept; there"),
         ((regressor.path, windows, full), "exists and is not empty; --overwrite replaces it"),
+        ((regressor.path, windows, pipe), f"{pipe}: is not a regular file"),
+        ((regressor.path, windows, tmp_path / "link", "--overwrite"), "is not a regular file"),
         ((regressor.path, windows, windows, "--overwrite"), "is the input"),
         ((regressor.path, windows, tmp_path / "none" / "x"), "a folder that exists"),
     ):
@@ -295,6 +302,28 @@ def test_what_cannot_be_used_is_refused_in_one_line(
         assert "only language models write text: use memconsole predict" in said
     with pytest.raises(UserError, match='no run "absent"'):
         CliRunner().invoke(cli, ["predict", "absent", "in", "out"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("task", ["recommendation", "regression"])
+def test_a_full_disk_is_one_line_and_nothing_is_left(
+    task: str,
+    runs: Runs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, source, out = runs(task, "torch"), runs.sources[task], tmp_path / "out"
+    for module, arguments in ((predict, (run.path, source, out)), (export, (run.path, out))):
+        with room(3000):
+            assert called(module, *arguments) == 2
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said == f"memconsole: {out}: cannot be written: File too large"
+        assert list(tmp_path.iterdir()) == []
+    if task == "regression":
+        usage = shutil.disk_usage(tmp_path)._replace(free=100)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+        assert called(predict, run.path, source, out) == 2
+        assert f"{tmp_path}: 100 B free, the outputs take 18.8 KiB" in capsys.readouterr().err
 
 
 def test_the_command_runs_the_trainer_with_its_options(

@@ -1,7 +1,5 @@
 """A run's weights leave as a directory that transformers loads, and that comes back as it was."""
 
-import errno
-import os
 from functools import partial
 from pathlib import Path
 
@@ -52,27 +50,3 @@ def test_large_weights_go_into_shards_with_an_index(
     assert "model.safetensors.index.json" in names
     assert sum(name.endswith(".safetensors") for name in names) > 2
     AutoModelForCausalLM.from_pretrained(tmp_path)
-
-
-def test_nothing_is_written_over(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("keep")
-    architecture = ARCHITECTURES["llama"]
-    with pytest.raises(FileExistsError, match="not empty"):
-        export.export(architecture, InitialWeights(architecture, 0), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
-def test_a_folder_that_cannot_be_made_or_written_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    below = tmp_path / "file" / "out"
-    with pytest.raises(OSError, match=f"^{below}: cannot be made: Not a directory$"):
-        export.make_folder(below)
-
-    def forbidden(**_: object) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(export, "TemporaryFile", forbidden)
-    with pytest.raises(OSError, match=f"^{tmp_path / 'out'}: cannot be made: Permission denied$"):
-        export.make_folder(tmp_path / "out")
