@@ -130,19 +130,18 @@ def _with_evaluated_rows_of(before: Plan, after: Plan) -> Plan:
 def without_lost_source(plan: Plan, own_tokenizer: Path) -> Plan:
     """`plan` for a run that has a checkpoint of its own, and maybe a tokenizer in `own_tokenizer`.
 
-    The other run that it started from may have deleted that checkpoint by then, or may be gone.
-    Only frozen weights are read from it again.
+    The other run that it started from may have deleted that checkpoint by then, or may be gone. Only frozen weights are
+    read from it again. The tokenizer that was given may be gone too; the run's own one is compared with the checkpoint.
     """
+    changes: dict[str, object] = {}
     source = checkpoint_of(plan)
-    if source is None or (source / "MANIFEST.json").is_file():
-        return plan
-    if frozen_names(plan, catalog.model(plan)):
-        return plan
-    changes: dict[str, object] = {"model.weights": RANDOM}
-    tokenizer = plan.data.tokenizer
-    if tokenizer is not None and not Path(tokenizer).expanduser().exists():
+    lost = source is not None and not (source / "MANIFEST.json").is_file()
+    if lost and not frozen_names(plan, catalog.model(plan)):
+        changes["model.weights"] = RANDOM
+    given = plan.data.tokenizer
+    if given is not None and own_tokenizer.is_file() and not Path(given).expanduser().exists():
         changes["data.tokenizer"] = str(own_tokenizer)
-    return replace(plan, changes)
+    return replace(plan, changes) if changes else plan
 
 
 def words(before: Plan, after: Plan) -> str:

@@ -270,9 +270,28 @@ def test_a_run_that_began_with_another_runs_weights_goes_on_without_them(
     with pytest.raises(PlanError, match="expected random, a checkpoint"):
         check(two)
     adapted = replace(two, {"optimize.lora_rank": 4, "optimize.freeze_base": True})
-    assert (
-        resuming.without_lost_source(adapted, broken.path / "tokenizer.json") == adapted
-    )  # its base lies nowhere else
+    present = resuming.without_lost_source(adapted, broken.path / "tokenizer.json")
+    assert present.model == adapted.model, "its base lies nowhere else"
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_run_goes_on_with_its_own_tokenizer_once_the_given_one_is_gone(
+    backend: str,
+    finished: RunDirectory,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip(backend)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    given = shutil.copy(finished.path / "tokenizer.json", tmp_path / "given.json")
+    settings = {"data__tokenizer": str(given), "train__max_steps": 2, "train__preflight": False}
+    run = create_run(plan(text, backend, **settings))
+    assert attempt(run, lambda phase, step: step == 1) == 75
+    given.unlink()
+    assert attempt(run) == 0, final(run)
+    absent = tmp_path / "absent"
+    assert resuming.without_lost_source(run.read_plan(), absent) == run.read_plan()
 
 
 @pytest.mark.parametrize("links", [True, False])
