@@ -1,4 +1,4 @@
-"""``python -m memconsole_trainer.chat RUN_DIR``: a conversation with a run's model, line by line."""
+"""``memconsole_trainer.command chat RUN_DIR``: a conversation with a run's model, line by line."""
 
 from __future__ import annotations
 
@@ -31,10 +31,7 @@ def main() -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("--system")
     add_options(parser)
-    try:
-        return talk(parser.parse_args())
-    except KeyboardInterrupt:
-        return 130
+    return talk(parser.parse_args())
 
 
 def talk(options: argparse.Namespace) -> int:
@@ -130,7 +127,3 @@ def _lines() -> Iterator[str]:
             return
         if line:
             yield line
-
-
-if __name__ == "__main__":
-    sys.exit(main())

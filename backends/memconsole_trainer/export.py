@@ -1,4 +1,4 @@
-"""``python -m memconsole_trainer.export RUN_DIR OUT [bitnet|peft]``: export a run's weights to a Hugging
+"""``memconsole_trainer.command export RUN_DIR OUT [bitnet|peft]``: export a run's weights to a Hugging
 Face directory, or those of a recommender or a regressor with a program that computes with them."""
 
 from __future__ import annotations
@@ -58,7 +58,3 @@ def _written(
         return adapter_notes(found.plan)
     export_run(found, out, dtype)
     return []
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""``python -m memconsole_trainer.predict RUN_DIR INPUT OUTPUT``: write what a run's model predicts for new
+"""``memconsole_trainer.command predict RUN_DIR INPUT OUTPUT``: write what a run's model predicts for new
 data."""
 
 from __future__ import annotations
@@ -77,7 +77,3 @@ def check_output(source: Path, output: Path, overwrite: bool) -> None:
         raise FileExistsError(f"{output}: is the input")
     if output.stat().st_size and not overwrite:
         raise FileExistsError(f"{output}: exists and is not empty; --overwrite replaces it")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""``python -m memconsole_trainer.sample RUN_DIR``: continue a text, or answer a record or a message,
+"""``memconsole_trainer.command sample RUN_DIR``: continue a text, or answer a record or a message,
 with a run's model."""
 
 from __future__ import annotations
@@ -167,7 +167,3 @@ def too_long(tokens: int, positions: int) -> int:
         f"memconsole: the prompt is {tokens} tokens, the model holds {positions}", file=sys.stderr
     )
     return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

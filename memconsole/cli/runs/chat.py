@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import click
 
 from memconsole.cli.completing import run_names
 from memconsole.cli.options import checkpoint_option
+from memconsole.cli.runs.program import program
 from memconsole.cli.runs.sample import sampling_options
 from memconsole.runs.record.directory import find_run
 
@@ -37,8 +37,7 @@ def command(
         f"--{name.replace('_', '-')}={value}" for name, value in named.items() if value is not None
     ]
     arguments += [f"--record={field}" for field in fields]
-    argv = [sys.executable, "-P", "-m", "memconsole_trainer.chat", str(found.path), *arguments]
-    with subprocess.Popen(argv) as process:
+    with subprocess.Popen(program("chat", found, arguments)) as process:
         try:
             process.wait()
         except KeyboardInterrupt:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import click
 
 from memconsole.cli.completing import run_names
 from memconsole.cli.options import checkpoint_option
+from memconsole.cli.runs.program import run_program
 from memconsole.runs.record.directory import find_run
 
 
@@ -43,8 +42,8 @@ def command(
     If the run keeps a moving average of the weights (train.ema_decay), the average is written.
     """
     found = find_run(run)
-    argv = ["-P", "-m", "memconsole_trainer.export", str(found.path), str(directory)]
+    argv = [str(directory)]
     argv += [] if form == "huggingface" else [form]
     argv += [] if dtype is None else [f"--dtype={dtype}"]
     argv.append(f"--checkpoint={checkpoint}")
-    ctx.exit(subprocess.run([sys.executable, *argv], stdin=subprocess.DEVNULL).returncode)
+    ctx.exit(run_program("export", found, argv))

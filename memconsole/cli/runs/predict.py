@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import click
 
 from memconsole.cli.completing import run_names
 from memconsole.cli.options import checkpoint_option
+from memconsole.cli.runs.program import run_program
 from memconsole.runs.record.directory import find_run
 
 
@@ -49,11 +48,11 @@ def command(
     file with outputs and normalized_outputs.
     """
     found = find_run(run)
-    argv = ["-P", "-m", "memconsole_trainer.predict", str(found.path), str(input), str(output)]
+    argv = [str(input), str(output)]
     named = {
         "top": top, "user-column": user_column, "item-column": item_column, "time-column": time_column
     }  # fmt: skip
     argv += [f"--{name}={value}" for name, value in named.items() if value is not None]
     argv += [f"--{name}" for name, given in (("seen", seen), ("overwrite", overwrite)) if given]
     argv.append(f"--checkpoint={checkpoint}")
-    ctx.exit(subprocess.run([sys.executable, *argv], stdin=subprocess.DEVNULL).returncode)
+    ctx.exit(run_program("predict", found, argv))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +10,8 @@ import click
 
 from memconsole.cli.completing import run_names
 from memconsole.cli.options import checkpoint_option
+from memconsole.cli.runs.program import run_program
 from memconsole.runs.record.directory import find_run
-from memconsole.sanitize import clean
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -83,12 +81,4 @@ def command(
         if value is not None
     ]
     arguments += [f"--record={field}" for field in fields]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "memconsole_trainer.sample", str(found.path), *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-    click.echo(clean(done.stdout), nl=False)
-    ctx.exit(done.returncode)
+    ctx.exit(run_program("sample", found, arguments))

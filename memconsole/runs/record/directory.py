@@ -280,6 +280,14 @@ def check_private(root: Path) -> None:
         raise RunError(f"{real.parent}: others can replace {real.name} there; run chmod go-w on it")
 
 
+def current_folder() -> str:
+    """The folder that relative paths begin at. Raises `RunError` if it was deleted."""
+    try:
+        return os.getcwd()
+    except OSError:
+        raise RunError("the current folder is gone: change to one that exists") from None
+
+
 def create_run(
     plan: Plan,
     name: str | None = None,
@@ -293,11 +301,7 @@ def create_run(
     """
     import memconsole
 
-    root = make_runs_root()
-    try:
-        current = os.getcwd()
-    except OSError:
-        raise RunError("the current folder is gone: change to one that exists") from None
+    root, current = make_runs_root(), current_folder()
     created = time.time()
     while True:
         word = base64.b32encode(secrets.token_bytes(4)).decode()[:6].lower()

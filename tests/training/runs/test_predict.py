@@ -334,6 +334,7 @@ def test_the_command_runs_the_trainer_with_its_options(
     options = ["--top", "3", "--seen", "--checkpoint", "step-6"]
     done = CliRunner().invoke(cli, ["predict", run.id, str(ratings), str(out), *options])
     assert done.exit_code == 0
+    assert done.output.endswith(f": 3 items for each of 40 users in {out}\n")
     assert {len(listed) for listed in recommended(out).values()} == {3}
     # The same ratings in columns of other names.
     other, again = tmp_path / "other.csv", tmp_path / "again.csv"

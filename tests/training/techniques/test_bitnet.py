@@ -166,13 +166,13 @@ def test_the_losses_told_are_those_of_the_weights_before_and_in_the_files(
     assert after["loss"] == pytest.approx(loss_of(run, ternary), rel=1e-4)
     assert abs(after["loss"] - before["loss"]) > 1e-4
     assert after["perplexity"] == pytest.approx(math.exp(after["loss"]))
-    assert f"after: validation loss {after['loss']:.4f}" in said.out
+    assert f"after: validation loss {after['loss']:.4f}" in done.output
     assert document["bytes"] < document["fp32_bytes"]
     assert 0 < document["zero_share"] < 1
 
 
 def test_an_export_of_changed_data_says_that_its_loss_was_not_measured(
-    text: Path, tmp_path: Path, capfd: Any
+    text: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
@@ -183,5 +183,5 @@ def test_an_export_of_changed_data_says_that_its_loss_was_not_measured(
     next(folder.iterdir()).write_text("another text " * 50)
     done = CliRunner().invoke(cli, ["export", run.id, str(tmp_path / "out"), "--format", "bitnet"])
     assert done.exit_code == 0
-    assert "not measured" in capfd.readouterr().out
+    assert "not measured" in done.output
     assert json.loads((tmp_path / "out" / "bitnet.json").read_text())["validation"] is None

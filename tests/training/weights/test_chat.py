@@ -113,16 +113,3 @@ def test_commands_are_answered_without_the_model(
     (prompt,) = model.prompts
     assert "/etc/fstab is empty" in prompt
     assert "help" not in prompt
-
-
-def test_an_interrupt_ends_the_chat_quietly(
-    model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(model, "generate", interrupted)
-    assert talked(monkeypatch, "hi\n") == 130
-    monkeypatch.setattr(chat, "ready", interrupted)
-    assert talked(monkeypatch, "hi\n") == 130
-    assert capsys.readouterr().out == ""

@@ -1,0 +1,36 @@
+"""``python -m memconsole_trainer.command NAME RUN_DIR …``: what ``memconsole sample``, ``chat``, ``predict`` and
+``export`` do with a run's model. The module NAME does the work."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import signal
+import sys
+from types import FrameType
+
+CHAT = "chat"
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, _interrupted)
+    name = sys.argv.pop(1)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # `memconsole` reads the output and prints it. A chat prints by itself, as its terminal can show it.
+        encoding = None if name == CHAT else "utf-8"
+        sys.stdout.reconfigure(encoding=encoding, errors="replace")
+    try:
+        return int(importlib.import_module(f"memconsole_trainer.{name}").main())
+    except KeyboardInterrupt:
+        os._exit(130)
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    """End, and say nothing more: Python reports an interrupt that it meets in an import or a callback."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())
