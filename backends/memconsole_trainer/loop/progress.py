@@ -10,7 +10,8 @@ import msgspec
 
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import SETTINGS, Plan, get, quote, replace
-from memconsole.plan.tasks.judging import Score
+from memconsole.plan.tasks.judging import Score, improves
+from memconsole.plan.tasks.task import Task
 from memconsole.plan.training.resuming import CHANGEABLE
 
 
@@ -43,9 +44,9 @@ class Progress(msgspec.Struct, kw_only=True):
     scores: tuple[Score, ...] = ()
     """The values of the last evaluation that decide which one is best; see `plan.tasks.judging`."""
     best_scores: dict[str, float] = {}
-    """The best value of each measure so far."""
-    patience_loss: float | None = None
-    """For early stopping: the last validation loss that counted as an improvement."""
+    """The values of the best evaluation so far."""
+    patience_scores: dict[str, float] = {}
+    """For early stopping: the values of the last evaluation that counted as an improvement."""
     stale_evaluations: int = 0
     """For early stopping: evaluations in a row without an improvement."""
     wanted: tuple[int | None, int] | None = None
@@ -84,23 +85,17 @@ class Progress(msgspec.Struct, kw_only=True):
             return self.step >= plan.train.max_steps
         return self.epoch > plan.train.epochs
 
-    def judge(self, loss: float | None, minimum: float) -> None:
-        """Count this step's evaluation for early stopping, once per step. `loss` is None if it was
-        not finite.
-
-        A loss is an improvement if it is more than `minimum` below the last improvement.
-        """
+    def judge(self, task: Task, scores: tuple[Score, ...], minimum: float) -> None:
+        """Count this step's evaluation for early stopping, once per step. It has no `scores` if its loss
+        was not finite, and is an improvement if it is better than the last one by more than `minimum`."""
         if self.judged_step == self.step > 0:
             return
         self.judged_step = self.step
-        if loss is not None and (self.patience_loss is None or loss < self.patience_loss - minimum):
-            self.patience_loss, self.stale_evaluations = loss, 0
-        else:
-            self.stale_evaluations += 1
+        better = improves(task, self.patience_scores, scores, minimum)
+        self.stale_evaluations = 0 if better else self.stale_evaluations + 1
 
     def stopped_early(self, plan: Plan) -> bool:
-        """Whether the validation loss has not improved for as many evaluations as the plan
-        allows."""
+        """Whether no evaluation was better for as many evaluations as the plan allows."""
         return 0 < plan.train.early_stopping_patience <= self.stale_evaluations
 
     @property

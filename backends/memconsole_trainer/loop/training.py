@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 
 import msgspec
 
 from memconsole.plan.tasks import task_of
-from memconsole.plan.tasks.judging import improves, measure_of, scores_of
+from memconsole.plan.tasks.judging import improves, scores_of
+from memconsole.plan.tasks.task import Measure
 from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.record.checkpoints.manifest import step_of
 from memconsole.runs.record.log import events
@@ -291,9 +292,10 @@ class Trainer:
         device = self._engine.device
         best = self._job.checkpoints.best()
         step = None if best is None else step_of(best)
-        by = next((key for key in p.best_scores if key != self._task.loss.key), None)
-        measure = None if by is None else measure_of(self._task, by)
-        words = f", by {measure.label} {p.best_scores[measure.key]:.4f}" if measure else ""
+        measure = self._decisive(p.best_scores)
+        words = ""
+        if measure is not self._task.loss:
+            words = f", by {measure.label} {p.best_scores[measure.key]:.4f}"
         print(summary.final_block(ended, f"{device.id} ({device.name})", step, words), flush=True)
         return ended
 
@@ -303,15 +305,18 @@ class Trainer:
         if not p.stopped_early(self._plan):
             return ""
         by = f" by more than {t.early_stopping_minimum:g}" if t.early_stopping_minimum else ""
-        best = (
-            "none was finite"
-            if p.patience_loss is None
-            else f"last improvement: {p.patience_loss:.4f}"
-        )
+        scores = p.patience_scores
+        measure = self._decisive(scores)
+        name = "the validation loss" if measure is self._task.loss else measure.label
+        best = f"last improvement: {scores[measure.key]:.4f}" if scores else "none was finite"
         return (
-            f"stopped early at step {p.step:,} of {p.total_steps:,}: the validation loss has not improved{by} "
+            f"stopped early at step {p.step:,} of {p.total_steps:,}: {name} has not improved{by} "
             f"in {p.stale_evaluations:,} evaluations ({best})"
         )
+
+    def _decisive(self, scores: Mapping[str, float]) -> Measure:
+        """The measure of `scores` that decides which evaluation is best."""
+        return next((m for m in self._task.judges if m.key in scores), self._task.loss)
 
     def _evaluate(self) -> None:
         """Evaluate the held-out rows, if there are any, then make a sample."""
@@ -343,7 +348,8 @@ class Trainer:
             p.validation_loss, p.validation_step = loss, p.step
             known = p.best_validation_loss
             p.best_validation_loss = loss if known is None else min(loss, known)
-        p.judge(loss if finite else None, self._plan.train.early_stopping_minimum)
+        scores = p.scores if finite else ()
+        p.judge(self._task, scores, self._plan.train.early_stopping_minimum)
         said = events.Evaluation(
             step=p.step,
             loss=loss if finite else None,

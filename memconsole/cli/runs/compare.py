@@ -13,6 +13,7 @@ from memconsole.plan.differences import differing
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.sections.hybrid import PHASES
 from memconsole.plan.tasks import TASKS
+from memconsole.plan.tasks.judging import measure_of
 from memconsole.runs.read.follow import status
 from memconsole.runs.read.report.report import Report, report
 from memconsole.runs.read.shown.jumps import saved_word
@@ -40,6 +41,7 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
         ("steps", [str(made.steps[-1].step) if made.steps else "0" for made in reports]),
         ("final training loss", [_told(made, "final_train_loss") for made in reports]),
         ("best validation loss", [_told(made, "best_validation_loss") for made in reports]),
+        *_judged(reports),
         *_figures(reports),
         _speeds(reports),
         ("minutes", [f"{made.total_minutes:.2f}" for made in reports]),
@@ -73,6 +75,19 @@ def _figures(reports: list[Report]) -> list[tuple[str, list[str]]]:
     ]
     labels = dict.fromkeys(label for own in found for label in own)
     return [(f"final {label}", [_loss(own.get(label)) for own in found]) for label in labels]
+
+
+def _judged(reports: list[Report]) -> list[tuple[str, list[str]]]:
+    """The best evaluation of each run. No rows if the loss judges all of them."""
+    if not any(made.best and made.best.measure != TASKS[made.task].loss.key for made in reports):
+        return []
+    words = [
+        f"{measure_of(TASKS[made.task], best.measure).told(best.value)} at step {best.step:,}"
+        if (best := made.best)
+        else "n/a"
+        for made in reports
+    ]
+    return [("best evaluation", words)]
 
 
 def _settings(found: list[RunDirectory]) -> list[list[str]]:

@@ -120,11 +120,11 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     early_stopping_patience: Annotated[
         int,
         about(
-            "evaluations without a better validation loss that end the run; 0: off", ge=0, le=MOST
+            "evaluations in a row, none the best so far, that end the run; 0: off", ge=0, le=MOST
         ),
     ] = 0
     early_stopping_minimum: Annotated[
-        float, about("by how much a validation loss must be better to count", ge=0.0)
+        float, about("by how much an evaluation must be better to count", ge=0.0)
     ] = 0.0
     evaluation_batch_size: Annotated[
         Annotated[int, Meta(ge=1, le=1_048_576)] | None,

@@ -38,7 +38,7 @@ def scores_of(task: Task, loss: float | None, metrics: Mapping[str, float]) -> t
 
 
 def best_of(judged: Iterable[tuple[_Judged, Sequence[Score]]]) -> tuple[_Judged, Score] | None:
-    """The best one and the score that decided, the first of equal ones.
+    """The best one and the score that decided. Of equal ones that with the lowest loss is best, then the first.
 
     The first measure that any of them has decides, among those that have it: a closed loop that is
     simulated at some evaluations only is not compared with the loss of others.
@@ -47,23 +47,27 @@ def best_of(judged: Iterable[tuple[_Judged, Sequence[Score]]]) -> tuple[_Judged,
     if not every:
         return None
     decisive = max((scores for _, scores in every), key=len)[0].key
-    scored = [(one, s) for one, scores in every for s in scores if s.key == decisive]
-    return min(scored, key=lambda pair: pair[1].cost)
+    scored = [(one, s, scores[-1]) for one, scores in every for s in scores if s.key == decisive]
+    one, score, _ = min(scored, key=lambda found: (found[1].cost, found[2].cost))
+    return one, score
 
 
-def improves(task: Task, best: dict[str, float], scores: Sequence[Score]) -> bool:
-    """Whether an evaluation is better than all before it. `best` holds the best value of each
-    measure so far, and is updated."""
-    now = {score.key: score for score in scores}
-    order = (m.key for m in (*task.judges, task.loss))
-    decisive = next((key for key in order if key in best or key in now), None)
-    better = {
-        key: score.value
-        for key, score in now.items()
-        if key not in best or score.cost < msgspec.structs.replace(score, value=best[key]).cost
-    }
-    best.update(better)
-    return decisive in better
+def improves(
+    task: Task, best: dict[str, float], scores: Sequence[Score], minimum: float = 0.0
+) -> bool:
+    """Whether an evaluation is better than the best one before it, by more than `minimum` of the
+    measure that decides. `best` holds the values of the best one, and is updated."""
+    before = scores_of(task, best.get(task.loss.key), best)
+    if before:
+        first = before[0]
+        value = first.value + (-minimum if first.lower_is_better else minimum)
+        before = (msgspec.structs.replace(first, value=value), *before[1:])
+    found = best_of(((False, before), (True, scores)))
+    if found is None or not found[0]:
+        return False
+    best.clear()
+    best.update({score.key: score.value for score in scores})
+    return True
 
 
 def measure_of(task: Task, key: str) -> Measure:

@@ -51,7 +51,8 @@ class Recommendation:
     derived: tuple[Measure, ...] = tuple(
         _measure(key, prefix) for prefix in BASELINES for key in RANKED
     )
-    judges: tuple[Measure, ...] = (_measure("recall_at_10"),)
+    judges: tuple[Measure, ...] = (_measure("ndcg_at_10"), _measure("recall_at_10"))
+    """NDCG tells the order of items that Recall counts alike. Checkpoints may hold Recall@10 alone."""
     baselines: tuple[Measure, ...] = (
         Measure("popularity_loss", "popularity", "nats", short="popularity"),
     )

@@ -15,12 +15,14 @@ from memconsole.runs.read.shown.jumps import counts_word
 from memconsole.runs.read.shown.missing import marked
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.shown.words import ended_words
+from memconsole.runs.read.state.figures import best_evaluation
 from memconsole.tui.draw.axes import Axes
 from memconsole.tui.draw.chart import Series, choose_axes, finite, plot
 from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule, wrap
 from memconsole.tui.draw.words import (
     VERDICTS,
     loss_word,
+    measure_word,
     minutes_word,
     rate_word,
     step_word,
@@ -91,6 +93,7 @@ def run_rows(runs: Sequence[RunSnapshot], width: int) -> list[Line]:
         ("step", [f"{run.facts.step:,}" for run in shown]),
         ("train loss", [_loss(run.facts.loss) for run in shown]),
         ("best validation", [_best(run) for run in shown]),
+        *_judged_rows(shown),
         *(
             (f"{units}/s", [_rate(run, units) for run in shown])
             for units in dict.fromkeys(task_of(run.plan).units for run in shown)
@@ -119,6 +122,18 @@ def _hybrid_rows(runs: Sequence[RunSnapshot]) -> list[tuple[str, list[str]]]:
         ("steps saved", ["—" if jump is None else f"{jump.steps_saved:,.0f}" for jump in jumps]),
         ("peak in predict", [_bytes(run.facts.peaks_by_phase.get("predict")) for run in runs]),
     ]
+
+
+def _judged_rows(runs: Sequence[RunSnapshot]) -> list[tuple[str, list[str]]]:
+    """The best evaluations; no rows if the loss judges all of them."""
+    found = [best_evaluation(task_of(run.plan), run.evaluations) for run in runs]
+    if not any(
+        best and best.measure.key != task_of(run.plan).loss.key
+        for best, run in zip(found, runs, strict=True)
+    ):
+        return []
+    words = ["—" if b is None else f"{measure_word(b.value)} {b.measure.name}" for b in found]
+    return [("best evaluation", words)]
 
 
 def _best(run: RunSnapshot) -> str:

@@ -9,6 +9,8 @@ import pytest
 
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.tasks import TASKS
+from memconsole.plan.tasks.judging import scores_of
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.log import events
 from memconsole_trainer.loop.progress import Progress
@@ -20,12 +22,16 @@ def _own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-def judged(losses: list[float | None], minimum: float = 0.0) -> list[int]:
+def judged(
+    losses: list[float | None], minimum: float = 0.0, task: str = "language", **metrics: list[float]
+) -> list[int]:
     progress, found = Progress(total_steps=100, steps_per_epoch=10), []
-    for loss in losses:
+    for n, loss in enumerate(losses):
         progress.step += 1
-        progress.judge(loss, minimum)
-        progress.judge(loss, minimum)  # a second look at the same step counts for nothing
+        own = {key: values[n] for key, values in metrics.items()}
+        scores = () if loss is None else scores_of(TASKS[task], loss, own)
+        progress.judge(TASKS[task], scores, minimum)
+        progress.judge(TASKS[task], scores, minimum)  # another look at the step counts for nothing
         found.append(progress.stale_evaluations)
     return found
 
@@ -37,9 +43,15 @@ def test_evaluations_that_bring_nothing_are_counted_and_a_better_one_starts_anew
     assert judged([5.0, 4.95, 4.91, 4.89], minimum=0.1) == [0, 1, 2, 0]
 
 
-def counters(run: RunDirectory) -> tuple[int, int, float]:
+def test_evaluations_count_by_the_measure_that_judges_the_best_checkpoint() -> None:
+    rising = {"task": "recommendation", "ndcg_at_10": [0.1, 0.2, 0.3, 0.3, 0.3]}
+    assert judged([2.0, 2.1, 2.2, 2.1, 2.3], **rising) == [0, 0, 0, 0, 1]  # type: ignore[arg-type]
+    assert judged([2.0, 2.1, 2.2, 2.1, 2.3], 0.15, **rising) == [0, 1, 0, 1, 2]  # type: ignore[arg-type]
+
+
+def counters(run: RunDirectory) -> tuple[int, int, dict[str, float]]:
     state = json.loads((run.committed_checkpoints()[-1] / "state.json").read_text())["progress"]
-    return state["judged_step"], state["stale_evaluations"], state["patience_loss"]
+    return state["judged_step"], state["stale_evaluations"], state["patience_scores"]
 
 
 def test_a_run_stops_early_says_why_and_a_resumed_one_stops_at_the_same_step(

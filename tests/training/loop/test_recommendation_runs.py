@@ -75,9 +75,11 @@ def test_a_stopped_run_ends_bitwise_where_an_uninterrupted_one_ends(
     shown = report(whole)
     assert shown.evaluations[-1].metrics == expected.metrics
     assert (shown.task, shown.unit) == ("recommendation", "interaction")
-    best = max(told(whole, events.Evaluation), key=lambda e: e.metrics["recall_at_10"])
+    best = max(
+        told(whole, events.Evaluation), key=lambda e: (e.metrics["ndcg_at_10"], -(e.loss or 0))
+    )
     assert shown.best == BestLine(
-        measure="recall_at_10", value=best.metrics["recall_at_10"], step=best.step
+        measure="ndcg_at_10", value=best.metrics["ndcg_at_10"], step=best.step
     )
     assert (whole.checkpoints_path / "best").resolve().name == f"step-{best.step:09d}"
     build = [p for p in told(whole, events.Phase) if p.parameters is not None][-1]
