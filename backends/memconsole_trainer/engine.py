@@ -145,7 +145,7 @@ class Engine(Protocol):
 
     def prepare(self, plan: Plan, model: Model) -> None:
         """Begin work that `build` needs and that does not depend on the data, such as compiling. Optional; `build` waits
-        for it."""
+        for it, and does it again if its model is another one."""
         ...
 
     def build(self, plan: Plan, model: Model, total_steps: int, weights: WeightSource) -> None:

@@ -158,7 +158,7 @@ def set_up(attempt: Attempt) -> Job:
         weights = starting_weights(plan, model)
         attempt.reading = lambda: _held(engine)
         limit_build(plan, engine)
-        engine.build(plan, model, state.total_steps, weights)
+        engine.build(plan, data.fitted(model), state.total_steps, weights)
         if stored is not None:
             engine.load_state(stored)
         limit_steps(plan, engine)

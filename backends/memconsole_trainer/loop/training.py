@@ -331,7 +331,7 @@ class Trainer:
             shape = job.evaluation_shape
             total = self._engine.evaluate(self._polled(job.data.validation(shape, limit)))
             train_loss = self._train_loss()
-            judged = job.data.judged(total, shape, limit, self._engine)
+            judged = job.data.judged(total, shape, limit, self._engine, self._watch.check_stop)
         answered: dict[str, float] = {}
         if job.data.answered_records:
             with self._watch.aside("sample"):

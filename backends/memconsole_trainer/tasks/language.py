@@ -115,6 +115,9 @@ class LanguageData:
         self.hashes = prepared.hashes
         self.validation_rows = len(prepared.validation)
 
+    def fitted(self, model: Model) -> Model:
+        return model
+
     def rows(self, shuffle_buffer: int | None = None) -> TextRows:
         plan = self._plan
         first, *others = self._prepared.portions
@@ -130,7 +133,14 @@ class LanguageData:
     def validation(self, shape: BatchShape, limit: int) -> Iterator[Batch]:
         return self._prepared.validation.batches(shape, limit)
 
-    def judged(self, total: LossSum, shape: BatchShape, limit: int, engine: Engine) -> Judged:
+    def judged(
+        self,
+        total: LossSum,
+        shape: BatchShape,
+        limit: int,
+        engine: Engine,
+        tick: Callable[[], None],
+    ) -> Judged:
         """The baseline loss of the train tokens' unigram model, and the loss in bits per byte of
         text."""
         held = self._prepared.validation

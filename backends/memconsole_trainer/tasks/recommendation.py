@@ -19,15 +19,15 @@ from memconsole.plan.tasks import task_of
 from memconsole.plan.training.origin import checkpoint_of
 from memconsole.runs.record import files
 from memconsole.runs.record.log import events
-from memconsole_trainer.data.ratings.baselines import Baselines
+from memconsole_trainer.data.ratings.baselines import MOST_TARGETS, Baselines
 from memconsole_trainer.data.ratings.histories import Histories, HistoryRows, batch_of
 from memconsole_trainer.data.ratings.metadata import find_metadata
 from memconsole_trainer.data.ratings.numbering import (
     Numbering,
     check_room,
     extended,
+    fitted,
     number,
-    places,
 )
 from memconsole_trainer.data.ratings.reading import Ratings, read_ratings
 from memconsole_trainer.data.sources.documents import DataError
@@ -128,6 +128,8 @@ class RatingData:
             f"{plan.data.source}: {len(histories.items):,} interactions of {len(histories):,} users with "
             f"{len(self._named):,} items, {histories.held_out:,} held out"
         )
+        if histories.held_out > MOST_TARGETS:
+            self.description += f", item-kNN measured on at most {MOST_TARGETS:,} of these"
         self.fingerprints: Mapping[str, str] = {
             "data": fingerprint,
             "clustering": numbering.fingerprint,
@@ -135,6 +137,9 @@ class RatingData:
         self.hashes = DataHashes((), {})  # the fingerprint is that of all bytes
         self.validation_rows = len(self._held)
         self.answered_records = 0
+
+    def fitted(self, model: Model) -> Model:
+        return fitted(self._model, self._named)
 
     def rows(self, shuffle_buffer: int | None = None) -> HistoryRows:
         """The training rows. They are in memory, so that no window is needed."""
@@ -150,12 +155,20 @@ class RatingData:
             part = self._held[numbers]
             yield batch_of([(items[b:e], f - b) for b, f, e in part], one)
 
-    def judged(self, total: LossSum, shape: BatchShape, limit: int, engine: Engine) -> Judged:
-        """The task's measures, and those of popularity and item-kNN on the same held-out items."""
+    def judged(
+        self,
+        total: LossSum,
+        shape: BatchShape,
+        limit: int,
+        engine: Engine,
+        tick: Callable[[], None],
+    ) -> Judged:
+        """The task's measures, and those of popularity and item-kNN on the same held-out items; of many, item-kNN
+        ranks some."""
         if self._baselines is None:
             held = self._held[evaluated(self.validation_rows, shape.micro_batch, limit)]
             made = Baselines(self._histories, self._model.rows, self._named)
-            self._baselines = made.measured(held)
+            self._baselines = made.measured(held, tick)
         own = zip(task_of(self._plan).measures, total.measures, strict=True)
         return Judged(self._baselines | {m.key: v / max(total.weight, 1e-9) for m, v in own})
 
@@ -163,7 +176,7 @@ class RatingData:
         return {}
 
     def longest(self, first: Batch | None, shape: BatchShape) -> Batch:
-        full = np.resize(places(self._model), shape.rows * (shape.sequence_length + 1))
+        full = np.resize(self._named, shape.rows * (shape.sequence_length + 1))
         rows = full.astype(np.int32).reshape(shape.rows, -1)
         return batch_of([(row, 1) for row in rows], shape)
 

@@ -77,6 +77,9 @@ class WindowData:
         self.hashes = file.hashes
         self.answered_records = 0
 
+    def fitted(self, model: Model) -> Model:
+        return model
+
     def rows(self, shuffle_buffer: int | None = None) -> WindowRows:
         return WindowRows(self._plan, self._file, self._split, shuffle_buffer)
 
@@ -86,7 +89,14 @@ class WindowData:
     def validation(self, shape: BatchShape, limit: int) -> Iterator[Batch]:
         return _batches(self._held, shape, limit)
 
-    def judged(self, total: LossSum, shape: BatchShape, limit: int, engine: Engine) -> Judged:
+    def judged(
+        self,
+        total: LossSum,
+        shape: BatchShape,
+        limit: int,
+        engine: Engine,
+        tick: Callable[[], None],
+    ) -> Judged:
         """The task's measures: those summed already, the loss on families that are never trained
         on, the cost of the model's control in closed loop, and the baselines of each."""
         if self._baselines is None:

@@ -51,6 +51,10 @@ class TaskData(Protocol):
     answered_records: int
     """How many held-out records `answered` looks at."""
 
+    def fitted(self, model: Model) -> Model:
+        """`model` with what it needs to know of the data: a recommender, which of its items the data lack."""
+        ...
+
     def rows(self, shuffle_buffer: int | None = None) -> Rows:
         """The training rows, shuffled in windows of `shuffle_buffer` rows; None: the plan's number of rows."""
         ...
@@ -65,9 +69,16 @@ class TaskData(Protocol):
         0."""
         ...
 
-    def judged(self, total: LossSum, shape: BatchShape, limit: int, engine: Engine) -> Judged:
+    def judged(
+        self,
+        total: LossSum,
+        shape: BatchShape,
+        limit: int,
+        engine: Engine,
+        tick: Callable[[], None],
+    ) -> Judged:
         """Turn the sums over these batches into the task's measures. Some tasks measure more with
-        the engine."""
+        the engine. `tick` is called now and then in long computations and may raise."""
         ...
 
     def answered(self, engine: Engine, tick: Callable[[], None]) -> dict[str, float]:

@@ -28,7 +28,12 @@ CHUNK_BYTES = 32 << 20
 
 
 class Recommender(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, cache_hash=True
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    kw_only=True,
+    cache_hash=True,
+    omit_defaults=True,
 ):
     """Rows of items `(length,)` to scores of all items at each position."""
 
@@ -41,6 +46,8 @@ class Recommender(
     """Numbers per row of the table."""
     adapter_size: int
     """Width of the adapter's hidden layer."""
+    absent: tuple[int, ...] = ()
+    """Those of the items that stand for none of the data, sorted. They have no probability and no rank."""
 
     @property
     def layers(self) -> int:

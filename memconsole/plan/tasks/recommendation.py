@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +21,11 @@ ABSENT = -1e9
 CUTOFFS = (1, 5, 10)
 RANKED = tuple(f"{kind}_at_{k}" for kind in ("recall", "mrr", "ndcg") for k in CUTOFFS)
 """Keys of the measures of a ranking, in the order in which backends return their sums."""
+GAINS = tuple(
+    tuple(gain * (rank <= k) for gain in (1.0, 1 / rank, 1 / math.log2(rank + 1)) for k in CUTOFFS)
+    for rank in range(1, max(CUTOFFS) + 1)
+)
+"""What an item at each rank from 1 adds to each of `RANKED`. Items with equal scores share their ranks evenly."""
 BASELINES = {"popularity": "popularity", "knn": "item-kNN"}
 """Label of each baseline that ranks items, by the prefix of its measures."""
 _TEXT = "the data are histories of items, not text"

@@ -172,7 +172,7 @@ def test_bytes_of_unknown_text_do_not_count_and_much_of_it_leaves_no_bits_per_by
     data = open_data(plan, catalog.model(plan), tmp_path, told, {})
     shape = BatchShape(1, 2, plan.data.sequence_length)
     covered = len(KNOWN * 50) - 1  # the first character is no target
-    bits = data.judged(LossSum(math.log(2) * covered, 1.0), shape, 0, None).bits_per_byte
+    bits = data.judged(LossSum(math.log(2) * covered, 1.0), shape, 0, None, list).bits_per_byte
     if reported:
         assert told.warnings == []
         assert bits == pytest.approx(1.0)

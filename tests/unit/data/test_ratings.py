@@ -26,7 +26,7 @@ from memconsole.plan.tasks.recommendation import RANKED
 from memconsole_trainer.data.inspect import inspect
 from memconsole_trainer.data.make.__main__ import make
 from memconsole_trainer.data.make.maker import Request
-from memconsole_trainer.data.ratings import numbering, reading
+from memconsole_trainer.data.ratings import baselines, numbering, reading
 from memconsole_trainer.data.ratings.baselines import Baselines, ranked
 from memconsole_trainer.data.ratings.clusters import balanced, from_histories
 from memconsole_trainer.data.ratings.histories import Histories, HistoryRows, batch_of
@@ -483,10 +483,30 @@ def test_a_batch_is_padded_with_item_0_which_counts_nothing() -> None:
 # baselines
 
 
+def measures(ranks: list[tuple[int, int]]) -> dict[str, float]:
+    """The measures of items that rank anywhere from the first to the last of two ranks, each rank as likely."""
+    gains = {"recall": lambda r: 1, "mrr": lambda r: 1 / r, "ndcg": lambda r: 1 / np.log2(r + 1)}
+    return {
+        f"{name}_at_{k}": np.mean(
+            [
+                np.mean([gain(r) if r <= k else 0 for r in range(first, last + 1)])
+                for first, last in ranks
+            ]
+        )
+        for name, gain in gains.items()
+        for k in (1, 5, 10)
+    }
+
+
+def of_scores(scores: Any, target: int) -> tuple[int, int]:
+    above = int((scores > scores[target]).sum())
+    return above + 1, above + int((scores == scores[target]).sum())
+
+
 def test_the_baselines_are_those_of_their_definitions() -> None:
     found, people = histories()
     places = np.arange(1, 61)
-    told = Baselines(found, 61, places).measured(found.held_rows(8))
+    told = Baselines(found, 61, places).measured(found.held_rows(8), nothing)
     held = [0, 0, 1, 2, 5, 8]
     trained = [p[: len(p) - h] for p, h in zip(people, held, strict=True)]
     counts = np.array([sum(p.count(i) for p in trained) for i in range(61)])
@@ -495,7 +515,7 @@ def test_the_baselines_are_those_of_their_definitions() -> None:
     for person, last in zip(people, held, strict=True):
         for at in range(len(person) - last, len(person)):
             target = person[at]
-            popular.append(sum(counts[1:] >= counts[target]))
+            popular.append(of_scores(counts[1:], target - 1))
             nats.append(-np.log((counts[target] + 1) / (counts[1:] + 1).sum()))
             scores = counts / (1 + counts.max()) * 1e-6
             for age, item in enumerate(person[max(0, at - 10) : at][::-1], start=1):
@@ -504,12 +524,46 @@ def test_the_baselines_are_those_of_their_definitions() -> None:
                     if both and other != item:
                         likeness = both / np.sqrt(len(sets[item]) * len(sets[other]))
                         scores[other] += np.float32(likeness) / age
-            near.append(int((scores[1:] >= scores[target]).sum()))
+            near.append(of_scores(scores[1:], target - 1))
     assert told.pop("popularity_loss") == pytest.approx(np.mean(nats))
     for name, ranks in (("popularity", popular), ("knn", near)):
-        for key, value in ranked(np.array(ranks)).items():
+        for key, value in measures(ranks).items():
             assert told.pop(f"{name}_{key}") == pytest.approx(value)
     assert not told
+
+
+def test_items_that_all_are_as_popular_share_their_ranks() -> None:
+    """A hundred items in a ring: chance is a Recall@10 of 0.1."""
+    users, times = np.repeat(np.arange(100), 11), np.tile(np.arange(11), 100)
+    found = Histories(users, ((users + times) % 100 + 1).astype(np.int32), 0.05)
+    told = Baselines(found, 101, np.arange(1, 101)).measured(found.held_rows(8), nothing)
+    assert told["popularity_recall_at_10"] == pytest.approx(0.1)
+    assert told["popularity_mrr_at_1"] == pytest.approx(0.01)
+
+
+def large() -> tuple[Histories, int]:
+    """3,000 users with 20 of 400 items each, of which one is held out; a user's items are near each other."""
+    draw = np.random.default_rng(0)
+    near = draw.integers(0, 400, 3000)[:, None] + draw.normal(0, 20, (3000, 20)).astype(int)
+    return Histories(
+        np.repeat(np.arange(3000), 20), (near % 400 + 1).astype(np.int32).ravel(), 0.05
+    ), 401
+
+
+def test_some_targets_users_and_neighbours_stand_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, items = large()
+    ticks: list[int] = []
+    made = Baselines(found, items, np.arange(1, items))
+    whole = made.measured(found.held_rows(8), lambda: ticks.append(1))
+    assert len(ticks) > items - 1  # each item's similarities, and targets
+    monkeypatch.setattr(baselines, "MOST_TARGETS", 1500)
+    monkeypatch.setattr(baselines, "MOST_USERS", 60)
+    monkeypatch.setattr(baselines, "KEPT_BYTES", 8 * 400 * 100)
+    assert len(made._similarities(7, 100)[0]) == 100
+    some = made.measured(found.held_rows(8), nothing)
+    assert whole["knn_recall_at_10"] > 3 * whole["popularity_recall_at_10"]
+    for key, value in whole.items():  # popularity is measured on all of them
+        assert some[key] == pytest.approx(value, abs=0.02 if key.startswith("knn") else 0), key
 
 
 def test_the_baselines_rank_only_the_items_of_the_data(tmp_path: Path) -> None:
@@ -518,7 +572,7 @@ def test_the_baselines_rank_only_the_items_of_the_data(tmp_path: Path) -> None:
     told = []
     for items in (own, 20 * own):
         data = opened(path, tmp_path / f"{items}", items)
-        told.append(data.judged(sums, BatchShape(1, 4, 8), 0, None).metrics)  # type: ignore[arg-type]
+        told.append(data.judged(sums, BatchShape(1, 4, 8), 0, None, nothing).metrics)  # type: ignore[arg-type]
     assert told[0] == pytest.approx(told[1])
 
 

@@ -147,9 +147,9 @@ def test_baselines_of_ratings_are_those_of_the_rows_that_the_model_ranks(
     data = recommendation.open_data(plan, catalog.model(plan), tmp_path, Quiet(), {})
     shape, ranked = BatchShape(1, 4, 8), []
     monkeypatch.setattr(
-        recommendation.Baselines, "measured", lambda self, held: ranked.append(held) or {}
+        recommendation.Baselines, "measured", lambda self, held, tick: ranked.append(held) or {}
     )
-    data.judged(LossSum(0.0, 0.0, (0.0,) * len(RANKED)), shape, 3, None)
+    data.judged(LossSum(0.0, 0.0, (0.0,) * len(RANKED)), shape, 3, None, list)
     assert len(ranked[0]) == 12 < data.validation_rows
     items, rows = data._histories.items, [b["items"] for b in data.validation(shape, 3)]
     for (begin, _, end), row in zip(ranked[0], np.concatenate(rows, 1)[0], strict=True):

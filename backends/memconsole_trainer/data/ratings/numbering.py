@@ -67,6 +67,12 @@ def places(model: Recommender) -> Int64:
     return np.flatnonzero(member < members[cluster]) + 1
 
 
+def fitted(model: Recommender, named: Int64) -> Recommender:
+    """The model, in which all items but the `named` ones are absent."""
+    absent = np.setdiff1d(places(model), named)
+    return msgspec.structs.replace(model, absent=tuple(absent.tolist()))
+
+
 def check_room(path: Path, ratings: Ratings, model: Recommender) -> None:
     """Raise `PlanError` if the data holds more items than the model."""
     found = len(np.unique(ratings.items))
