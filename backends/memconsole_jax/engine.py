@@ -116,10 +116,9 @@ class JaxEngine:
         model's nor held at the same time."""
         self._plan, self._total_steps = plan, total_steps
         begun, self._compiling = self._compiling, None
-        if begun is None:
+        compiled = begun.result() if begun is not None else None
+        if compiled is None or compiled.programs.model != model:  # the data changed the model
             compiled = compiling.compiled(self._programs_of(plan, model))
-        else:
-            compiled = begun.result()
         self._programs = compiled.programs
         self._loader = Loader(plan, self._programs)
         self._trained_stacks, self._kept_stacks = self._programs.trained, self._programs.kept

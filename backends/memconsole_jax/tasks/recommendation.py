@@ -59,8 +59,11 @@ class Recommendation:
         return None
 
     def outputs(self, plan: Plan, model: Recommender, weights: Tree, arrays: Tree) -> Array:
-        """log P of every item at every position (B, T, C · M)."""
-        return two_level.scores(model, _projected(plan, model)(weights, arrays))
+        """log P of every item after the last one of each row (B, C · M)."""
+        found = _projected(plan, model)(weights, arrays)
+        last = jnp.maximum(jnp.sum(arrays["items"] != PADDING, axis=1) - 1, 0)
+        hidden = jnp.take_along_axis(found.hidden, last[:, None, None], axis=1)[:, 0]
+        return two_level.scores(model, found._replace(hidden=hidden))
 
 
 def _projected(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from memconsole.plan.models.recommender import Recommender as Shape
 from memconsole.plan.plan import Plan
+from memconsole.plan.tasks.recommendation import PADDING
 from memconsole_torch.models.recommender import Projected, Recommender
 from memconsole_torch.tasks.task import MicroBatch
 from memconsole_torch.techniques.activations import two_level
@@ -31,8 +33,13 @@ class Recommendation:
 
     def sums(self, module: nn.Module, rows: MicroBatch) -> Tensor:
         """Nats, then the measures of the ranking of all items."""
-        return two_level.ranked(self._model, module(rows["items"]), rows["targets"])
+        found: Projected = module(rows["items"])
+        return two_level.ranked(self._model, found, rows["targets"], rows.filled("targets"))
 
     def outputs(self, module: nn.Module, rows: MicroBatch) -> Tensor:
-        """log P of every item at every position (B, T, C · M)."""
-        return two_level.scores(self._model, module(rows["items"]))
+        """log P of every item after the last one of each row (B, C · M)."""
+        items = rows["items"]
+        found: Projected = module(items)
+        last = ((items != PADDING).sum(1) - 1).clamp(min=0)
+        hidden = found.hidden[torch.arange(len(last), device=last.device), last]
+        return two_level.scores(self._model, found._replace(hidden=hidden))

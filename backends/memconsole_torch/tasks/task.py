@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor, nn
 
 from memconsole_trainer.engine import Array
@@ -19,6 +20,11 @@ class MicroBatch:
 
     def __getitem__(self, name: str) -> Tensor:
         return self._place(self._arrays[name])
+
+    def filled(self, name: str) -> Tensor:
+        """The flat places of an array's numbers that are not zero (n,). The host knows them, so that the device is
+        not waited for."""
+        return self._place(np.flatnonzero(self._arrays[name]))
 
     def __contains__(self, name: str) -> bool:
         return name in self._arrays

@@ -127,11 +127,11 @@ def _train(engine: Any, live: Liveness, plan: Plan, inputs: tuple[Input, ...], h
 
 
 def _batch(inputs: tuple[Input, ...], micro_batches: int, rows: int) -> Batch:
-    """Arrays with the shapes that a task names. They take no memory; `_row` makes the tensors."""
+    """Arrays with the shapes that a task names, without padding. They take no memory; `_row` makes the tensors."""
     arrays = {}
     for array in inputs:
-        nothing = np.zeros((), np.dtype(array.dtype))
-        arrays[array.name] = np.broadcast_to(nothing, (micro_batches, rows, *array.shape))
+        one = np.ones((), np.dtype(array.dtype))
+        arrays[array.name] = np.broadcast_to(one, (micro_batches, rows, *array.shape))
     return Batch(arrays, 1.0)
 
 

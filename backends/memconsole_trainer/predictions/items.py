@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from memconsole.plan.models.recommender import ITEMS_JSON, Recommender
 from memconsole.plan.plan import DataChoice
 from memconsole.plan.tasks.recommendation import PADDING
 from memconsole_trainer.data.ratings.histories import Histories, batch_of
-from memconsole_trainer.data.ratings.numbering import Numbering
+from memconsole_trainer.data.ratings.numbering import Numbering, fitted
 from memconsole_trainer.data.ratings.reading import read_ratings
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchShape
@@ -39,7 +40,7 @@ def write(
     the columns of `source`. A score is log P(item). Items that the user already has are left out unless `seen`. Returns what was written, in
     words. Raises `DataError`, `PlanError`, `WeightsError` and OSError.
 
-    Users are scored in batches; of a batch the scores of all items at all positions are in memory.
+    Users are scored in batches; of a batch the scores of all items after each user's last item are in memory.
     """
     model, length = found.model, found.plan.data.sequence_length
     assert isinstance(model, Recommender)
@@ -55,10 +56,10 @@ def write(
     if not known.all():
         others = len(np.unique(ratings.users)) - len(histories)
         warn(_unknown(source, numbering.unknown(ratings), others))
-    engine = found.engine()
+    engine = dataclasses.replace(found, model=fitted(model, numbering.named)).engine()
     ids = numbering.ids()
     named = np.array([name is not None for name in ids])
-    rows = min(found.plan.evaluation_batch, max(1, model.scored_positions // length))
+    rows = min(found.plan.evaluation_batch, model.scored_positions)
     shape = BatchShape(1, rows, length)
     with open(out, "x", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
@@ -69,11 +70,11 @@ def write(
             # The item after the last one is not known, so it is padding.
             contexts = [(np.append(one[-length:], np.int32(PADDING)), 1) for one in own]
             scores = engine.outputs(batch_of(contexts, shape))
-            for n, history, of_positions in zip(numbers, own, scores, strict=False):
+            for n, history, of_items in zip(numbers, own, scores, strict=False):
                 allowed = named.copy()
                 if not seen:
                     allowed[history - 1] = False
-                of_items = np.where(allowed, of_positions[min(len(history), length) - 1], -np.inf)
+                of_items = np.where(allowed, of_items, -np.inf)
                 best = np.argsort(-of_items, kind="stable")[: min(top, int(allowed.sum()))]
                 user = ratings.user_id(int(users[histories.starts[n]]))
                 table.writerows(

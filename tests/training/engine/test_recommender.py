@@ -18,6 +18,7 @@ from memconsole.plan.plan import Plan, replace
 from memconsole.plan.tasks import RECOMMENDATION
 from memconsole_jax import engine as jax_engine
 from memconsole_torch import engine as torch_engine
+from memconsole_torch.techniques.activations import two_level
 from memconsole_trainer.data.ratings.baselines import ranked
 from memconsole_trainer.engine import Batch, Engine
 from memconsole_trainer.techniques import base_storage
@@ -94,6 +95,14 @@ def state(engine: Engine) -> dict[str, Any]:
     return {name: np.array(tensor) for name, tensor in engine.state()}
 
 
+def at_every_position(backend: str, model: Recommender, weights: Any, items: Any) -> Any:
+    """log P of every item after each position of `items` (B, T): each is the last of a row of its own."""
+    rows, length = items.shape
+    begun = np.where(np.tri(length, dtype=bool), items[:, None], 0).astype(np.int32)
+    found = COMPARISON[backend].outputs(model, weights, {"items": begun.reshape(-1, length)})
+    return found.reshape(rows, length, -1)
+
+
 def existing(scores: Any) -> Any:
     """The columns that hold an item: clusters of 4, 4 and 3."""
     return scores[..., :11]
@@ -140,7 +149,7 @@ def test_scores_are_those_of_transformers_decoder_and_the_definition(
     expected = defined(weights, hidden.double().numpy())
     np.testing.assert_allclose(np.exp(expected).sum(-1), 1.0)
     for backend in BACKENDS:
-        found = existing(COMPARISON[backend].outputs(model, weights, rows))
+        found = existing(at_every_position(backend, model, weights, rows["items"]))
         np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
@@ -167,7 +176,7 @@ def test_only_what_is_not_the_decoder_learns_through_the_frozen_blocks(
     monkeypatch.setattr(recommender, "CHUNK_BYTES", 4 * 32 * 4 * 5)
     assert MODEL.chunk_positions == 5
     engine = built(backend, weights, optimize__gradient_checkpointing="full")
-    scores = existing(torch_comparison.outputs(MODEL, weights, dict(next(rows.micro_batches()))))
+    scores = existing(at_every_position("torch", MODEL, weights, rows["items"][0]))
     total = engine.evaluate([rows])
     engine.train_step(rows)
     (metrics,) = engine.take_metrics()
@@ -187,6 +196,85 @@ def test_only_what_is_not_the_decoder_learns_through_the_frozen_blocks(
         for m, v in zip(RECOMMENDATION.measures, total.measures, strict=True)
     }
     assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_absent_items_have_no_probability_no_rank_and_no_influence(backend: str) -> None:
+    """Cluster 1 holds items 5 to 8, of which 6 and 8 are absent."""
+    weights, rows = Weights(MODEL, 1), batch()
+    rows["targets"][np.isin(rows["targets"], (6, 8))] = 0
+    rows = Batch(rows.arrays, float((rows["targets"] > 0).sum()))
+    fewer = msgspec.structs.replace(MODEL, absent=(6, 8))
+    scores = at_every_position(backend, fewer, weights, rows["items"][0])
+    kept = np.array([0, 1, 2, 3, 4, 6, 8, 9, 10])
+    np.testing.assert_allclose(np.exp(scores[..., kept]).sum(-1), 1.0, rtol=1e-5)
+    assert np.exp(scores).sum(-1) == pytest.approx(1.0, rel=1e-5)
+    whole = at_every_position(backend, MODEL, weights, rows["items"][0])
+    same = [0, 1, 2, 3, 8, 9, 10]  # the other clusters
+    np.testing.assert_allclose(scores[..., same], whole[..., same], atol=1e-5)
+    made = plan(backend)
+    engine = CREATE[backend](made, None)
+    engine.prepare(made, MODEL)
+    engine.build(made, fewer, 100, weights)
+    total = engine.evaluate([rows])
+    counts = rows["targets"][0] > 0
+    picked = np.take_along_axis(scores[counts], rows["targets"][0][counts][:, None] - 1, axis=1)
+    expected = ranked((scores[counts][:, kept] >= picked).sum(1))
+    assert total.mean == pytest.approx(-picked.mean(), rel=1e-5)
+    for measure, value in zip(RECOMMENDATION.measures, total.measures, strict=True):
+        assert value / total.weight == pytest.approx(expected[measure.key], rel=1e-5)
+    engine.train_step(rows)
+    assert engine.take_metrics()[0].loss == pytest.approx(total.mean, rel=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_items_with_equal_scores_share_their_ranks(backend: str) -> None:
+    """All items have the same row: chance is a Recall@1 of 1 in 12, and the clusters are as likely."""
+    model = msgspec.structs.replace(MODEL, items=12)
+    weights, rows = Weights(model, 1), batch()
+    for name in ("items.weight", "clusters.weight"):
+        weights.tensors[name][:] = weights.tensors[name][-1]
+    made = plan(backend)
+    engine = CREATE[backend](made, None)
+    engine.build(made, model, 100, weights)
+    total = engine.evaluate([rows])
+    found = {
+        m.key: v / total.weight
+        for m, v in zip(RECOMMENDATION.measures, total.measures, strict=True)
+    }
+    assert total.mean == pytest.approx(np.log(12), rel=1e-5)
+    assert found["recall_at_1"] == pytest.approx(1 / 12, rel=1e-5)
+    assert found["recall_at_10"] == pytest.approx(10 / 12, rel=1e-5)
+    assert found["mrr_at_10"] == pytest.approx(sum(1 / r for r in range(1, 11)) / 12, rel=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_only_positions_with_a_target_are_scored_in_chunks_of_any_size(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, none = Weights(MODEL, 1), batch(seed=3)
+    none["targets"][:] = 0
+    few = batch(seed=4)
+    few["targets"][:, :, :-2] = 0
+    rows = [Batch(b.arrays, float((b["targets"] > 0).sum())) for b in (batch(), few, none)]
+    whole = built(backend, weights).evaluate(rows)
+    monkeypatch.setattr(recommender, "CHUNK_BYTES", 4 * MODEL.rows * 3)
+    assert MODEL.scored_positions == 3
+    engine = built(backend, weights)
+    chunks = engine.evaluate(rows)
+    assert (chunks.loss, *chunks.measures) == pytest.approx((whole.loss, *whole.measures), rel=1e-5)
+    assert engine.evaluate(rows[2:]).loss == 0
+    if backend == "torch":
+        scored: list[int] = []
+        scores = two_level.scores
+
+        def counting(model: Recommender, found: Any) -> Any:
+            scored.append(len(found.hidden))
+            return scores(model, found)
+
+        monkeypatch.setattr(two_level, "scores", counting)
+        engine.evaluate(rows)
+        assert sum(scored) == sum(row.weight for row in rows)
 
 
 SAME: dict[str, dict[str, Any]] = {

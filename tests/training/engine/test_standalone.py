@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from memconsole_trainer.predictions.export import rotation_of
 from memconsole_trainer.predictions.standalone.recommendation import Recommender
-from tests.training.engine.test_recommender import MODEL, Weights, existing
+from tests.training.engine.test_recommender import MODEL, Weights, at_every_position, existing
 from tests.training.harness import torch_comparison as comparison
 from tests.training.harness.tiny_models import ARCHITECTURES
 
@@ -31,6 +31,12 @@ def test_scores_are_those_of_the_trainer(family: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "items.json").write_text(json.dumps([None, *map(str, range(1, model.rows))]))
     items = np.random.default_rng(0).integers(1, model.rows, (2, 40), np.int32)
-    expected = comparison.outputs(model, weights, {"items": items})
-    found = Recommender(tmp_path).scores(torch.from_numpy(items)).numpy()
+    made = Recommender(tmp_path)
+    expected = at_every_position("torch", model, weights, items)
+    found = made.scores(torch.from_numpy(items)).numpy()
     np.testing.assert_allclose(existing(found), existing(expected), atol=1e-4)
+    made.ids[2] = None  # places without an item of the data have no probability
+    fewer = msgspec.structs.replace(model, absent=(2,))
+    expected = comparison.outputs(fewer, weights, {"items": items})
+    found = made.scores(torch.from_numpy(items))[:, -1].numpy()
+    np.testing.assert_allclose(np.exp(found), np.exp(expected), atol=1e-5)

@@ -154,6 +154,23 @@ def test_the_general_rule_is_as_sure_as_it_says(changes: dict[str, Any], kind: s
     assert low * 0.98 <= traced / estimated <= high * 1.02
 
 
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.parametrize(
+    "changes", [{"train.batch_size": 64}, {"model.items": 20_000, "model.clusters": 140}]
+)
+def test_an_evaluation_of_a_recommender_takes_no_more_than_the_rule_says(
+    changes: dict[str, Any], kind: str
+) -> None:
+    """Of rows in which all positions have a target."""
+    plan = recommending({"data.sequence_length": 64, "train.batch_size": 16} | changes)
+    model = model_of(plan)
+    timeline = trace.record(plan, model, kind).timeline
+    exact = affine.evaluate(timeline, plan.train.batch_size, plan.data.sequence_length)
+    moments = general.moments(step_of(plan, model, kind))
+    estimated = next(moment.total for moment in moments if moment.phase == "evaluation")
+    assert estimated / 2 < exact.phases["evaluation"].total_bytes <= estimated
+
+
 def test_a_table_with_traced_numbers_has_every_phase_and_every_part(tmp_path: Path) -> None:
     windows = tmp_path / "windows.h5"
     windows.write_bytes(b"pricing reads no rows")

@@ -121,13 +121,15 @@ def recommended(out: Path) -> dict[str, list[tuple[str, float]]]:
     [
         ("torch", {}),
         ("jax", {}),
+        ("torch", {"model__items": 3 * ITEMS}),
+        pytest.param("jax", {"model__items": 3 * ITEMS}, marks=pytest.mark.slow),
         pytest.param(
             "jax",
             {"optimize__base_storage": "int8", "optimize__precision": "bf16"},
             marks=pytest.mark.slow,
         ),
     ],
-    ids=("torch", "jax", "jax-int8"),
+    ids=("torch", "jax", "torch-absent", "jax-absent", "jax-int8"),
 )
 def test_ranks_of_held_out_items_give_the_measures_that_the_run_reported(
     backend: str, changes: dict[str, str], runs: Runs, ratings: Path, tmp_path: Path

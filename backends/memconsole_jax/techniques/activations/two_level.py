@@ -8,6 +8,7 @@ chunks, so that the logits of all positions never exist at once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import numpy as np
 from jax import Array, lax
 
 from memconsole.plan.models.recommender import Recommender
-from memconsole.plan.tasks.recommendation import ABSENT, CUTOFFS, PADDING
+from memconsole.plan.tasks.recommendation import ABSENT, GAINS, PADDING, RANKED
 from memconsole_jax.layout.mesh import on_own_rows
 from memconsole_jax.models.recommender import Projected
 
@@ -45,22 +46,46 @@ def scores(model: Recommender, found: Projected) -> Array:
 
 
 def ranked(model: Recommender, found: Projected, targets: Array) -> Array:
-    """Sums over the targets: nats, then recall, MRR and NDCG at each of `CUTOFFS`, among all items. An
-    item with the target's score ranks before it."""
+    """Sums over the targets: nats, then recall, MRR and NDCG at each of `CUTOFFS`, among all items. Items
+    with the target's score share their ranks with it. Only positions with a target are scored."""
+    gains, ranks = jnp.array(GAINS), jnp.arange(1, len(GAINS) + 1)
 
     def one(found: Projected, labels: Array) -> Array:
-        counts, place = labels != PADDING, jnp.maximum(labels - 1, 0)
+        counts = (labels != PADDING)[:, None]
         of_all = scores(model, found)  # (n, C · M)
-        own = jnp.take_along_axis(of_all, place[:, None], axis=1)  # (n, 1)
-        rank = jnp.sum(of_all >= own, axis=1).astype(jnp.float32)
-        gains = [jnp.ones_like(rank), 1 / rank, 1 / jnp.log2(rank + 1)]
-        # A score that is not a number has rank 0.
-        hits = [(rank >= 1) & (rank <= k) for k in CUTOFFS]
-        columns = [-own[:, 0], *(jnp.where(hit, gain, 0.0) for gain in gains for hit in hits)]
-        return jnp.stack([jnp.sum(column * counts) for column in columns])
+        own = jnp.take_along_axis(of_all, jnp.maximum(labels - 1, 0)[:, None], axis=1)  # (n, 1)
+        # A score that is not a number has no rank.
+        # One pass counts both, so that the scores are not stored once more.
+        above, worst = (
+            count[:, None]
+            for count in lax.reduce(
+                ((of_all > own).astype(jnp.int32), (of_all >= own).astype(jnp.int32)),
+                (jnp.int32(0), jnp.int32(0)),
+                lambda sums, more: (sums[0] + more[0], sums[1] + more[1]),
+                (1,),
+            )
+        )
+        shares = (counts & (ranks > above) & (ranks <= worst)) / jnp.maximum(worst - above, 1)
+        measures = jnp.sum(jnp.sum(shares, axis=0)[:, None] * gains, axis=0)
+        return jnp.append(-jnp.sum(jnp.where(counts, own, 0)), measures)
 
-    start = jnp.zeros(1 + 3 * len(CUTOFFS))
-    return _summed(one, start, found, targets, model.scored_positions)
+    def of_rows(
+        hidden: Array, targets: Array, members: Array, clusters: Array
+    ) -> tuple[Array, tuple[()]]:
+        rows, labels = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+        size = min(model.scored_positions, len(labels))
+        order = jnp.argsort(labels == PADDING)  # positions with a target come first
+        order = jnp.pad(order, (0, -len(labels) % size), constant_values=len(labels))
+        chunks = -(-jnp.sum(labels != PADDING) // size)
+
+        def step(n: Array, total: Array) -> Array:
+            at = lax.dynamic_slice_in_dim(order, n * size, size)
+            own = labels.at[at].get(mode="fill", fill_value=PADDING)
+            return total + one(Projected(rows[at], members, clusters), own)
+
+        return lax.fori_loop(0, chunks, step, jnp.zeros(1 + len(RANKED))), ()
+
+    return _on_own_rows(of_rows, found, targets)
 
 
 def _lost(logits: Array, targets: Array) -> Array:
@@ -70,9 +95,18 @@ def _lost(logits: Array, targets: Array) -> Array:
 
 
 def _present(model: Recommender) -> Array:
-    """Which places of each cluster hold an item (C, M)."""
+    """Which places of each cluster hold an item of the data (C, M)."""
     members = np.array([model.members(cluster) for cluster in range(model.clusters)])
-    return jnp.asarray(np.arange(model.cluster_size) < members[:, None])
+    found = np.arange(model.cluster_size) < members[:, None]
+    found.flat[np.array(model.absent, int) - 1] = False
+    return jnp.asarray(found)
+
+
+def _on_own_rows(function: Callable[..., Any], found: Projected, targets: Array) -> Array:
+    """The sums of `function`. Each of several devices goes through the positions of its own rows."""
+    apart, whole = (found.hidden, targets), (found.members, found.clusters)
+    total: Array = on_own_rows(function, apart, whole)[0]
+    return total
 
 
 def _summed(
@@ -82,8 +116,7 @@ def _summed(
     targets: Array,
     size: int,
 ) -> Array:
-    """The sum of `one` over chunks of at most `size` positions; the last chunk is padded. Each of
-    several devices goes through the positions of its own rows."""
+    """The sum of `one` over chunks of at most `size` positions; the last chunk is padded."""
 
     def of_rows(
         hidden: Array, targets: Array, members: Array, clusters: Array
@@ -105,6 +138,4 @@ def _summed(
 
         return lax.scan(step, start, (rows, labels))[0], ()
 
-    apart, whole = (found.hidden, targets), (found.members, found.clusters)
-    total: Array = on_own_rows(of_rows, apart, whole)[0]
-    return total
+    return _on_own_rows(of_rows, found, targets)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from memconsole.plan.models.recommender import Recommender
-from memconsole.plan.tasks.recommendation import ABSENT, CUTOFFS, PADDING
+from memconsole.plan.tasks.recommendation import ABSENT, GAINS, PADDING, RANKED
 from memconsole_torch.models.linear import linear
 from memconsole_torch.models.recommender import Projected
 
@@ -52,41 +52,44 @@ def _nats(
         return (lost * counts).sum()
 
 
+@torch.no_grad()
 def scores(model: Recommender, found: Projected) -> Tensor:
-    """log P(item) of every item, at every position (..., C · M); item i is column i - 1. Columns without an item
-    are about `ABSENT`."""
+    """log P(item) of every item, at every position (..., C · M), without gradients; item i is column i - 1. Columns
+    without an item are about `ABSENT`."""
     with torch.autocast(found.hidden.device.type, enabled=False):
         of_cluster = linear(found.hidden, found.clusters).log_softmax(-1)  # (..., C)
         of_item = linear(found.hidden, found.members.flatten(0, 1))  # (..., C · M)
         of_item = of_item.unflatten(-1, (model.clusters, model.cluster_size))
-        of_item = of_item.masked_fill(~_present(model, of_item.device), ABSENT).log_softmax(-1)
-        return (of_item + of_cluster[..., None]).flatten(-2)
+        of_item.masked_fill_(~_present(model, of_item.device), ABSENT)  # in place, to save memory
+        return of_item.log_softmax(-1).add_(of_cluster[..., None]).flatten(-2)
 
 
 @torch.no_grad()
-def ranked(model: Recommender, found: Projected, targets: Tensor) -> Tensor:
-    """Sums over the targets: nats, then recall, MRR and NDCG at each of `CUTOFFS`, among all items. An
-    item with the target's score ranks before it."""
-    sums = torch.zeros(1 + 3 * len(CUTOFFS), device=targets.device)
-    for hidden, labels in _chunks(found.hidden, targets, model.scored_positions):
-        counts, place = labels != PADDING, (labels - 1).clamp(min=0).long()
-        of_all = scores(model, found._replace(hidden=hidden))  # (n, C · M)
-        own = of_all.gather(1, place[:, None])  # (n, 1)
-        rank = (of_all >= own).sum(1).float()
-        gains = [torch.ones_like(rank), 1 / rank, 1 / torch.log2(rank + 1)]
-        hits = [
-            (rank >= 1) & (rank <= k) for k in CUTOFFS
-        ]  # a score that is not a number has rank 0
-        columns = [-own[:, 0], *(torch.where(hit, gain, 0.0) for gain in gains for hit in hits)]
-        sums += torch.stack([(column * counts).sum() for column in columns])
-    return sums
+def ranked(model: Recommender, found: Projected, targets: Tensor, positions: Tensor) -> Tensor:
+    """Sums over the targets at `positions` (n,), which are those that count: nats, then recall, MRR and NDCG at each
+    of `CUTOFFS`, among all items. Items with the target's score share their ranks with it."""
+    total = torch.zeros(1 + len(RANKED), device=targets.device)
+    gains = torch.tensor(GAINS, device=targets.device)
+    ranks = torch.arange(1, len(GAINS) + 1, device=targets.device)
+    hidden, labels = found.hidden.flatten(0, -2), targets.flatten()
+    for chunk in positions.split(model.scored_positions):
+        of_all = scores(model, found._replace(hidden=hidden[chunk]))  # (n, C · M)
+        own = of_all.gather(1, labels[chunk, None].long() - 1)  # (n, 1)
+        # A score that is not a number has no rank.
+        above, worst = (of_all > own).sum(1, keepdim=True), (of_all >= own).sum(1, keepdim=True)
+        shares = ((ranks > above) & (ranks <= worst)) / (worst - above).clamp(min=1)  # (n, ranks)
+        total += torch.cat([-own.sum()[None], (shares.sum(0)[:, None] * gains).sum(0)])
+    return total
 
 
 def _present(model: Recommender, device: torch.device) -> Tensor:
-    """Which places of each cluster hold an item (C, M)."""
+    """Which places of each cluster hold an item of the data (C, M)."""
     fewest = model.items // model.clusters
     many = torch.arange(model.clusters, device=device) < model.items % model.clusters
-    return torch.arange(model.cluster_size, device=device) < (fewest + many.long())[:, None]
+    found = torch.arange(model.cluster_size, device=device) < (fewest + many.long())[:, None]
+    if model.absent:
+        found.view(-1)[torch.tensor(model.absent, device=device) - 1] = False
+    return found
 
 
 def _chunks(hidden: Tensor, targets: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -58,6 +58,7 @@ class Recommender:
         fewest, more = divmod(items, clusters)  # the first clusters have one item more
         members = fewest + (torch.arange(clusters) < more).long()
         present = torch.arange(of_item.shape[-1]) < members[:, None]
+        present &= torch.tensor([item is not None for item in self.ids[1:]]).view_as(present)
         of_item = of_item.masked_fill(~present, -1e9).log_softmax(-1)
         return (of_item + of_cluster[..., None]).flatten(-2)
 
