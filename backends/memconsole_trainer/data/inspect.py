@@ -67,7 +67,7 @@ def inspect(plan: Plan, *, lengths: bool = False) -> Inspection:
     inside = folder(path) if path is not None and path.is_dir() else None
     files = inside.words if inside is not None else ""
     size = _size(path, inside) if path is not None else entry.bytes
-    if path is not None and {column.partition(" ")[0] for column in columns} >= set(DATASETS):
+    if path is not None and {column.partition(" ")[0] for column in columns} >= set(DATASETS[:2]):
         return _windows(plan.data.source, path, columns, size)
     try:
         found = sources.open_source(plan, ANY_TOKEN)

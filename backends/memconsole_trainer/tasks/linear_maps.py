@@ -42,9 +42,11 @@ class LinearMaps:
                 products[place] += np.einsum("noi,no->oi", weighed, targets[numbers == place])
                 rows[place] += len(x)
             tick()
-            if rows.sum() >= FITTED_ROWS:
+            trained = [place for place in range(len(rows)) if place not in split.unseen]
+            self.counted = float(squares[trained, :, -1, -1].sum())
+            """How many outputs of train rows count, among those that the maps were fitted to."""
+            if rows.sum() >= FITTED_ROWS and self.counted:
                 break
-        trained = [place for place in range(len(rows)) if place not in split.unseen]
         self.of_all: Any = _solved(*(part[trained].sum(0) for part in (squares, products, rows)))
         """(features + 1, outputs)"""
         self.of_families: Any = _solved(squares, products, rows)[:families]

@@ -18,7 +18,7 @@ from memconsole.runs.record.log import events
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.spread import evaluated, evaluated_rows
 from memconsole_trainer.data.stream import BatchShape
-from memconsole_trainer.data.windows.file import WindowFile, Windows, blocks
+from memconsole_trainer.data.windows.file import MASK, WindowFile, Windows, blocks
 from memconsole_trainer.data.windows.order import Row, WindowOrder, gathered
 from memconsole_trainer.data.windows.split import HELD, UNSEEN, WindowSplit
 from memconsole_trainer.engine import Batch, Engine, LossSum
@@ -46,7 +46,11 @@ def open_data(
     if not split.train_rows:
         raise DataError(f"{d.source}: holds no windows to train on")
     if d.validation_fraction and not split.held_rows:
-        say.warning("nothing is held out for validation: the data is a single trajectory")
+        kind = "one trajectory" if file.has_trajectories else "one group of neighbouring rows"
+        of = " of known systems" if split.unseen_rows else ""
+        say.warning(
+            f"nothing is held out for validation: the {split.train_rows:,} windows{of} are of {kind}"
+        )
     elif d.validation_fraction and not file.has_trajectories:
         say.warning(
             f"{d.source} has no trajectory_ids: blocks of neighbouring windows are held out, so that a few "
@@ -65,6 +69,12 @@ class WindowData:
         self.validation_rows = len(self._held.targets)
         self._unseen, _ = _side(file, split, UNSEEN, split.unseen_rows, say)
         self._maps = LinearMaps(file, split, say.tick)
+        if not self._maps.counted:
+            raise DataError(
+                f"{file.path}: no output of the training rows counts: {MASK} is 0; expected 1 where an output counts"
+            )
+        if self.validation_rows and not self._held.mask.any():
+            say.warning(f"no output of the held-out rows counts: {MASK} is 0")
         self._trials = self._closed_loop() if self.validation_rows else {}
         self._baselines: dict[str, float] | None = None
         unseen = ", ".join(file.families[i] for i in sorted(split.unseen))
@@ -72,6 +82,7 @@ class WindowData:
             f"{plan.data.source}: {file.count:,} windows, {split.train_rows:,} to train on, "
             f"{split.held_rows:,} held out"
             + (f", {split.unseen_rows:,} of systems never trained on ({unseen})" if unseen else "")
+            + ("" if file.has_mask else f"; no {MASK}: every output counts")
         )
         self.fingerprints: Mapping[str, str] = {"data": file.fingerprint}
         self.hashes = file.hashes

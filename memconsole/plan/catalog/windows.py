@@ -10,7 +10,8 @@ from memconsole.plan.catalog.hdf5_shapes import dataset_shapes
 
 WINDOW_FILES = (".h5", ".hdf5")
 DATASETS = ("input_sequences", "controls", "control_masks")
-"""The datasets of a window file: (rows, length, features), (rows, outputs) and (rows, outputs)."""
+"""The datasets of a window file: (rows, length, features), (rows, outputs) and (rows, outputs). The last one may be
+missing: then every output counts."""
 MOST_WIDE = 65_536
 """The most features or outputs."""
 
@@ -39,8 +40,8 @@ def window_sizes(where: str) -> WindowSizes | None:
 @lru_cache(maxsize=64)
 def _sizes(path: Path, version: tuple[int, int]) -> WindowSizes | None:
     shapes = dataset_shapes(path, DATASETS)
-    windows, outputs, mask = (shapes.get(name, ()) for name in DATASETS)
-    if len(windows) != 3 or len(outputs) != 2 or outputs != mask:
+    windows, outputs = (shapes.get(name, ()) for name in DATASETS[:2])
+    if len(windows) != 3 or len(outputs) != 2 or outputs != shapes.get(DATASETS[2], outputs):
         return None
     found = WindowSizes(windows[0], windows[2], outputs[1])
     return found if min(found) >= 1 and max(found[1:]) <= MOST_WIDE else None

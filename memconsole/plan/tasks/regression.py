@@ -106,7 +106,7 @@ class Regression:
         if not where.lower().endswith(WINDOW_FILES):
             raise PlanError(
                 f"data.source = {quote(plan.data.source)}: {plan.model.name} learns from windows of numbers; "
-                f"expected an HDF5 file ({', '.join(WINDOW_FILES)}) with {', '.join(DATASETS)}",
+                f"expected an HDF5 file ({', '.join(WINDOW_FILES)}) with {' and '.join(DATASETS[:2])}",
                 "data.source",
             )
         assert isinstance(model, Regressor)

@@ -237,7 +237,8 @@ def test_both_backends_learn_the_same_and_measure_control_of_unseen_families(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"control_masks": None}, "lacks control_masks"),
+        ({"control_masks": np.zeros((800, OUTPUTS), np.float32)}, "control_masks is 0"),
+        ({"controls": None}, "lacks controls"),
         ({"controls": np.zeros((800, 5), np.float32)}, "controls has shape (800, 5)"),
         ({"input_sequences": np.zeros((800, 19), np.float32)}, "expected (800, length, 19)"),
         ({"input_sequences": np.zeros((700, 8, 19), np.float32)}, "expected (700, 6)"),

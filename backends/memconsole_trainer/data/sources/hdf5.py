@@ -37,6 +37,8 @@ class Hdf5Dataset:
     ) -> None:
         """The data read are hashed in blocks of `hashed_rows` rows (default `block_size`), which must always be
         read whole."""
+        import h5py
+
         self.path = path
         self.name = name
         self._handle: Any = None
@@ -48,6 +50,8 @@ class Hdf5Dataset:
         self.dtype = str(dataset.dtype)
         self.kind: str = dataset.dtype.kind
         """The kind of the numbers, as NumPy's `dtype.kind`."""
+        self.is_text: bool = h5py.check_string_dtype(dataset.dtype) is not None
+        """Whether the values are strings, of one length or of several."""
         rows = self.shape[0]
         self.count: int | None = rows if max_examples is None else min(rows, max_examples)
         row_bytes = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=np.int64))

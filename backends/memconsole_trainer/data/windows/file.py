@@ -1,8 +1,8 @@
 """A file of HDF5 windows for regression: its datasets, checked, and its rows.
 
-A file holds `input_sequences` (rows, length, features), `controls` (rows, outputs) and
-`control_masks` (rows, outputs) as floats. It may hold `trajectory_ids` (rows,), and `system_ids`
-(rows,) or `variant_ids` (rows,), which say of which family of systems a window is.
+A file holds `input_sequences` (rows, length, features) and `controls` (rows, outputs) as numbers. It may hold
+`control_masks` (rows, outputs), which say how much each output counts, from 0 to 1; `trajectory_ids` (rows,); and
+`system_ids` (rows,) or `variant_ids` (rows,), which say of which family of systems a window is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,6 @@ NEIGHBOURS = 4096
 """Most rows of a group that is held out together in a file without trajectory ids."""
 SCAN = 1 << 16
 """Rows that are read together where only their numbers are wanted."""
-_KINDS = {"input_sequences": "f", "controls": "f", "control_masks": "fiub"}
 Floats = NDArray[np.float32]
 
 
@@ -64,7 +63,8 @@ class Windows(NamedTuple):
 
 class WindowFile:
     """One file of windows. Only the last `length` steps of each window are used. With `datasets` it
-    needs to hold only the first ones of `DATASETS`; the parts of `Windows` that it lacks are zero."""
+    needs to hold only the first ones of `DATASETS`; the parts of `Windows` that it lacks are zero. Without a
+    mask every output counts."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class WindowFile:
         datasets: Sequence[str] = DATASETS,
     ) -> None:
         """Raises `PlanError` if the file does not fit the model, `DataError` if it is damaged."""
-        self.path, self._length = path, length
+        self.path, self.length = path, length
         self.features, self.outputs = features, outputs
         lines = describe(path)
         found = {line.partition(" ")[0] for line in lines}
-        missing = [name for name in datasets if name not in found]
+        missing = [name for name in datasets if name not in found and name != MASK]
         if missing:
             lines = [line for line in lines if "/" not in line.partition(" ")[0]]
             raise PlanError(
@@ -91,7 +91,11 @@ class WindowFile:
         first = Hdf5Dataset(path, DATASETS[0], max_examples)
         self._parts = [
             first,
-            *(Hdf5Dataset(path, name, max_examples, first.block_size) for name in datasets[1:]),
+            *(
+                Hdf5Dataset(path, name, max_examples, first.block_size)
+                for name in datasets[1:]
+                if name in found
+            ),
         ]
         rows = first.shape[0]
         self._check_shapes(length)
@@ -123,7 +127,17 @@ class WindowFile:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row in memory."""
-        return 4 * (self._length * self.features + 2 * self.outputs)
+        return 4 * (self.length * self.features + 2 * self.outputs)
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether the file says which outputs count."""
+        return self._parts[-1].name == MASK
+
+    @property
+    def _learns(self) -> bool:
+        """Whether the outputs are read too."""
+        return len(self._parts) > 1
 
     @property
     def has_trajectories(self) -> bool:
@@ -133,7 +147,7 @@ class WindowFile:
     def empty(self, rows: int) -> Windows:
         """Room for `rows` rows."""
         return Windows(
-            mapped.empty((rows, self._length, self.features), np.float32),
+            mapped.empty((rows, self.length, self.features), np.float32),
             mapped.empty((rows, self.outputs), np.float32),
             mapped.empty((rows, self.outputs), np.float32),
         )
@@ -149,26 +163,32 @@ class WindowFile:
         """Read rows `start` to `stop` to rows `at` and following of `into`. Raises what `read`
         raises."""
         for part, values in zip(self._parts, into, strict=False):
-            rows = values[at : at + stop - start]
+            own = values[at : at + stop - start]
             with np.errstate(over="ignore"):  # a number too large for float32 is found below
-                part.read_into(start, stop, rows, self._length if part is self._parts[0] else None)
+                part.read_into(start, stop, own, self.length if part is self._parts[0] else None)
+        rows = Windows(*(values[at : at + stop - start] for values in into))
+        if self._learns:
+            if not self.has_mask:
+                rows.mask.fill(1)
+            elif rows.mask.size and not (rows.mask.min() >= 0 and rows.mask.max() <= 1):
+                wrong = ~((rows.mask >= 0) & (rows.mask <= 1)).all(1)
+                self._refuse(start + int(wrong.argmax()), MASK, "that is not from 0 to 1")
+            rows.targets[rows.mask == 0] = 0  # what does not count may be anything, also NaN
+        for name, numbers in zip(DATASETS, rows[:2], strict=False):
             # A sum takes no memory. It is not finite if a number is not, or if it overflows; only then are
             # the numbers checked one by one.
             with np.errstate(over="ignore", invalid="ignore"):
-                total = rows.sum()
+                total = numbers.sum()
             if not np.isfinite(total):
-                wrong = ~np.isfinite(rows.reshape(len(rows), -1)).all(1)
+                wrong = ~np.isfinite(numbers.reshape(len(numbers), -1)).all(1)
                 if wrong.any():
-                    raise DataError(
-                        f"{self.path}: row {start + int(wrong.argmax()):,} of {part.name} holds "
-                        "a number that is not finite"
+                    where = (
+                        f", and {MASK} counts it" if name == DATASETS[1] and self.has_mask else ""
                     )
-            if part.name == MASK and len(rows) and not (rows.min() >= 0 and rows.max() <= 1):
-                wrong = ~((rows >= 0) & (rows <= 1)).all(1)
-                raise DataError(
-                    f"{self.path}: row {start + int(wrong.argmax()):,} of {part.name} holds a number "
-                    "that is not from 0 to 1"
-                )
+                    self._refuse(start + int(wrong.argmax()), name, f"that is not finite{where}")
+
+    def _refuse(self, row: int, name: str, why: str) -> NoReturn:
+        raise DataError(f"{self.path}: row {row:,} of {name} holds a number {why}")
 
     def groups(self, start: int, stop: int) -> NDArray[np.int64]:
         """Group number of each row for the split: its trajectory, or its group of neighbours."""
@@ -188,7 +208,7 @@ class WindowFile:
             wrong = (values < 0) | (values >= last.first + last.variants.count)
         else:
             assert self._names is not None
-            values = self._names.read_rows(start, stop)
+            values = self._names.read_rows(start, stop).astype("S")
             names = np.array([name.encode() for name in self.families])
             found = np.minimum(np.searchsorted(names, values), len(names) - 1)
             wrong = names[found] != values
@@ -217,8 +237,13 @@ class WindowFile:
     def _family_names(self) -> tuple[str, ...]:
         if self._variants is not None:
             return tuple(family.variants.family for family in self.systems)
-        if self._names is None or self._names.kind != "S":
+        if self._names is None:
             return ()
+        if not self._names.is_text:
+            raise PlanError(
+                f"{self.path}: {SYSTEMS} holds {self._names.dtype}; expected strings, the names of systems",
+                "data.source",
+            )
         named: list[str] = self._parts[0].of_file(family_names)
         return tuple(sorted(named))
 
@@ -226,8 +251,8 @@ class WindowFile:
         shapes = {part.name: part.shape for part in self._parts}
         first = shapes[DATASETS[0]]
         width = first[1] if len(first) == 3 else 0
-        _, targets, mask = (shapes.get(name, ()) for name in DATASETS)
-        alike = width and len(targets) == 2 and targets == mask
+        targets = shapes.get(DATASETS[1], ())
+        alike = width and len(targets) == 2 and targets == shapes.get(MASK, targets)
         if alike and (first[-1], targets[-1]) != (self.features, self.outputs):
             raise PlanError(
                 f"{self.path}: holds windows of {first[-1]:,} features to {targets[-1]:,} outputs, the model has "
@@ -251,9 +276,9 @@ class WindowFile:
             )
 
     def _check_kind(self, part: Hdf5Dataset) -> None:
-        if part.kind not in _KINDS[part.name]:
+        if part.kind not in "fiub":
             raise PlanError(
-                f"{self.path}: {part.name} holds {part.dtype}; expected floating-point numbers",
+                f"{self.path}: {part.name} holds {part.dtype}; expected numbers",
                 "data.source",
             )
 

@@ -23,8 +23,8 @@ class WindowSplit:
     """Holds out whole families and whole groups of rows, by hashes of their names and numbers,
     independent of seed and order.
 
-    If the hashes leave a side empty, the group of the last row goes to that side. A single group is
-    trained on.
+    If the hashes leave a side empty, the group of the last row that is not of a family held out whole goes to
+    that side. A single group is trained on.
     """
 
     def __init__(self, file: WindowFile, fraction: float, tick: Callable[[], None]) -> None:
@@ -36,13 +36,13 @@ class WindowSplit:
         if not self.train_rows:  # the file holds rows of these families only
             self.unseen = frozenset()
             self._count(tick)
-        last = int(file.groups(file.count - 1, file.count)[0])
         if fraction and not (self.train_rows and self.held_rows):
+            last = self._last_group()
             self._forced = (last, not self.held_rows)
             self._count(tick)
-        if not self.train_rows:  # of one group alone
-            self._forced = (last, False)
-            self._count(tick)
+            if not self.train_rows:  # of one group alone
+                self._forced = (last, False)
+                self._count(tick)
 
     def sides(self, start: int, stop: int) -> NDArray[np.int8]:
         """The side of each of the rows `start` to `stop`."""
@@ -54,6 +54,15 @@ class WindowSplit:
         if self.unseen:
             sides[np.isin(self._file.family_numbers(start, stop), list(self.unseen))] = UNSEEN
         return sides
+
+    def _last_group(self) -> int:
+        """The group of the last row that is trained on or held out with its group."""
+        for start in reversed(range(0, self._file.count, SCAN)):
+            stop = min(start + SCAN, self._file.count)
+            known = np.flatnonzero(self.sides(start, stop) != UNSEEN)
+            if len(known):
+                return int(self._file.groups(start, stop)[known[-1]])
+        raise ValueError("all rows are of families held out whole")
 
     def _count(self, tick: Callable[[], None]) -> None:
         counts = np.zeros(3, np.int64)

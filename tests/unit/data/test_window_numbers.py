@@ -1,0 +1,106 @@
+"""The numbers of window files: what the mask leaves out, kinds of numbers, statistics, and the maps that are fitted to them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from memconsole.plan.catalog.windows import DATASETS, WindowSizes, window_sizes
+from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole_trainer.data.inspect import inspect
+from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.windows.file import WindowFile
+from memconsole_trainer.data.windows.split import HELD, UNSEEN, WindowSplit
+
+ROWS, LENGTH, FEATURES, OUTPUTS = 600, 4, 3, 2
+
+
+def still() -> None: ...
+
+
+def arrays(**changes: Any) -> dict[str, Any]:
+    """Windows whose outputs are a linear map of the last two steps, with a little noise."""
+    draw = np.random.default_rng(0)
+    windows = draw.normal(size=(ROWS, LENGTH, FEATURES)).astype(np.float32)
+    maps = draw.normal(size=(2, FEATURES, OUTPUTS))
+    controls = windows[:, -1] @ maps[0] + windows[:, -2] @ maps[1]
+    found = {
+        "input_sequences": windows,
+        "controls": (controls + 0.1 * draw.normal(size=controls.shape)).astype(np.float32),
+        "control_masks": np.ones((ROWS, OUTPUTS), np.float32),
+        "trajectory_ids": np.arange(ROWS) // 20,
+    }
+    return {name: values for name, values in (found | changes).items() if values is not None}
+
+
+def opened(folder: Path, **changes: Any) -> WindowFile:
+    path = folder / f"{len(list(folder.iterdir()))}.h5"
+    with h5py.File(path, "w") as file:
+        for name, values in arrays(**changes).items():
+            file[name] = values
+        for system in {f"s{n}" for n in range(6)} if "system_ids" in changes else ():
+            file[f"normalization/{system}/control_max"] = [1.0, 2.0]
+    return WindowFile(path, FEATURES, OUTPUTS, LENGTH, None)
+
+
+def test_outputs_that_the_mask_leaves_out_may_be_anything(tmp_path: Path) -> None:
+    whole = arrays()
+    mask = (np.arange(ROWS * OUTPUTS).reshape(ROWS, OUTPUTS) % 3 > 0).astype(np.float32)
+    spoiled = np.where(mask == 0, np.nan, whole["controls"])
+    found = opened(tmp_path, controls=spoiled, control_masks=mask).read(10, 200)
+    np.testing.assert_array_equal(found.targets, (whole["controls"] * mask)[10:200])
+    mask[7] = 1
+    spoiled[7] = np.nan
+    with pytest.raises(
+        DataError, match=r"row 7 of controls .* not finite, and control_masks counts"
+    ):
+        opened(tmp_path, controls=spoiled, control_masks=mask).read(0, 20)
+    mask[9] = np.nan
+    with pytest.raises(DataError, match="row 9 of control_masks holds a number that is not from 0"):
+        opened(tmp_path, control_masks=mask).read(0, 20)
+
+
+def test_without_a_mask_every_output_counts_and_whole_numbers_are_read(tmp_path: Path) -> None:
+    numbers = np.arange(ROWS * LENGTH * FEATURES).reshape(ROWS, LENGTH, FEATURES) - 100
+    file = opened(tmp_path, control_masks=None, input_sequences=numbers)
+    found = file.read(30, 90)
+    assert not file.has_mask
+    assert found.mask.all()
+    np.testing.assert_array_equal(found.targets, arrays()["controls"][30:90])
+    np.testing.assert_array_equal(found.windows, numbers[30:90].astype(np.float32))
+    assert window_sizes(str(file.path)) == WindowSizes(ROWS, FEATURES, OUTPUTS)
+    assert inspect(replace(Plan(), {"data.source": str(file.path)})).kind == "windows"
+    alone = WindowFile(file.path, FEATURES, OUTPUTS, LENGTH, None, DATASETS[:1])
+    assert not alone.read(0, 50).mask.any()
+
+
+def test_names_of_systems_may_have_one_length_or_several(tmp_path: Path) -> None:
+    names = [f"s{row // 20 % 6}" for row in range(ROWS)]
+    several = opened(tmp_path, system_ids=names)
+    one = opened(tmp_path, system_ids=np.array(names, "S50"))
+    assert several.families == one.families == tuple(f"s{n}" for n in range(6))
+    np.testing.assert_array_equal(several.family_numbers(3, 500), one.family_numbers(3, 500))
+    splits = [WindowSplit(file, 0.2, still) for file in (several, one)]
+    assert splits[0].unseen_rows == splits[1].unseen_rows == 100
+    with pytest.raises(PlanError, match="system_ids holds int64; expected strings"):
+        opened(tmp_path, system_ids=np.arange(ROWS))
+
+
+def test_a_trajectory_is_held_out_although_the_last_one_is_of_an_unseen_system(
+    tmp_path: Path,
+) -> None:
+    order = sorted(range(6), key=lambda n: hashlib.sha256(f"s{n}".encode()).digest())
+    unseen, *others = order
+    systems = [*others, unseen, *others, unseen]
+    ids = np.arange(ROWS) // 50
+    file = opened(tmp_path, trajectory_ids=ids, system_ids=[f"s{systems[n]}" for n in ids])
+    split = WindowSplit(file, 1e-9, still)  # no hash is as low
+    assert (split.train_rows, split.held_rows, split.unseen_rows) == (450, 50, 100)
+    sides = split.sides(0, ROWS)
+    assert set(sides[ids == 10]) == {HELD}
+    assert set(sides[ids == 11]) == {UNSEEN}
