@@ -24,7 +24,12 @@ from memconsole_trainer.data.windows.split import HELD, UNSEEN, WindowSplit
 from memconsole_trainer.engine import Batch, Engine, LossSum
 from memconsole_trainer.systems.features import FEATURES, MOST_CONTROLS
 from memconsole_trainer.tasks.closed_loop import Trials
-from memconsole_trainer.tasks.linear_maps import LinearMaps, predicted
+from memconsole_trainer.tasks.linear_maps import (
+    LinearMaps,
+    last_step,
+    predicted,
+    predicted_of_windows,
+)
 from memconsole_trainer.tasks.task import Judged, Teller
 
 HELD_BYTES = 16 << 20
@@ -166,17 +171,21 @@ class WindowData:
         return policy
 
     def _linear_losses(self, shape: BatchShape, limit: int) -> dict[str, float]:
-        """Losses on the held-out rows of no control, of one linear map, and of one per family; and
-        of the first two on unseen families."""
+        """Losses on the held-out rows of no control, of linear maps of the last step and of the window, and of one of the last
+        step per family; and of the first two on unseen families."""
         rows = evaluated(len(self._held.targets), shape.micro_batch, limit)
         held = self._held.take(rows)
         unseen = self._unseen.take(evaluated(len(self._unseen.targets), shape.micro_batch, limit))
-        found = _losses(held, {"zero": 0.0, "linear": predicted(self._maps.of_all, held.windows)})
+        last = last_step(held.windows)
+        found = _losses(held, {"zero": 0.0, "linear": predicted(self._maps.of_all, last)})
+        if self._maps.of_windows is not None:
+            guess = predicted_of_windows(self._maps.of_windows, held.windows)
+            found |= _losses(held, {"window": guess})
         if self._families is not None:
             maps = self._maps.of_families[self._families[rows]]
-            found |= _losses(held, {"ridge": predicted(maps, held.windows)})
+            found |= _losses(held, {"ridge": predicted(maps, last)})
         if len(unseen.targets):
-            guess = predicted(self._maps.of_all, unseen.windows)
+            guess = predicted(self._maps.of_all, last_step(unseen.windows))
             found |= _losses(unseen, {"unseen_zero": 0.0, "unseen_linear": guess})
         return found
 
@@ -189,8 +198,8 @@ class WindowData:
             own = self._maps.of_families[[places[family] for family, _ in trials.systems]]
             policies: dict[str, Callable[[Any], Any]] = {
                 "zero": lambda windows: np.zeros((len(windows), self._file.outputs)),
-                "linear": lambda windows: predicted(self._maps.of_all, windows),
-                "ridge": lambda windows, own=own: predicted(own, windows),  # type: ignore[misc]
+                "linear": lambda windows: predicted(self._maps.of_all, last_step(windows)),
+                "ridge": lambda windows, own=own: predicted(own, last_step(windows)),  # type: ignore[misc]
             }
             for key, policy in policies.items():
                 found[f"{name}{key}_cost_ratio"] = _median(trials.ratios(policy))

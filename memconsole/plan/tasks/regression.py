@@ -60,6 +60,7 @@ class Regression:
     baselines: tuple[Measure, ...] = (
         Measure("zero_loss", "zero output", short="zero"),
         Measure("linear_loss", "linear map of the last step", short="linear"),
+        Measure("window_loss", "linear map of the window", short="window map"),
     )
     beside_base = ""
 

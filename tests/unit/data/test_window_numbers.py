@@ -15,7 +15,13 @@ from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_trainer.data.inspect import inspect
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.windows.file import WindowFile
-from memconsole_trainer.data.windows.split import HELD, UNSEEN, WindowSplit
+from memconsole_trainer.data.windows.split import HELD, TRAIN, UNSEEN, WindowSplit
+from memconsole_trainer.tasks.linear_maps import (
+    LinearMaps,
+    last_step,
+    predicted,
+    predicted_of_windows,
+)
 
 ROWS, LENGTH, FEATURES, OUTPUTS = 600, 4, 3, 2
 
@@ -104,3 +110,39 @@ def test_a_trajectory_is_held_out_although_the_last_one_is_of_an_unseen_system(
     sides = split.sides(0, ROWS)
     assert set(sides[ids == 10]) == {HELD}
     assert set(sides[ids == 11]) == {UNSEEN}
+
+
+def test_linear_maps_do_not_depend_on_scales_and_that_of_the_window_is_the_best(
+    tmp_path: Path,
+) -> None:
+    losses = []
+    for scale, shift in ((1.0, 0.0), (1e-4, 0.0), (1e4, 1e6), ([1, 0, 1], 5.0)):
+        inputs = arrays()["input_sequences"] * np.array(scale) + shift
+        file = opened(tmp_path, input_sequences=inputs.astype(np.float64))
+        split = WindowSplit(file, 0.2, still)
+        maps = LinearMaps(file, split, still)
+        held = file.read(0, ROWS).take(np.flatnonzero(split.sides(0, ROWS) == HELD))
+        last = predicted(maps.of_all, last_step(held.windows))
+        whole = predicted_of_windows(maps.of_windows, held.windows)
+        losses.append([((guess - held.targets) ** 2).mean() for guess in (last, whole)])
+    first, small, large, constant = losses
+    assert small == pytest.approx(first, rel=1e-3)
+    assert large == pytest.approx(first, rel=1e-2)  # float32 holds fewer digits of these
+    assert first[1] == pytest.approx(0.01, rel=0.3)  # the noise
+    assert 10 * first[1] < first[0]
+    assert np.isfinite(constant).all()
+
+
+def test_maps_weigh_each_output_by_its_mask(tmp_path: Path) -> None:
+    draw = np.random.default_rng(2)
+    mask = draw.choice([0, 0.5, 1], (ROWS, OUTPUTS))
+    file = opened(tmp_path, control_masks=mask)
+    split = WindowSplit(file, 0.2, still)
+    found = LinearMaps(file, split, still).of_all
+    trained = split.sides(0, ROWS) == TRAIN
+    rows = file.read(0, ROWS).take(np.flatnonzero(trained))
+    x = last_step(rows.windows)
+    for output in range(OUTPUTS):
+        weights = np.sqrt(rows.mask[:, output, None].astype(np.float64))
+        best, *_ = np.linalg.lstsq(weights * x, weights[:, 0] * rows.targets[:, output], rcond=None)
+        np.testing.assert_allclose(found[:, output], best, atol=1e-4)

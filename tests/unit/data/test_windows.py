@@ -23,7 +23,7 @@ from memconsole_trainer.data.sources.hdf5 import Hdf5Dataset
 from memconsole_trainer.data.windows.file import WindowFile, Windows
 from memconsole_trainer.data.windows.order import Row, WindowOrder, gathered
 from memconsole_trainer.data.windows.split import HELD, TRAIN, UNSEEN, WindowSplit
-from memconsole_trainer.tasks.linear_maps import LinearMaps, predicted
+from memconsole_trainer.tasks.linear_maps import LinearMaps, last_step, predicted
 from memconsole_trainer.tasks.regression import open_data
 from tests.unit.data.quiet import Quiet
 
@@ -189,7 +189,7 @@ def test_linear_maps_are_those_of_least_squares(path: Path) -> None:
     for place in range(6):
         chosen = (sides != HELD) & (numbers == place)
         best, *_ = np.linalg.lstsq(last[chosen], rows.targets[chosen], rcond=None)
-        own = predicted(maps.of_families[place], rows.windows[chosen])
+        own = predicted(maps.of_families[place], last_step(rows.windows[chosen]))
         assert residue(chosen, own) == pytest.approx(residue(chosen, last[chosen] @ best), rel=1e-2)
     trained = sides == TRAIN
     for output in range(2):
