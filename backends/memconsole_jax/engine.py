@@ -270,7 +270,7 @@ class JaxEngine:
     def evaluate(self, batches: Iterable[Batch]) -> LossSum:
         self._need("weights")
         rows = self._programs.evaluated_rows
-        entries = 1 + len(self._programs.task.measures)
+        entries = 1 + self._programs.task.sums(self._programs.model)
         sums, weight = self._put(np.zeros((2, entries), np.float32)), 0.0
         for batch in batches:
             weight += batch.weight

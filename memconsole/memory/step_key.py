@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from memconsole.plan.plan import SETTINGS, Plan
-from memconsole.plan.sections.data import OF_RATINGS
+from memconsole.plan.sections.data import OF_RATINGS, OF_WINDOWS
 from memconsole.plan.sections.model import SIZES
 from memconsole.plan.toggles.optimization import Reach
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
@@ -38,6 +38,7 @@ OUTSIDE_THE_STEP = frozenset(
         "data.source",
         "data.text_column",
         *OF_RATINGS,
+        *OF_WINDOWS,
         "data.template",
         "data.loss_on",
         "data.split",

@@ -17,7 +17,7 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import BACKENDS, SETTINGS, Plan, PlanError, get, quote
-from memconsole.plan.sections.data import OF_RATINGS, OF_TEXT
+from memconsole.plan.sections.data import OF_RATINGS, OF_TEXT, OF_WINDOWS
 from memconsole.plan.sections.model import SIZES
 from memconsole.plan.tasks import task_of
 from memconsole.plan.toggles.optimizations import check_conflicts
@@ -110,6 +110,9 @@ def _check_model_settings(plan: Plan) -> None:
     if entry is None or entry.recommender is None:
         reason = f"is for ratings; {plan.model.name} reads none, leave it out"
         _refuse_set(plan, OF_RATINGS, reason)
+    if entry is None or entry.regressor is None:
+        reason = f"is for windows of numbers; {plan.model.name} reads none, leave it out"
+        _refuse_set(plan, OF_WINDOWS, reason)
     checkpoint = checkpoint_of(plan)
     if checkpoint is not None and not (checkpoint / "MANIFEST.json").is_file():
         reason = (

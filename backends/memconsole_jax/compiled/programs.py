@@ -288,7 +288,7 @@ class Programs:
     def lower_evaluate(self) -> Any:
         """Lower the evaluation of one batch."""
         arrays = self.arrays(self.evaluated_rows)
-        sums = self.shape((2, 1 + len(self.task.measures)))
+        sums = self.shape((2, 1 + self.task.sums(self.model)))
         step = evaluation_step(self.plan, self.model, self._places_of(sums))
         with self.places.programmed():
             return step.lower(sums, self.evaluated_shapes, self.kept_shapes, arrays)

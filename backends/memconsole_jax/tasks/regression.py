@@ -46,7 +46,9 @@ class Regression:
         def evaluation(trained: Tree, kept: Tree, arrays: Tree) -> Array:
             missed = outputs({**trained, **kept}, arrays) - arrays["targets"]
             mask = arrays["mask"]
-            return jnp.stack([jnp.sum(mask * jnp.square(missed)), jnp.sum(mask * jnp.abs(missed))])
+            squares, absolute = mask * jnp.square(missed), mask * jnp.abs(missed)
+            each = (jnp.sum(squares, axis=0), jnp.sum(absolute, axis=0))
+            return jnp.concatenate([jnp.sum(squares)[None], *each])
 
         return evaluation
 

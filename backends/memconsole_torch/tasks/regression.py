@@ -30,10 +30,11 @@ class Regression:
         return self.criterion(outputs, rows["targets"], rows["mask"]) * share
 
     def sums(self, module: nn.Module, rows: MicroBatch) -> Tensor:
-        """Squared and absolute error of the outputs that count."""
+        """The squared error of all outputs that count, that of each output, and the absolute error of each."""
         outputs, targets, mask = self.outputs(module, rows), rows["targets"], rows["mask"]
-        absolute = (mask * (outputs - targets).abs()).sum()
-        return torch.stack([squared_error(outputs, targets, mask), absolute])
+        missed = outputs - targets
+        each = (mask * missed.square()).sum(0), (mask * missed.abs()).sum(0)
+        return torch.cat([squared_error(outputs, targets, mask)[None], *each])
 
     def outputs(self, module: nn.Module, rows: MicroBatch) -> Tensor:
         """(B, outputs)."""

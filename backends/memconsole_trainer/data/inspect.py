@@ -24,6 +24,7 @@ from memconsole_trainer.data.sources.hdf5 import Hdf5Dataset, TokenRows
 from memconsole_trainer.data.sources.replaced import replaced_words
 from memconsole_trainer.data.sources.tables import column_types, header
 from memconsole_trainer.data.windows.file import WindowFile
+from memconsole_trainer.data.windows.statistics_lines import statistics_lines
 
 SAMPLE_CHARACTERS = 2000
 SAMPLE_TOKENS = 64
@@ -116,8 +117,8 @@ def _windows(source: str, path: Path, columns: tuple[str, ...], size: int | None
             file = WindowFile(path, windows[2], controls[1], windows[1], None)
             count = file.count
             sample = f"{windows[1]} steps of {windows[2]} features to {controls[1]} controls"
-            sample += "".join(f"\n{name}" for name in file.families)
-        except PlanError as error:
+            sample += "".join(f"\n{line}" for line in (*statistics_lines(file), *file.families))
+        except (DataError, PlanError) as error:
             problem = str(error)
     return Inspection(
         source=source,

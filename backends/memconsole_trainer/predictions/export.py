@@ -17,6 +17,11 @@ from memconsole.plan.plan import PlanError
 from memconsole.plan.tasks import task_of_model
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.windows.file import WindowFile
+from memconsole_trainer.data.windows.standardization import (
+    FINGERPRINT,
+    STANDARDIZATION_JSON,
+    of_checkpoint,
+)
 from memconsole_trainer.predictions.items import numbering_of
 from memconsole_trainer.weights.export import DTYPES, narrowed, save
 from memconsole_trainer.weights.trained import TrainedModel
@@ -28,7 +33,7 @@ NORMALIZATION = "normalization.json"
 def export_model(found: TrainedModel, out: Path, dtype: str | None = None) -> list[str]:
     """Write into the folder `out` model.safetensors with all weights, frozen ones too, config.json and model.py; of a recommender
     items.json, the id of each row of its table; of a regressor `NORMALIZATION`, if the
-    run's data are still there. Returns remarks for the user.
+    run's data are still there, and `STANDARDIZATION_JSON`, if the run standardizes. Returns remarks for the user.
 
     All weights are in memory at once. Raises `PlanError`, `DataError` and OSError.
     """
@@ -45,6 +50,10 @@ def export_model(found: TrainedModel, out: Path, dtype: str | None = None) -> li
             beside[NORMALIZATION] = _normalization(found)
         except (DataError, PlanError) as error:
             remarks = [f"without {NORMALIZATION}: {error}"]
+        known = found.checkpoint.fingerprints.get(FINGERPRINT)
+        standardization = of_checkpoint(found.directory, known)
+        if standardization is not None:
+            beside[STANDARDIZATION_JSON] = msgspec.to_builtins(standardization)
     named = {p.name: narrowed(found.tensor(p.name), dtype) for p in model.parameters()}
     save(named, out / "model.safetensors")
     sizes = msgspec.to_builtins(model)

@@ -16,6 +16,7 @@ from memconsole.units import format_bytes
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.windows.file import WindowFile
+from memconsole_trainer.data.windows.standardization import FINGERPRINT, of_checkpoint
 from memconsole_trainer.tasks.regression import batch_of
 from memconsole_trainer.weights.trained import TrainedModel
 
@@ -24,8 +25,9 @@ OUTPUTS, NORMALIZED = "outputs", "normalized_outputs"
 
 def write(found: TrainedModel, source: Path, out: Path, warn: Callable[[str], None]) -> str:
     """Write the predictions for all windows of `source` to `out`, an HDF5 file with two datasets (rows, outputs)
-    in float32: `NORMALIZED`, on the scale of the controls that the run was trained with, and
-    `OUTPUTS`, multiplied by what the file says that controls were divided by. Outputs that a system does not
+    in float32: `NORMALIZED`, on the scale of the controls in the file that the run was trained with, and
+    `OUTPUTS`, multiplied by what the file says that controls were divided by. A run that standardizes does so with the
+    windows, and its outputs are put back on that scale. Outputs that a system does not
     have are zero in `OUTPUTS`. Returns what was written, in words.
     Raises `DataError`, `PlanError`, `WeightsError` and OSError.
 
@@ -37,7 +39,9 @@ def write(found: TrainedModel, source: Path, out: Path, warn: Callable[[str], No
     assert isinstance(model, Regressor)
     file = WindowFile(source, model.features, model.outputs, length, None, DATASETS[:1])
     scales = file.output_scales()
-    if scales is None:
+    standardization = of_checkpoint(found.directory, found.checkpoint.fingerprints.get(FINGERPRINT))
+    file.standardization = standardization
+    if scales is None and standardization is None:
         warn(
             f"{source} does not say what controls were divided by (system_ids and normalization): "
             f"{OUTPUTS} are the {NORMALIZED}"
@@ -59,6 +63,8 @@ def write(found: TrainedModel, source: Path, out: Path, warn: Callable[[str], No
                     part = block[at : at + shape.rows]
                     batch = batch_of(windows.take(np.arange(at, at + len(part))), shape)
                     part[...] = engine.outputs(batch)[: len(part)]
+                if standardization is not None:
+                    block = standardization.in_units(block)
                 normalized[start:stop] = block
                 scale = 1.0 if scales is None else scales[file.family_numbers(start, stop)]
                 outputs[start:stop] = block * scale + 0.0  # no negative zeros

@@ -13,7 +13,6 @@ from memconsole.plan.data.rows import keep_counted_rows
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan
-from memconsole.plan.tasks import task_of
 from memconsole.runs.record.log import events
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.spread import evaluated, evaluated_rows
@@ -21,6 +20,7 @@ from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.windows.file import MASK, WindowFile, Windows, blocks
 from memconsole_trainer.data.windows.order import Row, WindowOrder, gathered
 from memconsole_trainer.data.windows.split import HELD, UNSEEN, WindowSplit
+from memconsole_trainer.data.windows.standardization import FINGERPRINT
 from memconsole_trainer.engine import Batch, Engine, LossSum
 from memconsole_trainer.systems.features import FEATURES, MOST_CONTROLS
 from memconsole_trainer.tasks.closed_loop import Trials
@@ -30,10 +30,14 @@ from memconsole_trainer.tasks.linear_maps import (
     predicted,
     predicted_of_windows,
 )
+from memconsole_trainer.tasks.standardizing import standardization_of
 from memconsole_trainer.tasks.task import Judged, Teller
+from memconsole_trainer.tasks.window_errors import errors, losses
 
 HELD_BYTES = 16 << 20
 """Most bytes of the rows kept for evaluation: of held-out trajectories, and of unseen families."""
+
+STANDARDIZED = "features and outputs are standardized: the loss is in deviations of the outputs, errors are in the file's units"
 
 
 def open_data(
@@ -62,6 +66,8 @@ def open_data(
             "validation windows overlap windows of training"
         )
     keep_counted_rows(plan, split.train_rows)
+    say.phase("data", "measuring features")
+    file.standardization = standardization_of(plan, file, split, directory, known, say)
     return WindowData(plan, file, split, say)
 
 
@@ -88,8 +94,11 @@ class WindowData:
             f"{split.held_rows:,} held out"
             + (f", {split.unseen_rows:,} of systems never trained on ({unseen})" if unseen else "")
             + ("" if file.has_mask else f"; no {MASK}: every output counts")
+            + (f"; {STANDARDIZED}" if file.standardization is not None else "")
         )
-        self.fingerprints: Mapping[str, str] = {"data": file.fingerprint}
+        self.fingerprints: dict[str, str] = {"data": file.fingerprint}
+        if file.standardization is not None:
+            self.fingerprints |= {FINGERPRINT: file.standardization.fingerprint}
         self.hashes = file.hashes
         self.answered_records = 0
 
@@ -117,9 +126,8 @@ class WindowData:
         on, the cost of the model's control in closed loop, and the baselines of each."""
         if self._baselines is None:
             self._baselines = self._linear_losses(shape, limit) | self._linear_costs()
-        task = task_of(self._plan)
-        own = zip(task.measures, total.measures, strict=True)
-        found = {m.key: value / max(total.weight, 1e-9) for m, value in own}
+        held = self._held.mask[evaluated(self.validation_rows, shape.micro_batch, limit)]
+        found = errors(total, held.sum(0, dtype=np.float64), self._file.standardization)
         if len(self._unseen.targets):
             found["unseen_loss"] = engine.evaluate(_batches(self._unseen, shape, limit)).mean
         for name, trials in self._trials.items():
@@ -168,25 +176,39 @@ class WindowData:
             shape = BatchShape(1, len(windows), windows.shape[1])
             return engine.outputs(batch_of(Windows(windows, blank, blank), shape))
 
-        return policy
+        return self._in_units(policy)
+
+    def _in_units(self, policy: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """A policy of standardized windows and outputs as one in the units of the file."""
+        found = self._file.standardization
+        if found is None:
+            return policy
+
+        def in_units(windows: Any) -> Any:
+            own = windows.copy()
+            found.standardize_windows(own)
+            return found.in_units(policy(own))
+
+        return in_units
 
     def _linear_losses(self, shape: BatchShape, limit: int) -> dict[str, float]:
-        """Losses on the held-out rows of no control, of linear maps of the last step and of the window, and of one of the last
-        step per family; and of the first two on unseen families."""
+        """Losses on the held-out rows of zero output (of the mean output, if outputs are standardized), of linear maps of the
+        last step and of the window, and of one of the last step per family; and of zero and the last step on unseen families."""
         rows = evaluated(len(self._held.targets), shape.micro_batch, limit)
         held = self._held.take(rows)
         unseen = self._unseen.take(evaluated(len(self._unseen.targets), shape.micro_batch, limit))
+        zero = "zero" if self._file.standardization is None else "mean"
         last = last_step(held.windows)
-        found = _losses(held, {"zero": 0.0, "linear": predicted(self._maps.of_all, last)})
+        found = losses(held, {zero: 0.0, "linear": predicted(self._maps.of_all, last)})
         if self._maps.of_windows is not None:
             guess = predicted_of_windows(self._maps.of_windows, held.windows)
-            found |= _losses(held, {"window": guess})
+            found |= losses(held, {"window": guess})
         if self._families is not None:
             maps = self._maps.of_families[self._families[rows]]
-            found |= _losses(held, {"ridge": predicted(maps, last)})
+            found |= losses(held, {"ridge": predicted(maps, last)})
         if len(unseen.targets):
             guess = predicted(self._maps.of_all, last_step(unseen.windows))
-            found |= _losses(unseen, {"unseen_zero": 0.0, "unseen_linear": guess})
+            found |= losses(unseen, {f"unseen_{zero}": 0.0, "unseen_linear": guess})
         return found
 
     def _linear_costs(self) -> dict[str, float]:
@@ -198,12 +220,15 @@ class WindowData:
             own = self._maps.of_families[[places[family] for family, _ in trials.systems]]
             policies: dict[str, Callable[[Any], Any]] = {
                 "zero": lambda windows: np.zeros((len(windows), self._file.outputs)),
-                "linear": lambda windows: predicted(self._maps.of_all, last_step(windows)),
-                "ridge": lambda windows, own=own: predicted(own, last_step(windows)),  # type: ignore[misc]
+                "linear": self._in_units(self._linear_policy(self._maps.of_all)),
+                "ridge": self._in_units(self._linear_policy(own)),
             }
             for key, policy in policies.items():
                 found[f"{name}{key}_cost_ratio"] = _median(trials.ratios(policy))
         return found
+
+    def _linear_policy(self, maps: Any) -> Callable[[Any], Any]:
+        return lambda windows: predicted(maps, last_step(windows))
 
 
 class WindowRows:
@@ -248,16 +273,6 @@ def batch_of(rows: Windows, shape: BatchShape) -> Batch:
             whole[: len(values)] = values
         arrays[name] = whole.reshape(shape.micro_batches, shape.micro_batch, *values.shape[1:])
     return Batch(arrays, float(rows.mask.sum()))
-
-
-def _losses(rows: Windows, guesses: Mapping[str, Any]) -> dict[str, float]:
-    """The masked mean squared error of each guess, named `<guess>_loss`."""
-    mask, targets = rows.mask.astype(np.float64), rows.targets.astype(np.float64)
-    weight = max(float(mask.sum()), 1e-9)
-    return {
-        f"{name}_loss": float((mask * (guess - targets) ** 2).sum()) / weight
-        for name, guess in guesses.items()
-    }
 
 
 def _median(ratios: Any) -> float:

@@ -34,7 +34,7 @@ from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.models.sizing import default_vocab_size, size
 from memconsole.plan.models.tokenizer_file import tokenizer_vocab_size
 from memconsole.plan.plan import SETTINGS, Plan, PlanError, get, nearest, quote, replace
-from memconsole.plan.sections.data import OF_RATINGS, OF_TEXT
+from memconsole.plan.sections.data import OF_RATINGS, OF_TEXT, OF_WINDOWS
 from memconsole.plan.sections.model import SIZES
 
 __all__ = [
@@ -71,6 +71,7 @@ _MEANT_FOR = {
         *SIZES["recommender"],
         *SIZES["regressor"],
         *OF_RATINGS,
+        *OF_WINDOWS,
     ),
     "train.warmup_steps": ("train.warmup_ratio",),
     "train.warmup_ratio": ("train.warmup_steps",),
@@ -81,6 +82,7 @@ _MEANT_FOR = {
         "model.features",
         "model.outputs",
         *OF_RATINGS,
+        *OF_WINDOWS,
     ),
 }
 """Settings that are reset when another value is chosen for the key."""
@@ -266,7 +268,7 @@ def choose(plan: Plan, key: str, value: object) -> Plan:
     changes = {key: value}
     if value == get(plan, key):
         return replace(plan, changes)
-    changes |= dict.fromkeys(_MEANT_FOR.get(key, ()))
+    changes |= {of: SETTINGS[of].default for of in _MEANT_FOR.get(key, ())}
     chosen = models().get(str(value)) if key == "model.name" else None
     if chosen is not None and chosen.task != "language":
         changes |= {of: SETTINGS[of].default for of in _OF_LANGUAGE}

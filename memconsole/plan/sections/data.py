@@ -10,6 +10,7 @@ from memconsole.plan.sections.section import MOST, Section, about
 
 HeldOut = Literal["spread", "last"]
 LossOn = Literal["all", "answers"]
+Standardize = Literal["auto", "always", "never"]
 OF_TEXT = (
     "data.text_column",
     "data.template",
@@ -28,6 +29,9 @@ OF_TEXT = (
 """The settings of tasks that read text. Other tasks refuse them."""
 OF_RATINGS = ("data.user_column", "data.item_column", "data.time_column")
 """The settings of the task that reads ratings. Other tasks refuse them."""
+
+OF_WINDOWS = ("data.standardize",)
+"""The settings of the task that reads windows of numbers. Other tasks refuse them."""
 
 
 class DataChoice(Section, frozen=True, kw_only=True):
@@ -60,6 +64,12 @@ class DataChoice(Section, frozen=True, kw_only=True):
             "column of ratings with the time; none finds it by a common name, or takes the order of the file"
         ),
     ] = None
+    standardize: Annotated[
+        Standardize,
+        about(
+            "features and outputs of windows: less their mean, over their deviation; auto: if they are far from 0 and 1"
+        ),
+    ] = "auto"
     template: Annotated[
         str | None,
         about(

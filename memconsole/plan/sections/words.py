@@ -28,6 +28,7 @@ WORDS: dict[str, str] = {
     "data.user_column": "user_id customer userid",
     "data.item_column": "item_id product movie itemid",
     "data.time_column": "timestamp date time_field",
+    "data.standardize": "normalize normalization scale scaler standard_scaler zscore whiten",
     "data.template": "chat chat_template prompt format instruct sft",
     "data.loss_on": "mask completion_only assistant_only train_on_inputs",
     "data.tokenizer": "vocabulary bpe sentencepiece",

@@ -44,6 +44,9 @@ class Language:
         isolated = plan.data.isolate_documents
         return (*found, Input("documents", "int32", row)) if isolated else found
 
+    def sums(self, model: Model) -> int:
+        return len(self.measures)
+
     def units_per_row(self, plan: Plan) -> int:
         return plan.data.sequence_length
 

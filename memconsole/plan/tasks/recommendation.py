@@ -69,6 +69,9 @@ class Recommendation:
         row = (plan.data.sequence_length,)
         return (Input("items", "int32", row), Input("targets", "int32", row))
 
+    def sums(self, model: Model) -> int:
+        return len(self.measures)
+
     def units_per_row(self, plan: Plan) -> int:
         return plan.data.sequence_length
 

@@ -16,6 +16,15 @@ _FROM_SCRATCH = "this model is trained from new weights; there is no pretrained 
 _WINDOWS = "the data are windows of numbers, not text"
 
 
+LISTED_OUTPUTS = 4
+"""The most outputs whose errors are told one by one; of more, only the lowest and the highest."""
+
+
+def rmse_key(output: int) -> str:
+    """The key of the root mean squared error of an output, counted from 0."""
+    return f"rmse_{output + 1}"
+
+
 class Regression:
     """The loss is the squared error of the outputs that the mask keeps, divided by their number."""
 
@@ -24,10 +33,10 @@ class Regression:
     unit, units, positions = "window", "windows", "steps"
     loss = Measure("loss", "masked MSE")
     files: tuple[str, ...] = WINDOW_FILES
-    measures: tuple[Measure, ...] = (
-        Measure("mean_absolute_error", "mean absolute error", short="MAE"),
-    )
+    measures: tuple[Measure, ...] = ()
     derived: tuple[Measure, ...] = (
+        Measure("mean_absolute_error", "mean absolute error", short="MAE"),
+        Measure("units_loss", "masked MSE in the file's units", short="MSE in units"),
         Measure("cost_ratio", "x optimal cost on unseen systems", short="x optimal cost"),
         Measure("unseen_loss", "masked MSE on unseen systems", short="unseen"),
         Measure("ridge_loss", "linear map of each family", short="family map"),
@@ -49,9 +58,18 @@ class Regression:
             if side or of
         ),
         Measure("unseen_zero_loss", "zero output on unseen systems", headline=False),
+        Measure("unseen_mean_loss", "mean output on unseen systems", headline=False),
         Measure("unseen_linear_loss", "linear map on unseen systems", headline=False),
+        *(
+            Measure(key, f"RMSE of {of}", headline=False, summed_up=True)
+            for key, of in (
+                *((rmse_key(output), f"output {output + 1}") for output in range(LISTED_OUTPUTS)),
+                ("least_rmse", "the best output"),
+                ("most_rmse", "the worst output"),
+            )
+        ),
     )
-    """In closed loop: the median cost of the model's control over that of the optimal control. A linear map
+    """Errors are in the units of the file, also if the numbers are standardized for training; the loss is not. In closed loop: the median cost of the model's control over that of the optimal control. A linear map
     of each family knows the family, which the model does not; its loss is no baseline that the model must beat."""
     judges: tuple[Measure, ...] = (
         Measure("cost_ratio", "x optimal cost on unseen systems", short="x optimal cost"),
@@ -59,6 +77,7 @@ class Regression:
     )
     baselines: tuple[Measure, ...] = (
         Measure("zero_loss", "zero output", short="zero"),
+        Measure("mean_loss", "mean output", short="mean"),
         Measure("linear_loss", "linear map of the last step", short="linear"),
         Measure("window_loss", "linear map of the window", short="window map"),
     )
@@ -72,6 +91,11 @@ class Regression:
             Input("targets", "float32", (model.outputs,)),
             Input("mask", "float32", (model.outputs,)),
         )
+
+    def sums(self, model: Model) -> int:
+        """The squared error of each output, and then the absolute error of each."""
+        assert isinstance(model, Regressor)
+        return 2 * model.outputs
 
     def units_per_row(self, plan: Plan) -> int:
         return 1

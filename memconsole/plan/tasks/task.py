@@ -78,7 +78,7 @@ class Task(Protocol):
     loss: Measure
     """What training minimizes; its sum over a batch is divided by the batch's weight."""
     measures: tuple[Measure, ...]
-    """What an evaluation sums in addition to the loss, in the order in which backends return the sums."""
+    """What an evaluation sums in addition to the loss."""
     derived: tuple[Measure, ...]
     """What the trainer computes from these sums and the data."""
     judges: tuple[Measure, ...]
@@ -93,6 +93,11 @@ class Task(Protocol):
 
     def inputs(self, plan: Plan, model: Model) -> tuple[Input, ...]:
         """The arrays of a batch."""
+        ...
+
+    def sums(self, model: Model) -> int:
+        """How many sums a backend returns for an evaluation in addition to that of the loss: one for each of
+        `measures`, in their order, unless the task says otherwise."""
         ...
 
     def units_per_row(self, plan: Plan) -> int:

@@ -272,15 +272,15 @@ def test_an_evaluation_sums_squares_and_absolute_errors_of_what_counts(
     found = plain.evaluate(parts)
     source = InitialWeights(MODEL, 0)
     weights = {p.name: source.tensor(p.name).astype(np.float64) for p in MODEL.parameters()}
-    squares, absolutes = 0.0, 0.0
+    squares, absolutes = np.zeros(MODEL.outputs), np.zeros(MODEL.outputs)
     for part in parts:
         for rows in part.micro_batches():
             missed = reference(weights, rows["windows"]) - rows["targets"]
-            squares += float((rows["mask"] * missed**2).sum())
-            absolutes += float((rows["mask"] * abs(missed)).sum())
+            squares += (rows["mask"] * missed**2).sum(0)
+            absolutes += (rows["mask"] * abs(missed)).sum(0)
     assert found.weight == sum(part.weight for part in parts)
-    assert found.loss == pytest.approx(squares, rel=1e-5)
-    assert found.measures == (pytest.approx(absolutes, rel=1e-5),)
+    assert found.loss == pytest.approx(squares.sum(), rel=1e-5)
+    assert found.measures == pytest.approx((*squares, *absolutes), rel=1e-5)
 
 
 def test_rows_that_only_fill_up_a_batch_count_nothing(plain: JaxEngine, start: Checkpoint) -> None:

@@ -99,7 +99,10 @@ def test_a_run_learns_the_controls_and_beats_its_baselines(backend: str, windows
     build = [p for p in told(run, events.Phase) if p.parameters is not None]
     assert build[-1].parameters == build[-1].trainable_parameters == 208_774
     last = told(run, events.Evaluation)[-1]
-    assert set(last.metrics) == {"zero_loss", "linear_loss", "window_loss", "mean_absolute_error"}
+    assert set(last.metrics) == {
+        *("zero_loss", "linear_loss", "window_loss", "mean_absolute_error"),
+        *("least_rmse", "most_rmse"),
+    }
     assert last.bits_per_byte is None
     assert last.loss < 0.5 * last.metrics["zero_loss"]
     assert last.metrics["linear_loss"] < last.metrics["zero_loss"]
@@ -219,7 +222,7 @@ def test_both_backends_learn_the_same_and_measure_control_of_unseen_families(
         assert made.best is not None
         assert (made.best.measure, made.best.value) == ("cost_ratio", last.metrics["cost_ratio"])
     assert set(found[0]) == {
-        *("loss", "mean_absolute_error"),
+        *("loss", "mean_absolute_error", "least_rmse", "most_rmse"),
         *("zero_loss", "linear_loss", "window_loss", "ridge_loss"),
         *("unseen_loss", "unseen_zero_loss", "unseen_linear_loss"),
         *(

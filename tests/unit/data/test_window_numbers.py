@@ -15,7 +15,9 @@ from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_trainer.data.inspect import inspect
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.windows.file import WindowFile
+from memconsole_trainer.data.windows.measuring import measured
 from memconsole_trainer.data.windows.split import HELD, TRAIN, UNSEEN, WindowSplit
+from memconsole_trainer.data.windows.standardization import Standardization, out_of_scale
 from memconsole_trainer.tasks.linear_maps import (
     LinearMaps,
     last_step,
@@ -110,6 +112,47 @@ def test_a_trajectory_is_held_out_although_the_last_one_is_of_an_unseen_system(
     sides = split.sides(0, ROWS)
     assert set(sides[ids == 10]) == {HELD}
     assert set(sides[ids == 11]) == {UNSEEN}
+
+
+def test_statistics_are_those_of_numpy_over_training_rows_that_count(tmp_path: Path) -> None:
+    draw = np.random.default_rng(1)
+    mask = (draw.random((ROWS, OUTPUTS)) < 0.5).astype(np.float32)
+    scaled = arrays()["input_sequences"] * [1e-3, 50, 0] + [0, 1e4, 7]
+    file = opened(tmp_path, input_sequences=scaled.astype(np.float32), control_masks=mask)
+    split = WindowSplit(file, 0.2, still)
+    trained = split.sides(0, ROWS) == TRAIN
+    found = measured(file, split, still)
+    windows = scaled.astype(np.float32)[trained].reshape(-1, FEATURES).astype(np.float64)
+    np.testing.assert_allclose(found.features.mean, windows.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(found.features.deviation, windows.std(0), rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(found.features.most, windows.max(0))
+    for output in range(OUTPUTS):
+        own = arrays()["controls"][trained & (mask[:, output] > 0), output].astype(np.float64)
+        assert found.outputs.mean[output] == pytest.approx(own.mean(), rel=1e-6)
+        assert found.outputs.deviation[output] == pytest.approx(own.std(), rel=1e-6)
+        assert found.outputs.least[output] == own.min()
+    file.standardization = Standardization.of(found)
+    rows = file.read(0, ROWS)
+    own = rows.windows[trained].reshape(-1, FEATURES)
+    np.testing.assert_allclose(own.mean(0), 0, atol=1e-3)
+    np.testing.assert_allclose(own.std(0), [1, 1, 0], atol=1e-3)
+    assert not rows.targets[mask == 0].any()
+    back = file.standardization.in_units(rows.targets)
+    np.testing.assert_allclose(back[mask > 0], arrays()["controls"][mask > 0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("scale", "shift", "found"),
+    [(1, 0, False), (15, 0, False), (0.1, 0.2, False), (30, 0, True), (1e-3, 0, True), (1, 9, True), (0, 1, False), (0, 300, True)],
+)  # fmt: skip
+def test_numbers_far_from_zero_and_one_are_out_of_scale(
+    scale: float, shift: float, found: bool, tmp_path: Path
+) -> None:
+    for name in ("input_sequences", "controls"):
+        numbers = arrays()[name] * 1.0
+        numbers[..., 1] = numbers[..., 1] / numbers[..., 1].std() * scale + shift
+        file = opened(tmp_path, **{name: numbers})
+        assert out_of_scale(measured(file, None, still)) is found
 
 
 def test_linear_maps_do_not_depend_on_scales_and_that_of_the_window_is_the_best(

@@ -157,9 +157,12 @@ def test_one_buffer_exists_at_a_time_and_a_batch_over_its_end_is_whole(
 def test_an_inspection_counts_windows_and_names_families(path: Path) -> None:
     found = inspect(replace(Plan(), {"data.source": str(path)}))
     assert (found.kind, found.documents) == ("windows", opened(path).count)
-    first, *names = found.sample.splitlines()
+    first, features, *outputs, done = found.sample.splitlines()[: 2 + OUTPUTS + 1]
     assert first == "32 steps of 19 features to 6 controls"
-    assert set(names) == set(FAMILIES.split(","))
+    assert features.startswith("19 features: -1")
+    assert outputs[-1] == "output 6: counts in no row"
+    assert done.endswith("trains on them as they are: the file says that they are normalized")
+    assert set(found.sample.splitlines()[9:]) == set(FAMILIES.split(","))
 
 
 def test_shorter_windows_are_the_last_steps(path: Path) -> None:

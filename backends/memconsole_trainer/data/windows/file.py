@@ -22,6 +22,7 @@ from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.sources.hashes import DataHashes
 from memconsole_trainer.data.sources.hdf5 import Hdf5Dataset, describe
 from memconsole_trainer.data.spread import spread_order
+from memconsole_trainer.data.windows.standardization import Standardization
 from memconsole_trainer.data.windows.systems import (
     StoredFamily,
     family_names,
@@ -77,6 +78,8 @@ class WindowFile:
     ) -> None:
         """Raises `PlanError` if the file does not fit the model, `DataError` if it is damaged."""
         self.path, self.length = path, length
+        self.standardization: Standardization | None = None
+        """What the numbers are standardized with when they are read; set once it is known."""
         self.features, self.outputs = features, outputs
         lines = describe(path)
         found = {line.partition(" ")[0] for line in lines}
@@ -187,6 +190,11 @@ class WindowFile:
                     )
                     self._refuse(start + int(wrong.argmax()), name, f"that is not finite{where}")
 
+        if self.standardization is not None:
+            self.standardization.standardize_windows(rows.windows)
+            if self._learns:
+                self.standardization.standardize_targets(rows.targets, rows.mask)
+
     def _refuse(self, row: int, name: str, why: str) -> NoReturn:
         raise DataError(f"{self.path}: row {row:,} of {name} holds a number {why}")
 
@@ -219,6 +227,11 @@ class WindowFile:
                 f"{self.path}: row {start + row:,} of {name} is {values[row]}, which the file does not describe"
             )
         return found.astype(np.int64)
+
+    @property
+    def says_normalized(self) -> bool:
+        """Whether the file says what its numbers were divided by."""
+        return bool(self._parts[0].of_file(family_names))
 
     def output_scales(self) -> NDArray[np.float64] | None:
         """What the outputs of each of `families` were divided by (families, outputs), as

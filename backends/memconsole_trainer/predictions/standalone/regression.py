@@ -6,7 +6,7 @@ It needs torch, numpy and safetensors, and computes in float32:
 
     from model import Regressor
     model = Regressor()
-    outputs = model.predict(windows)               # (n, length, features) to (n, outputs), normalized
+    outputs = model.predict(windows)               # (n, length, features) to (n, outputs), both as in the data
     model.in_units(outputs, "cart_pendulum")       # (n, outputs of that system), in its own units
 """
 
@@ -33,19 +33,31 @@ class Regressor:
         """What the states (`state_max`) and outputs (`control_max`) of each system were divided by."""
         if constants.exists():
             self.normalization = json.loads(constants.read_text(encoding="utf-8"))
+        standardization = folder / "standardization.json"
+        self.standardization = {}
+        """Means and deviations of features and outputs; empty if the model takes the data as they are."""
+        if standardization.exists():
+            found = json.loads(standardization.read_text(encoding="utf-8"))
+            self.standardization = {name: torch.tensor(values) for name, values in found.items()}
         stored = load_file(folder / "model.safetensors")
         self.weights = {name: tensor.float() for name, tensor in stored.items()}
 
     def predict(self, windows: Tensor) -> Tensor:
-        """Outputs (n, outputs) of normalized windows (n, length, features)."""
+        """Outputs (n, outputs) of windows (n, length, features), on the scale of the data that the model learned from."""
         x = windows.float()[:, -self.config["sequence_length"] :]
+        scale = self.standardization
+        if scale:
+            x = (x - scale["feature_means"]) / scale["feature_deviations"]
         x = self.linear("input", x) + self.weights["positions.weight"][: x.shape[1]]  # (n, T, H)
         for layer in range(self.config["layers"]):
             at = f"layers.{layer}"
             x = self.norm(f"{at}.attention_norm", x + self.attention(f"{at}.attention", x))
             y = F.gelu(self.linear(f"{at}.mlp.up", x), approximate="tanh")
             x = self.norm(f"{at}.mlp_norm", x + self.linear(f"{at}.mlp.down", y))
-        return self.linear("head", x[:, -1])
+        outputs = self.linear("head", x[:, -1])
+        if scale:
+            outputs = outputs * scale["output_deviations"] + scale["output_means"]
+        return outputs
 
     def in_units(self, outputs: Tensor, system: str) -> Tensor:
         """The outputs (n, m) that a system has, in its own units."""
