@@ -116,15 +116,15 @@ def test_adapters_are_offered_on_loaded_weights_alone_and_say_what_they_change(
     assert found["optimize.base_storage"].result == "quantized frozen weights"
 
 
-def test_values_of_remedies_and_savings_are_told_as_words() -> None:
-    """On and off, never True and False."""
+def test_values_of_remedies_are_words_and_those_of_savings_what_set_takes() -> None:
+    """On and off beside a name, true and false beside a setting, never True and False."""
     found = remedies(plans.replace(PLAN, {"data.source": "tinystories"}), card(2 * GIB, "cpu"))
     labels = [remedy.label for remedy in found]
     assert "chunked loss: on" in labels
     assert not [label for label in labels if "True" in label or "False" in label]
     printed = CliRunner().invoke(cli, ["plan", "--set", "device.name=rtx-4090"]).stdout
-    (line,) = [line for line in printed.splitlines() if line.startswith("chunked loss")]
-    assert line.split()[2] == "on"
+    (line,) = [line for line in printed.splitlines() if line.startswith("optimize.fused_loss")]
+    assert line.split()[1] == "true"
     assert "True" not in printed
     assert "False" not in printed
 
