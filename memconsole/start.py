@@ -7,6 +7,7 @@ import msgspec
 from memconsole.calibration import calibrated_here
 from memconsole.devices.budget import budget
 from memconsole.devices.reading import Devices
+from memconsole.inspection import count_items
 from memconsole.launching import launch_name
 from memconsole.memory.estimate import Lookup, estimate
 from memconsole.memory.table import Estimate
@@ -33,6 +34,8 @@ def check_launch(plan: Plan, devices: Devices | None, lookup: Lookup | None = No
     check_trainable(plan)
     check_start(plan)
     check_readable(plan)
+    count_items(plan)
+    check(plan)
     check_trackers(plan)
     device = budget(plan, devices)
     if plan.launch.on == "slurm":
@@ -53,7 +56,7 @@ def start(
     the person saw it. A run without a name gets one, and a number if another run has the name. Raises
     `PlanError`, and `RunError` for a name that is reserved."""
     found = calibrated_here(plan, check_launch(plan, devices, lookup))
-    given = anywhere(catalog.with_widths(plan))  # its model must not depend on the data file
+    given = anywhere(catalog.with_sizes(plan))  # its model must not depend on the data file
     return launch(
         settled(given),
         launch_name(plan, name),

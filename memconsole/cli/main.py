@@ -140,7 +140,7 @@ def cli(
         return
     from memconsole.cli.options import build_plan
 
-    plan = build_plan(preset, plan_file, assignments)
+    plan = build_plan(preset, plan_file, assignments, wait=False)
     if sys.stdin.isatty() and sys.stdout.isatty():
         from memconsole.tui.app.console import run_console
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,9 +52,12 @@ def build_plan(
     plan_file: Path | None,
     assignments: tuple[str, ...],
     begun: Plan | None = None,
+    *,
+    wait: bool = True,
 ) -> Plan:
-    """The plan a command line describes, checked. If `begun` is given, the assignments change that plan.
-    Raises `PlanError`."""
+    """The plan a command line describes, checked. If `begun` is given, the assignments change that plan. With `wait`, what
+    its data decide is counted first. Raises `PlanError`."""
+    from memconsole.inspection import count_items
     from memconsole.plan import catalog
     from memconsole.plan import plan as plans
     from memconsole.plan.check import check
@@ -73,6 +77,10 @@ def build_plan(
     for key, value in sorted(plans.parse_assignments(assignments), key=_choices_first):
         plan = catalog.choose(plan, key, value)
     check(plan)
+    if wait:
+        with contextlib.suppress(PlanError):  # the trainer says why the data cannot be read
+            count_items(plan)
+        check(plan)
     return plan
 
 

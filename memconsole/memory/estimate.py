@@ -23,6 +23,7 @@ from memconsole.memory.table import Estimate, MemoryTable, Saving
 from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.data.added_tokens import added_notes
+from memconsole.plan.data.items import item_notes
 from memconsole.plan.data.tags import tag_notes
 from memconsole.plan.data.unwritten import unwritten_notes
 from memconsole.plan.machine.budget import Budget
@@ -62,6 +63,7 @@ def estimate(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> Estima
         run_steps=steps,
         notes=(
             *notes(plan, budget.kind, Length(steps, steps is not None and steps_are_known(plan))),
+            *item_notes(plan),
             *tag_notes(plan),
             *unwritten_notes(plan),
             *added_notes(plan, model),
@@ -73,7 +75,7 @@ def estimate(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> Estima
 def model_of(plan: Plan) -> Model:
     """The catalog's model for a plan. It is cached, because a key press prices one model dozens of times."""
     d = plan.data
-    return _model(catalog.with_widths(plan).model, d.sequence_length, d.vocab_size, d.tokenizer)
+    return _model(catalog.with_sizes(plan).model, d.sequence_length, d.vocab_size, d.tokenizer)
 
 
 @lru_cache(maxsize=512)

@@ -14,8 +14,6 @@ from memconsole.plan.data.added_tokens import check_given_tokenizer
 from memconsole.plan.data.check_records import check_records
 from memconsole.plan.data.mixture import MIX, VALIDATION, check_mixture, parts, validation_plan
 from memconsole.plan.models.architecture import Architecture
-from memconsole.plan.models.model import Model
-from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import BACKENDS, SETTINGS, Plan, PlanError, get, quote
 from memconsole.plan.sections.data import OF_RATINGS, OF_TEXT, OF_WINDOWS
 from memconsole.plan.sections.model import SIZES
@@ -64,7 +62,7 @@ def check(plan: Plan) -> None:
                 check_records(part)
     else:
         _check_without_text(plan)
-        _check_no_dropout(plan, model)
+        _check_no_dropout(plan)
     _check_rows(plan)
     _check_validation(plan)
     _check_warmup(plan)
@@ -205,16 +203,12 @@ def _check_last(plan: Plan) -> None:
             raise _error("data.held_out", '"last"', reason)
 
 
-def _check_no_dropout(plan: Plan, model: Model) -> None:
-    """Refuse dropout where a model of another task than language has none."""
-    refused = {"attention_dropout": "language models"}
-    if not isinstance(model, Regressor):
-        refused["dropout"] = "language models and regressors"
-    for name, models in refused.items():
-        value = getattr(plan.train, name)
-        if value:
-            reason = f"is for {models}; {plan.model.name} does not have it, set it to 0"
-            raise _error(f"train.{name}", f"{value:g}", reason)
+def _check_no_dropout(plan: Plan) -> None:
+    """Refuse dropout of attention where a model of another task than language has none."""
+    value = plan.train.attention_dropout
+    if value:
+        reason = f"is for language models; {plan.model.name} does not have it, set it to 0"
+        raise _error("train.attention_dropout", f"{value:g}", reason)
 
 
 def _check_warmup(plan: Plan) -> None:

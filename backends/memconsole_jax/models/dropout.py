@@ -1,4 +1,4 @@
-"""Dropout inside the layers of a decoder or regressor; see `memconsole_trainer.techniques.dropout`.
+"""Dropout inside the layers of a model; see `memconsole_trainer.techniques.dropout`.
 
 The random bits of each micro-batch of a training step are one more array of the batch. While a block is traced, the
 context `drawing` gives these bits to its layers, and each layer derives the bits of its own place. Outside of this
@@ -93,7 +93,7 @@ def rates_now() -> Rates | None:
 
 
 def residual(x: Array) -> Array:
-    """Apply `train.dropout` to the embedded tokens or windows, or to an output that is added to the residual stream."""
+    """Apply `train.dropout` to the embedded tokens, windows or items, or to an output that is added to the residual stream."""
     return dropped(x, _now[-1].take(), _now[-1].rates.residual) if _drops("residual") else x
 
 

@@ -18,6 +18,7 @@ from flax import nnx
 from jax import Array
 
 from memconsole.plan.models.recommender import Recommender as Shape
+from memconsole_jax.models import dropout
 from memconsole_jax.models.accumulation import Sums
 from memconsole_jax.models.blocks import Around, assembled, stacked
 from memconsole_jax.models.decoder import Block, decoded, norm
@@ -79,6 +80,7 @@ class Recommender(nnx.Module):
             x = x * math.sqrt(a.hidden_size)
         if self.positions is not None:
             x = x + self.positions(jnp.arange(items.shape[1]))
+        x = dropout.residual(x)
         x = decoded(a, self.layers, x, dtype, around, None, sums)
         hidden = self.norm(x).astype(dtype).astype(jnp.float32)
         members = projected[1:].reshape(self.model.clusters, -1, a.hidden_size)

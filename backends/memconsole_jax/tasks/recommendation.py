@@ -11,6 +11,7 @@ from jax import Array
 from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks.recommendation import PADDING
+from memconsole_jax.models import dropout
 from memconsole_jax.models.recommender import Projected, assemble
 from memconsole_jax.tasks.task import Evaluation, Loss, Tree
 from memconsole_jax.techniques.activations import checkpointing, two_level
@@ -71,10 +72,13 @@ def _projected(
 ) -> Callable[..., Projected]:
     """(weights, arrays, sums or None) -> `Projected`."""
     dtype, around = precision.compute_dtype(plan), checkpointing.of_plan(plan, disk)
+    rates = dropout.Rates.of(plan)
 
     def projected(weights: Tree, arrays: Tree, sums: Tree | None = None) -> Projected:
         module = equipped(assemble(model, weights), model, weights)
-        return module(arrays["items"], dtype, around, sums)
+        with dropout.drawing(rates, arrays.get(dropout.BITS)):
+            found: Projected = module(arrays["items"], dtype, around, sums)
+        return found
 
     return projected
 

@@ -16,7 +16,7 @@ from memconsole.plan.data.lengths import Lengths
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.tasks import task_of
 from memconsole.plan.tasks.recommendation import RECOMMENDATION
-from memconsole_trainer.data.ratings.reading import rating_columns, read_ratings
+from memconsole_trainer.data.ratings.reading import first_users, rating_columns, read_ratings
 from memconsole_trainer.data.sources import hdf5
 from memconsole_trainer.data.sources import opening as sources
 from memconsole_trainer.data.sources.documents import DataError, Documents
@@ -43,6 +43,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """Size of the files on disk, if the source is made of files."""
     files: str = ""
     """For a folder: which files are read, if some are left out."""
+    items: int | None = None
+    """The items of ratings, of the first `data.max_examples` users."""
     columns: tuple[str, ...] = ()
     """Columns of a table, or datasets of an HDF5 file, with their types."""
     row_tokens: int | None = None
@@ -150,7 +152,8 @@ def _holds_ratings(path: Path, plan: Plan) -> bool:
 
 def _ratings(plan: Plan, path: Path) -> Inspection:
     """A file of ratings: how many there are, of how many users and items."""
-    problem, count, sample = "", None, ""
+    problem, warning, count, sample = "", "", None, ""
+    own: int | None = None
     columns: tuple[str, ...] = ()
     try:
         columns = rating_columns(path, plan.data).described
@@ -158,8 +161,9 @@ def _ratings(plan: Plan, path: Path) -> Inspection:
     except (DataError, PlanError) as error:
         problem = str(error)
     else:
-        count = len(found.items)
+        count, warning = len(found.items), found.warning
         users, items = len(np.unique(found.users)), len(np.unique(found.items))
+        own = len(np.unique(first_users(found, plan.data.max_examples).items))
         sample = f"{count:,} interactions of {users:,} users with {items:,} items"
         sample += "" if found.timed else ", in the order of the file: it has no times"
     return Inspection(
@@ -167,8 +171,10 @@ def _ratings(plan: Plan, path: Path) -> Inspection:
         kind="unusable" if problem else "ratings",
         documents=count,
         size_bytes=_size(path),
+        items=own,
         columns=columns,
         sample=sample,
+        warning=warning,
         problem=problem,
     )
 

@@ -19,7 +19,7 @@ from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, PlanError, get, printable, replace
 from memconsole.plan.training import recipe
-from memconsole.plan.training.origin import FINE_TUNES, origin, shortly
+from memconsole.plan.training.origin import FINE_TUNES, frozen_at_random, origin, shortly
 from memconsole.plan.training.resuming import CHANGEABLE, ELSEWHERE, LATER, without_lost_source
 from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.read.life.ladder import present_plan, rungs
@@ -107,6 +107,8 @@ def set_up(attempt: Attempt) -> Job:
     _started(attempt, plan, engine, stored)
     for rung in rungs(attempt.run)[-1:]:
         say.warning(rung.words)
+    if frozen := frozen_at_random(begun):
+        say.warning(frozen)
     precision = plan.optimize.precision
     if engine.device.kind == "cpu" and (slow := slower_than_fp32(precision, plan.backend)):
         say.warning(f"optimize.precision = {precision}: {slow}")

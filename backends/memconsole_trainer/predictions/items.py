@@ -45,7 +45,7 @@ def write(
     model, length = found.model, found.plan.data.sequence_length
     assert isinstance(model, Recommender)
     numbering = numbering_of(found)
-    source = ratings_in(source) or source
+    source = ratings_in(source, data) or source
     ratings = read_ratings(source, data, lambda: None)
     items = numbering.items_of(ratings)
     known = items > 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -29,7 +28,7 @@ from memconsole_trainer.data.ratings.numbering import (
     fitted,
     number,
 )
-from memconsole_trainer.data.ratings.reading import Ratings, read_ratings
+from memconsole_trainer.data.ratings.reading import first_users, read_ratings
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.sources.hashes import DataHashes
 from memconsole_trainer.data.spread import evaluated, evaluated_rows
@@ -48,8 +47,8 @@ def open_data(
     assert isinstance(model, Recommender)
     say.phase("data", plan.data.source)
     path = Path(catalog.dataset(plan).where).expanduser()
-    ratings = _first_users(read_ratings(path, plan.data, say.tick), plan.data.max_examples)
-    metadata = find_metadata(path)
+    ratings = first_users(read_ratings(path, plan.data, say.tick), plan.data.max_examples)
+    metadata = find_metadata(path, plan.data, say.warning)
     data = ratings.fingerprint + (metadata.fingerprint if metadata else "")
     say.phase("data", "clustering")
     try:
@@ -75,12 +74,10 @@ def open_data(
     keep_counted_rows(plan, len(found.rows().bounds))
     if plan.data.validation_fraction and not found.validation_rows:
         say.warning("nothing is held out for validation: no user has three interactions")
+    if ratings.warning:
+        say.warning(f"{path}: {ratings.warning}")
     if not ratings.timed:
         say.warning("no column of times: the order of the file is taken for the order of time")
-    if metadata is None:
-        say.warning(
-            "no metadata beside the ratings: items are clustered by the items near them in histories"
-        )
     return found
 
 
@@ -99,14 +96,6 @@ def _of_run(checkpoint: Path) -> Numbering:
         raise DataError(
             f"model.weights = {checkpoint}: the items of its table cannot be read from {directory / ITEMS_JSON}: {why}"
         ) from None
-
-
-def _first_users(ratings: Ratings, most: int | None) -> Ratings:
-    """The ratings of the first `most` users."""
-    if most is None:
-        return ratings
-    kept = ratings.users <= np.unique(ratings.users)[:most].max()
-    return replace(ratings, users=ratings.users[kept], items=ratings.items[kept])
 
 
 class RatingData:

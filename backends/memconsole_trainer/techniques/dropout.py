@@ -2,7 +2,7 @@
 
 While training, each number is dropped with the plan's probability p and the others grow by 1 / (1 - p):
 
-- `train.dropout`: the embedded tokens or windows, and the outputs of attention and MLP that are added to the residual stream;
+- `train.dropout`: the embedded tokens, windows or items, and the outputs of attention and MLP that are added to the residual stream;
 - `train.attention_dropout`: the attention weights after the softmax (called "shares" in the code);
 - `optimize.lora_dropout`: the input of each adapter (Hu et al. 2021), not of the matrix beside it.
 

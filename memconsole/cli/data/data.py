@@ -9,10 +9,10 @@ import click
 
 from memconsole import typed_json
 from memconsole.cli import completing
-from memconsole.cli.data.inspection import inspection
 from memconsole.cli.data.lengths import lengths_words
 from memconsole.cli.data.make import make_command
 from memconsole.cli.tables import columns
+from memconsole.inspection import inspection
 from memconsole.memory.answers.lengths import keep_lengths
 from memconsole.plan import plan as plans
 from memconsole.plan.data.lengths import Lengths

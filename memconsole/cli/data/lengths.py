@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from memconsole import typed_json
-from memconsole.cli.data.inspection import inspection
+from memconsole.inspection import data_settings, inspection
 from memconsole.memory.answers.lengths import (
     LengthPrice,
     keep_lengths,
@@ -16,7 +16,6 @@ from memconsole.memory.answers.lengths import (
     priced_lengths,
 )
 from memconsole.memory.estimate import Lookup, model_of
-from memconsole.plan import plan as plans
 from memconsole.plan.data.lengths import Lengths
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
@@ -52,22 +51,13 @@ def _measured(plan: Plan) -> Lengths:
         raise PlanError(
             f"{plan.data.source}: holds {task.units}; only documents of text have lengths to measure"
         )
-    found = inspection(plan.data.source, _assignments(plan), lengths=True)
+    found = inspection(plan.data.source, data_settings(plan), lengths=True)
     if not found.get("lengths"):
         reason = found.get("lengths_problem") or found.get("problem") or "nothing to measure"
         raise PlanError(f"{plan.data.source}: {reason}")
     lengths: Lengths = typed_json.convert(found["lengths"], Lengths)
     keep_lengths(plan, lengths)
     return lengths
-
-
-def _assignments(plan: Plan) -> list[str]:
-    """The settings that decide how the data is tokenized."""
-    return [
-        word
-        for word in plans.command_line(plan)
-        if word.startswith(("data.", "model.")) and not word.startswith("data.source=")
-    ]
 
 
 def lengths_words(lengths: Lengths) -> str:

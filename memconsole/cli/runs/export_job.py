@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import click
 
 from memconsole.cli import completing
 from memconsole.devices.budget import budget
+from memconsole.inspection import count_items
 from memconsole.memory.estimate import estimate
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check
@@ -88,6 +90,8 @@ def command(
     """
     plan, title = _plan_of(run_or_plan)
     plan = plans.apply_settings(plan, assignments)
+    with contextlib.suppress(PlanError):  # the data may be where the job runs
+        count_items(plan)
     check(plan)
     check_device(plan)
     check_trainable(plan)

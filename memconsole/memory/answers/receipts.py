@@ -213,7 +213,7 @@ def setup_of(plan: Plan) -> tuple[object, ...]:
     o = plan.optimize
     return (
         plan.backend,
-        catalog.with_widths(plan).model,
+        catalog.with_sizes(plan).model,
         plan.data.vocab_size,
         plan.data.tokenizer,
         plan.data.isolate_documents,

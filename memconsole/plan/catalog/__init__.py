@@ -1,12 +1,13 @@
 """The catalogs of models, devices, datasets and presets, and the lookup of the names in a plan.
 
-Tables are read on first use. Nothing here uses the network or reads a dataset's contents. A hub model is
-looked up in the local Hugging Face cache; a file's size comes from its directory entry, and the widths of windows from
-its headers.
+Tables are read on first use. Nothing here uses the network or reads a large dataset's contents. A hub model is
+looked up in the local Hugging Face cache; a file's size comes from its directory entry, the widths of windows from
+its headers, and the items of a small file of ratings from its rows.
 """
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
@@ -24,6 +25,8 @@ from memconsole.plan.catalog.entries import (
     PresetEntry,
     RecommenderEntry,
 )
+from memconsole.plan.catalog.item_counts import item_count
+from memconsole.plan.catalog.ratings import rating_file
 from memconsole.plan.catalog.sources import resolve
 from memconsole.plan.catalog.windows import window_sizes
 from memconsole.plan.models.architecture import Architecture
@@ -35,7 +38,7 @@ from memconsole.plan.models.sizing import default_vocab_size, size
 from memconsole.plan.models.tokenizer_file import tokenizer_vocab_size
 from memconsole.plan.plan import SETTINGS, Plan, PlanError, get, nearest, quote, replace
 from memconsole.plan.sections.data import OF_RATINGS, OF_TEXT, OF_WINDOWS
-from memconsole.plan.sections.model import SIZES
+from memconsole.plan.sections.model import LEAST_ITEMS, SIZES
 
 __all__ = [
     "LOCAL_DEVICES",
@@ -44,6 +47,7 @@ __all__ = [
     "ModelEntry",
     "PresetEntry",
     "architecture",
+    "assumed_items",
     "catalog_device",
     "choose",
     "dataset",
@@ -55,7 +59,9 @@ __all__ = [
     "models",
     "preset",
     "presets",
-    "with_widths",
+    "ratings_to_count",
+    "with_own_sizes",
+    "with_sizes",
 ]
 
 LOCAL_DEVICES = ("auto", "cpu", "cuda:0", "mps", "tpu")
@@ -81,6 +87,8 @@ _MEANT_FOR = {
         "data.validation",
         "model.features",
         "model.outputs",
+        "model.items",
+        "model.clusters",
         *OF_RATINGS,
         *OF_WINDOWS,
     ),
@@ -96,6 +104,8 @@ _OF_LANGUAGE = (
 )
 """Settings that are reset when a model of another task than language is chosen."""
 
+_NEW_WEIGHTS = (None, "random")
+"""Values of `model.weights` that do not take the weights of a run."""
 Entry = TypeVar("Entry", ModelEntry, CatalogDevice, DatasetEntry, PresetEntry)
 
 
@@ -159,23 +169,70 @@ def model(plan: Plan) -> Model:
     return architecture(plan)
 
 
-def with_widths(plan: Plan) -> Plan:
-    """`plan` with the widths of its windows as settings, if the plan sets none, and its data file is there and has
-    others than the catalog's regressor."""
+def with_sizes(plan: Plan) -> Plan:
+    """`plan` with the sizes that its data decide as settings, if the plan sets none: the widths of windows where the file
+    has others than the catalog's regressor, and the items of ratings once they are counted."""
     entry, chosen = models().get(plan.model.name), plan.model
+    if entry is not None and entry.recommender is not None:
+        return _with_items(plan, entry.recommender)
     if entry is None or entry.regressor is None or (chosen.features and chosen.outputs):
         return plan
-    known = datasets().get(plan.data.source)
-    found = window_sizes(plan.data.source if known is None else known.where)
+    found = window_sizes(_where(plan))
     if found is None or found[1:] == (entry.regressor.features, entry.regressor.outputs):
         return plan
     features, outputs = chosen.features or found.features, chosen.outputs or found.outputs
     return replace(plan, {"model.features": features, "model.outputs": outputs})
 
 
+def with_own_sizes(plan: Plan) -> Plan:
+    """`plan` of a run, whose model does not depend on its data: a recommender's sizes that it leaves open are those of the
+    catalog."""
+    entry, chosen = models().get(plan.model.name), plan.model
+    if entry is None or entry.recommender is None:
+        return plan
+    own = entry.recommender
+    sizes = chosen.items or own.items, chosen.clusters or own.clusters
+    return replace(plan, {"model.items": sizes[0], "model.clusters": sizes[1]})
+
+
+def ratings_to_count(plan: Plan) -> Path | None:
+    """The file whose items decide the size of the plan's model; None if they do not, or it is not there. A run from the
+    weights of another has that run's items."""
+    entry, chosen = models().get(plan.model.name), plan.model
+    from_run = chosen.weights not in _NEW_WEIGHTS
+    if entry is None or entry.recommender is None or chosen.items is not None or from_run:
+        return None
+    file = rating_file(_where(plan), plan.data)
+    return file if file is not None and file.is_file() else None
+
+
+def assumed_items(plan: Plan) -> int | None:
+    """The catalog's number of items, if it stands for those of data that are not counted; else None."""
+    entry, chosen = models().get(plan.model.name), plan.model
+    if entry is None or entry.recommender is None or with_sizes(plan).model.items is not None:
+        return None
+    return entry.recommender.items if chosen.weights in _NEW_WEIGHTS else None
+
+
+def _with_items(plan: Plan, entry: RecommenderEntry) -> Plan:
+    file = ratings_to_count(plan)
+    count = None if file is None else item_count(file, plan.data)
+    if count is None:
+        return plan
+    items = max(LEAST_ITEMS, count)
+    own = entry.clusters if items == entry.items else round(math.sqrt(items))
+    return replace(plan, {"model.items": items, "model.clusters": plan.model.clusters or own})
+
+
+def _where(plan: Plan) -> str:
+    """The path or the hub id of the plan's data."""
+    known = datasets().get(plan.data.source)
+    return plan.data.source if known is None else known.where
+
+
 def _regressor(plan: Plan, entry: Regressor) -> Regressor:
     """The catalog's regressor with the sizes of the plan. Its MLPs stay as many times wider than the model."""
-    chosen = with_widths(plan).model
+    chosen = with_sizes(plan).model
     width = chosen.hidden_size or entry.hidden_size
     return msgspec.structs.replace(
         entry,
@@ -189,7 +246,7 @@ def _regressor(plan: Plan, entry: Regressor) -> Regressor:
 
 
 def _recommender(plan: Plan, entry: RecommenderEntry) -> Recommender:
-    chosen = plan.model
+    chosen = with_sizes(plan).model
     decoder: str | Architecture = chosen.decoder or entry.decoder
     if isinstance(decoder, str):
         known = models().get(decoder)
@@ -241,7 +298,7 @@ def catalog_device(name: str) -> CatalogDevice:
 
 def dataset(plan: Plan) -> DatasetEntry:
     """The plan's dataset, with sizes if they are known without reading it. Raises `PlanError`."""
-    return resolve(plan.data.source, datasets())
+    return resolve(plan.data, datasets())
 
 
 def preset(name: str) -> Plan:
@@ -269,6 +326,8 @@ def choose(plan: Plan, key: str, value: object) -> Plan:
     if value == get(plan, key):
         return replace(plan, changes)
     changes |= {of: SETTINGS[of].default for of in _MEANT_FOR.get(key, ())}
+    if key == "data.source" and plan.model.weights not in _NEW_WEIGHTS:
+        changes = {of: new for of, new in changes.items() if not of.startswith("model.")}
     chosen = models().get(str(value)) if key == "model.name" else None
     if chosen is not None and chosen.task != "language":
         changes |= {of: SETTINGS[of].default for of in _OF_LANGUAGE}

@@ -48,6 +48,9 @@ class Part(NamedTuple):
     items: Sequence[str]
     times: Sequence[float]
     """In seconds, or in the unit of the file's numbers. Empty if the table has no column of times."""
+    rows: Sequence[int]
+    """A hash of each whole row, by which rows that repeat another are found. It differs from process to process. Empty if
+    the table has no column of times."""
 
 
 class Columns(NamedTuple):
@@ -76,7 +79,8 @@ class Columns(NamedTuple):
             times = [] if self.time is None else numbers(list(map(itemgetter(self.time), rows)))
         except ValueError:
             return None
-        return Part(users, items, times)
+        hashes = [] if self.time is None else list(map(hash, map(tuple, rows)))
+        return Part(users, items, times, hashes)
 
     def problem(self, row: Sequence[str]) -> str:
         """Why a row cannot be used; empty if it can."""
@@ -97,7 +101,7 @@ def is_parquet(path: Path) -> bool:
 
 def columns_of(path: Path, names: Sequence[str], data: DataChoice) -> Columns:
     """The columns that the plan names, or those with a known name. Raises `PlanError`, which lists all columns."""
-    plain = [_plain(name) for name in names]
+    plain = [plain_name(name) for name in names]
     places: dict[str, int | None] = {}
     for column, known in KNOWN.items():
         key = f"data.{column}_column"
@@ -115,7 +119,7 @@ def columns_of(path: Path, names: Sequence[str], data: DataChoice) -> Columns:
     return Columns(tuple(names), places["user"] or 0, places["item"] or 0, places["time"])
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """A column's name as `KNOWN` has it, without the type that RecBole writes after a colon."""
     return name.partition(":")[0].strip().lower().translate(str.maketrans("", "", "_- "))
 

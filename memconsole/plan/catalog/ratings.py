@@ -56,23 +56,37 @@ def _check(path: Path, changed: int, size: int, data: DataChoice) -> None:
             raise RowError(f"{path}: holds no ratings")
 
 
-def metadata_beside(ratings: Path) -> Path | None:
-    """The file of titles and genres beside a file of ratings; None if there is none."""
+def metadata_beside(ratings: Path) -> tuple[Path, ...]:
+    """The files beside a file of ratings that may hold titles and genres. The first one that does is used."""
     files = (ratings.with_name(name) for name in METADATA_NAMES)
-    return next((file for file in files if file.is_file() and file != ratings), None)
+    return tuple(file for file in files if file.is_file() and file != ratings)
 
 
-def ratings_in(folder: Path) -> Path | None:
-    """The file of ratings in a folder of MovieLens; None if there is none."""
+def rating_file(source: str, data: DataChoice) -> Path | None:
+    """The file of ratings that a path names, or that is in a folder; None if the path's name is of another kind."""
+    where = Path(source).expanduser().absolute()
+    rated = where.name.lower().endswith(RATING_FILES)
+    return where if rated else ratings_in(where, data)
+
+
+def ratings_in(folder: Path, data: DataChoice | None = None) -> Path | None:
+    """The file of ratings in a folder of MovieLens; None if there is none. A plan that names columns of ratings says
+    that a file of such a name is one."""
+    d = data or DataChoice()
+    columns = DataChoice(
+        user_column=d.user_column, item_column=d.item_column, time_column=d.time_column
+    )
     try:
-        return _ratings_in(folder, folder.stat().st_mtime_ns) if folder.is_dir() else None
+        return _ratings_in(folder, folder.stat().st_mtime_ns, columns) if folder.is_dir() else None
     except (OSError, ValueError):
         return None
 
 
 @lru_cache(maxsize=64)
-def _ratings_in(folder: Path, changed: int) -> Path | None:
+def _ratings_in(folder: Path, changed: int, columns: DataChoice) -> Path | None:
     """`ratings_in`, cached by the folder's modification time `changed`."""
     files = (folder / name for name in NAMES)
-    plain = DataChoice()
-    return next((file for file in files if file.exists() and looks_like_ratings(file, plain)), None)
+    named = columns != DataChoice()
+    return next(
+        (f for f in files if f.exists() and (named or looks_like_ratings(f, columns))), None
+    )

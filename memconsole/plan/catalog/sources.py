@@ -22,7 +22,7 @@ from memconsole.plan.catalog.folders import (
 )
 from memconsole.plan.catalog.ratings import ratings_in
 from memconsole.plan.machine import stdlib
-from memconsole.plan.plan import PlanError, nearest
+from memconsole.plan.plan import DataChoice, PlanError, nearest
 
 # fmt: off
 BINARY = frozenset((
@@ -52,12 +52,13 @@ _HUB_ID = re.compile(r"(?:datasets/)?(\w[\w.-]*/\w[\w.-]*)(?:/(\w[\w.-]*))?", re
 """No part may begin with a dot, because the hub's reader takes `..` for a folder."""
 
 
-def resolve(source: str, catalog: Mapping[str, DatasetEntry]) -> DatasetEntry:
-    """The entry of a catalog name, ``hf://owner/name[/config]``, or a path. Raises `PlanError`.
+def resolve(data: DataChoice, catalog: Mapping[str, DatasetEntry]) -> DatasetEntry:
+    """The entry of a `data.source`: a catalog name, ``hf://owner/name[/config]``, or a path. Raises `PlanError`.
 
     A path costs a few calls of stat, or a walk over at most `folders.MOST_FILES` entries, cached until the folder changes. A
     folder of MovieLens stands for its file of ratings.
     """
+    source = data.source
     known = catalog.get(source)
     if known is not None and known.kind == "made":
         return _made(known)
@@ -65,7 +66,7 @@ def resolve(source: str, catalog: Mapping[str, DatasetEntry]) -> DatasetEntry:
         return _standard_library(known) if known.kind == "stdlib" else known
     if source.startswith(HUB_PREFIX):
         return _hub(source, catalog)
-    return _local(source, catalog)
+    return _local(source, catalog, data)
 
 
 @lru_cache(maxsize=4)
@@ -109,7 +110,9 @@ def _hub(source: str, catalog: Mapping[str, DatasetEntry]) -> DatasetEntry:
     return DatasetEntry(name=source, kind="hub", where=where, config=config, label=where)
 
 
-def _local(source: str, catalog: Mapping[str, DatasetEntry]) -> DatasetEntry:
+def _local(
+    source: str, catalog: Mapping[str, DatasetEntry], data: DataChoice | None = None
+) -> DatasetEntry:
     try:
         path = Path(source).expanduser().absolute()
         status = path.stat()
@@ -117,7 +120,7 @@ def _local(source: str, catalog: Mapping[str, DatasetEntry]) -> DatasetEntry:
         raise _missing(source, catalog, error) from None
     if not source:
         raise _missing(source, catalog, FileNotFoundError())
-    ratings = ratings_in(path)
+    ratings = ratings_in(path, data)
     if ratings is not None:
         return msgspec.structs.replace(_local(str(ratings), {}), name=source, label=path.name)
     if stat.S_ISDIR(status.st_mode):

@@ -6,24 +6,13 @@ import hashlib
 import time
 from collections.abc import Callable
 
-import msgspec
-
-from memconsole import regular_file, typed_json
-from memconsole.cache import cache_folder, keep
+from memconsole.plan.counts import read_count, write_count
 from memconsole.plan.data.lengths import lengths_key
 from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError
 
-FILE_BYTES = 1 << 10
 KNOWN_SECONDS = 5.0
 """Seconds for which a count is used before its file is read again."""
 _known: dict[tuple[DataChoice, ModelChoice], tuple[float, int | None]] = {}
-
-
-class Counted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run counted."""
-
-    count: int
-    """Training tokens, or training rows of a task that does not read text."""
 
 
 def counted_tokens(plan: Plan) -> int | None:
@@ -51,8 +40,7 @@ def kept_count(plan: Plan, name: Callable[[Plan], str]) -> int | None:
 def keep_count(plan: Plan, count: int, name: Callable[[Plan], str]) -> None:
     """Keep a count as `name(plan)`. If the cache cannot be written, later plans go on guessing."""
     try:
-        file = cache_folder() / "counted" / f"{name(plan)}.json"
-        keep(file, msgspec.json.encode(Counted(count=count)))
+        write_count(name(plan), count)
     except (OSError, PlanError):
         return
     _known.clear()
@@ -60,11 +48,9 @@ def keep_count(plan: Plan, count: int, name: Callable[[Plan], str]) -> None:
 
 def _read(plan: Plan, name: Callable[[Plan], str]) -> int | None:
     try:
-        file = cache_folder() / "counted" / f"{name(plan)}.json"
-        stored = typed_json.decode(regular_file.read(file, FILE_BYTES), Counted)
-    except (OSError, PlanError, ValueError, msgspec.MsgspecError, RecursionError):
+        return read_count(name(plan))
+    except PlanError:
         return None
-    return stored.count if stored.count > 0 else None
 
 
 def _name(plan: Plan) -> str:

@@ -98,8 +98,7 @@ def beside(plan: Plan) -> tuple[Path, ...]:
     source = _local(plan.data.source)
     if source is None or entry is None or entry.recommender is None:
         return ()
-    found = metadata_beside(source)
-    return () if found is None else (found,)
+    return metadata_beside(source)
 
 
 def _local(value: str | None) -> Path | None:

@@ -8,6 +8,8 @@ from msgspec import Meta
 
 from memconsole.plan.sections.section import Section, about
 
+LEAST_ITEMS = 2
+"""The smallest number of items of a recommender."""
 LEAST_WIDTH = 8
 """The smallest width of a regressor."""
 SIZES = {
@@ -46,12 +48,12 @@ class ModelChoice(Section, frozen=True, kw_only=True):
         about("a recommender's decoder: catalog name, directory or hub id; none: its own"),
     ] = None
     items: Annotated[
-        Annotated[int, Meta(ge=2, le=100_000_000)] | None,
-        about("items that a recommender can hold; none: its own number"),
+        Annotated[int, Meta(ge=LEAST_ITEMS, le=100_000_000)] | None,
+        about("items that a recommender can hold; none: those in the data"),
     ] = None
     clusters: Annotated[
         Annotated[int, Meta(ge=1, le=1_000_000)] | None,
-        about("clusters of a recommender's items; none: its own number"),
+        about("clusters of a recommender's items; none: about the square root of items"),
     ] = None
     embedding_size: Annotated[
         Annotated[int, Meta(ge=1, le=16_384)] | None,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 
 from memconsole.plan import catalog
-from memconsole.plan.catalog.ratings import NAMES, RATING_FILES, check_ratings, ratings_in
+from memconsole.plan.catalog.ratings import NAMES, RATING_FILES, check_ratings, rating_file
 from memconsole.plan.errors import PlanError, quote
 from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.models.recommender import Recommender, is_of_decoder
@@ -106,8 +105,7 @@ class Recommendation:
         """Raise `PlanError` for adapters, rows that are too long, or data that are not ratings."""
         assert isinstance(model, Recommender)
         known = catalog.datasets().get(plan.data.source)
-        where = Path(plan.data.source if known is None else known.where).expanduser().absolute()
-        file = where if where.name.lower().endswith(RATING_FILES) else ratings_in(where)
+        file = rating_file(plan.data.source if known is None else known.where, plan.data)
         if file is None:
             raise PlanError(
                 f"data.source = {quote(plan.data.source)}: {plan.model.name} learns from ratings; "
@@ -120,7 +118,8 @@ class Recommendation:
                 f"optimize.lora_rank: {self.not_applicable(plan)['optimize.lora_rank']}",
                 "optimize.lora_rank",
             )
-        if model.clusters > model.items:
+        counting = catalog.ratings_to_count(plan) and catalog.assumed_items(plan)
+        if model.clusters > model.items and not counting:
             raise PlanError(
                 f"model.clusters = {model.clusters:,}: expected at most model.items = {model.items:,}",
                 "model.clusters",

@@ -9,6 +9,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
 from memconsole.plan.toggles.optimization import (
+    Length,
     Optimization,
     Reach,
     RemedyRule,
@@ -17,6 +18,7 @@ from memconsole.plan.toggles.optimization import (
     fixed,
     switched,
 )
+from memconsole.plan.training.origin import frozen_at_random
 from memconsole.plan.training.trained import adapter_scale
 
 RANKS = (8, 16, 64)
@@ -76,6 +78,10 @@ def _adapters_said(plan: Plan, kind: str) -> str | None:
     return f"LoRA adapters{matrices} of rank {rank}, scaled by {adapter_scale(plan):g}, on a frozen base"
 
 
+def _random_base(plan: Plan, kind: str, length: Length) -> tuple[str, ...]:
+    return tuple(filter(None, [frozen_at_random(plan)]))
+
+
 LORA = Optimization(
     key="optimize.lora_rank",
     more_settings=("optimize.freeze_base", *_OF_ADAPTERS),
@@ -95,6 +101,7 @@ LORA = Optimization(
     touches=("optimizer state", "gradients"),
     saves_nothing=_whole_model,
     remedy=RemedyRule(rank=69, values=_ranks_worth_offering),
+    notes=_random_base,
     says=_adapters_said,
     evaluating=switched({"optimize.lora_rank": 0, "optimize.freeze_base": False}),
 )

@@ -85,6 +85,19 @@ def shortly(plan: Plan) -> str:
     return NOT_HERE if _is_hub_id(_asked(plan)) else SCRATCH
 
 
+def frozen_at_random(plan: Plan) -> str:
+    """One sentence on weights that are frozen although they are random; empty if there are none. Without
+    `model.weights = random`, `check_origin` refuses such a plan."""
+    o = plan.optimize
+    if plan.model.weights != RANDOM or not (o.freeze_base or o.lora_rank):
+        return ""
+    adapters = "optimize.lora_rank = 0 and " if o.lora_rank else ""
+    return (
+        f"the frozen weights are random: nothing was trained into them; set {adapters}"
+        "optimize.freeze_base = false to train them"
+    )
+
+
 def check_origin(plan: Plan) -> None:
     """Raise `PlanError` if the plan can be priced, but its first weights are not what a person
     expects, or have no tokenizer."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from memconsole.cache import private_folder
 from memconsole.errors import UserError
+from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.runs.record import files
@@ -225,7 +226,7 @@ class RunDirectory:
 
 def _settled(path: Path) -> tuple[Plan, frozenset[str]]:
     plan, chosen = plans.load_run(path)
-    return plans.replace(plan, chosen), frozenset(chosen)
+    return catalog.with_own_sizes(plans.replace(plan, chosen)), frozenset(chosen)
 
 
 def runs_root() -> Path:

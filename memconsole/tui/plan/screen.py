@@ -22,6 +22,7 @@ from memconsole.runs.read.shown.words import state_word
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.plan.ahead import LookAhead
+from memconsole.tui.plan.counting import ItemCounts, counted
 from memconsole.tui.plan.dialogs.pickers import Pickers
 from memconsole.tui.plan.dialogs.plan_files import PlanFiles
 from memconsole.tui.plan.dialogs.solving import Solver
@@ -74,6 +75,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
         """Whether the user has changed anything yet."""
         self._exact = ExactNumbers(self)
         self._ahead = LookAhead(self)
+        self._counts = ItemCounts()
         self._solver = Solver(self)
         self._pickers = Pickers(self)
         self._files = PlanFiles(self)
@@ -202,7 +204,14 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
         else:
             found = replace(self.view, estimate=priced.estimate, cards=priced.cards)
             self._show(replace(found, problem="", stale=False))
+            if name := self._counts.wanted(priced.plan):
+                self._count_items(priced.plan, name)
         self._solver.priced()
+
+    @work(exit_on_error=False, group="counting")
+    async def _count_items(self, plan: Plan, name: str) -> None:
+        if await counted(plan, name):
+            self._reprice()
 
     # The list
 

@@ -55,6 +55,7 @@ def plan(backend: str, **settings: Any) -> Plan:
             "train.batch_size": ROWS,
             "train.warmup_steps": 0,
             "train.learning_rate": 1e-2,
+            "optimize.freeze_base": True,
             **{key.replace("__", "."): value for key, value in settings.items()},
         },
     )

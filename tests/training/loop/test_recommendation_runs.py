@@ -35,6 +35,7 @@ TINY: dict[str, Any] = {
     "train.learning_rate": 3e-3,
     "train.preflight": False,
     "optimize.accumulation_steps": 2,
+    "optimize.freeze_base": True,
     "device.name": "cpu",
 }
 

@@ -51,8 +51,10 @@ RECOMMENDERS: tuple[dict[str, Any], ...] = (
     {"model.embedding_size": 64},
     {"model.embedding_size": 24, "model.adapter_size": 40},
     {"model.embedding_size": 256, "model.adapter_size": 768, "model.items": 300},
+    {"model.embedding_size": 64, "optimize.freeze_base": True},
+    {"train.dropout": 0.1, "train.batch_size": 64},
 )
-"""Sizes of the model that the plan chooses."""
+"""Sizes of the model that the plan chooses, and what is trained."""
 
 
 @pytest.fixture(autouse=True)

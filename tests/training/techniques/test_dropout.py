@@ -23,6 +23,7 @@ from memconsole_torch.models.capped_attention import _kept, capped_attention
 from memconsole_torch.techniques.activations.dropout import dropped, kept
 from memconsole_trainer.techniques.dropout import key_of
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
+from tests.training.engine import test_recommender as recommendation
 from tests.training.engine import test_regressor as regression
 from tests.training.harness.adapted import State, batch, built, plan_with
 from tests.training.memory.test_memory_against_trace import sample
@@ -120,28 +121,34 @@ def test_a_resumed_run_has_the_same_masks_and_an_evaluation_none(backend: str) -
         assert losses(other, without, 1, 3) != onwards
 
 
+@pytest.mark.parametrize("task", [regression, recommendation], ids=("regressor", "recommender"))
 @pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
-def test_a_regressor_drops_the_same_where_it_is_resumed_or_recomputed(backend: str) -> None:
+def test_other_models_drop_the_same_where_they_are_resumed_or_recomputed(
+    backend: str, task: Any
+) -> None:
     own = {"train__dropout": 0.3, "optimize__accumulation_steps": 2}
 
     def trained(engine: Any, first: int) -> list[float]:
         for step in range(first, 3):
-            engine.train_step(regression.batch(2, seed=step))
+            engine.train_step(task.batch(2, seed=step))
         return [m.loss for m in engine.take_metrics()]
 
-    engine = regression.built(backend, **own)
-    engine.train_step(regression.batch(2, seed=0))
+    engine = task.built(backend, **own)
+    engine.train_step(task.batch(2, seed=0))
     engine.take_metrics()
     state = regression.State(engine)
-    evaluated = engine.evaluate([regression.batch(2, seed=1)]).mean
+    evaluated = engine.evaluate([task.batch(2, seed=1)]).mean
     onwards = trained(engine, 1)
     assert onwards[0] != pytest.approx(evaluated, rel=1e-3), (
         "training drops, an evaluation does not"
     )
     engine.load_state(state)
-    assert engine.evaluate([regression.batch(2, seed=1)]).mean == evaluated
+    assert engine.evaluate([task.batch(2, seed=1)]).mean == evaluated
     assert trained(engine, 1) == onwards
-    again = regression.built(backend, optimize__gradient_checkpointing="full", **own)
+    plain = task.built(backend, **own | {"train__dropout": 0.0})
+    plain.load_state(state)
+    assert trained(plain, 1) != pytest.approx(onwards, rel=1e-3)
+    again = task.built(backend, optimize__gradient_checkpointing="full", **own)
     again.load_state(state)
     assert trained(again, 1) == pytest.approx(onwards, rel=1e-6)
 
@@ -182,20 +189,12 @@ def test_options_that_exclude_dropout_say_why(changes: dict[str, Any], words: st
         check_conflicts(replace(Plan(), changes))
 
 
-@pytest.mark.parametrize(
-    ("preset", "key", "models"),
-    [
-        ("lqr", "attention_dropout", "language models"),
-        ("efficientids", "dropout", "language models and regressors"),
-        ("efficientids", "attention_dropout", "language models"),
-    ],
-)
-def test_other_tasks_refuse_dropout(preset: str, key: str, models: str) -> None:
-    check(replace(catalog.preset("lqr"), {"train.dropout": 0.1}))
-    with pytest.raises(
-        PlanError, match=rf"train\.{key} = 0\.1: is for {models}; {preset} does not"
-    ):
-        check(replace(catalog.preset(preset), {f"train.{key}": 0.1}))
+@pytest.mark.parametrize("preset", ["lqr", "efficientids"])
+def test_other_tasks_have_dropout_but_none_of_attention(preset: str) -> None:
+    check(replace(catalog.preset(preset), {"train.dropout": 0.1}))
+    message = r"train\.attention_dropout = 0\.1: is for language models; "
+    with pytest.raises(PlanError, match=message + preset):
+        check(replace(catalog.preset(preset), {"train.attention_dropout": 0.1}))
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ def test_the_process_prints_json_and_its_exit_code_tells_failures(tmp_path: Path
         "documents": 1,
         "size_bytes": 10,
         "files": "",
+        "items": None,
         "columns": [],
         "row_tokens": None,
         "sample": "some words",

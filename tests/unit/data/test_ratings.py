@@ -30,7 +30,7 @@ from memconsole_trainer.data.ratings import baselines, numbering, reading
 from memconsole_trainer.data.ratings.baselines import Baselines, ranked
 from memconsole_trainer.data.ratings.clusters import balanced, from_histories
 from memconsole_trainer.data.ratings.histories import Histories, HistoryRows, batch_of
-from memconsole_trainer.data.ratings.metadata import features, find_metadata
+from memconsole_trainer.data.ratings.metadata import Metadata, features, find_metadata
 from memconsole_trainer.data.ratings.numbering import Numbering, check_room, extended, number
 from memconsole_trainer.data.ratings.reading import Ratings, read_ratings
 from memconsole_trainer.data.sources.documents import DataError
@@ -260,9 +260,46 @@ def again(path: Path, lines: list[str]) -> Ratings:
     return read_ratings(path, DataChoice(), nothing)
 
 
+def test_rows_that_repeat_another_are_left_out_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "ratings.csv"
+    lines = ["a,1,5,10", "a,2,5,11", "a,1,5,10", "a,1,5,10", "a,2,3,11", "a,1,5,12"]
+    path.write_text("\n".join(["user,item,stars,time", *lines]))
+    found = read_ratings(path, DataChoice(), nothing)
+    assert found.items.tolist() == [1, 2, 2, 1], "other stars and other times are other rows"
+    assert found.warning == "2 rows are the same as an earlier one and are left out"
+    shown = inspect(plan(**{"data.source": str(path)}))
+    assert (shown.documents, shown.warning) == (4, found.warning)
+    path.write_text("\n".join(["user,item", "a,1", "a,2", "a,1", "a,1"]))
+    found = read_ratings(path, DataChoice(), nothing)
+    assert (found.items.tolist(), found.repeated) == ([1, 2, 1, 1], 0), "the order is the time"
+
+
+def test_rows_of_parquet_that_repeat_another_are_left_out(tmp_path: Path) -> None:
+    pyarrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
+    rows = {"user": [1, 1, 1], "item": [5, 5, 5], "time": [1, 1, 1], "order": ["x", "x", "y"]}
+    parquet.write_table(pyarrow.table(rows), tmp_path / "a.parquet")
+    found = read_ratings(tmp_path / "a.parquet", DataChoice(), nothing)
+    assert (found.items.tolist(), found.repeated) == ([5, 5], 1)
+
+
+def test_a_run_tells_how_many_rows_repeat_another(tmp_path: Path) -> None:
+    path = tmp_path / "ratings.csv"
+    rows = [f"{user},{item},{item}" for user in "ab" for item in range(5) for _ in range(2)]
+    path.write_text("\n".join(["user,item,time", *rows]))
+    told: list[str] = []
+
+    class Listening(Quiet):
+        def warning(self, message: str) -> None:
+            told.append(message)
+
+    asked = plan(**{"data.source": str(path), "model.items": 10, "model.clusters": 2})
+    open_data(asked, catalog.model(asked), tmp_path, Listening(), {})
+    assert f"{path}: 10 rows are the same as an earlier one and are left out" in told
+
+
 def test_metadata_describe_items_whose_ids_are_words(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("id,title,genres\nx1,Tea,Drink|Hot\nx2,Cake,Food\n")
-    found = find_metadata(tmp_path / "ratings.csv")
+    found = metadata_beside(tmp_path / "ratings.csv")
     assert found is not None
     assert np.square(features(found, ["x1", "x2", "x3"])).sum(1).tolist() == pytest.approx(
         [1, 1, 0]
@@ -273,20 +310,81 @@ def test_metadata_of_both_layouts_gives_the_same_features(tmp_path: Path) -> Non
     (tmp_path / "movies.dat").write_bytes(
         "1::Caf\xe9 River (1999)::Drama|Crime\n2::River Stone (2000)::Drama\n".encode("latin-1")
     )
-    found = find_metadata(tmp_path / "ratings.dat")
+    found = metadata_beside(tmp_path / "ratings.dat")
     assert found is not None
     dat = features(found, ["1", "2", "9"])
     (tmp_path / "movies.dat").unlink()
     (tmp_path / "movies.csv").write_text(
         'movieId,title,genres\n1,"Café River, (1999)",Drama|Crime\n2,River Stone (2000),Drama\n'
     )
-    found = find_metadata(tmp_path / "ratings.csv")
+    found = metadata_beside(tmp_path / "ratings.csv")
     assert found is not None
     np.testing.assert_array_equal(features(found, ["1", "2", "9"]), dat)
     assert np.square(dat).sum(1).tolist() == pytest.approx([1, 1, 0])
-    (tmp_path / "movies.csv").write_text("movieId,title,genres\none,x\n")
-    with pytest.raises(DataError, match=r"movies\.csv: line 2: expected item, title and genres"):
-        find_metadata(tmp_path / "ratings.csv")
+
+
+def metadata_beside(path: Path, told: list[str] | None = None, **columns: str) -> Metadata | None:
+    warned: list[str] = []
+    found = find_metadata(path, DataChoice(**columns), warned.append)
+    if told is None:
+        assert not warned
+    else:
+        told += warned
+    return found
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        ("id,price\nx1,3\n", "expected columns of ids, and titles or genres; its columns are: id, price"),
+        ("sku,price,weight\nx1,3,4\n", "its columns are: sku, price, weight"),
+        ("id,title,genres\nx1,Tea,Hot\nx2,Cake\n", "line 3: expected item, title and genres: x2, Cake"),
+        ("", "expected columns of ids"),
+    ],
+)  # fmt: skip
+def test_a_table_that_does_not_describe_items_is_left_out(
+    table: str, why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "items.csv").write_text(table)
+    told: list[str] = []
+    assert metadata_beside(tmp_path / "ratings.csv", told) is None
+    (words,) = told
+    assert why in words
+    assert words.endswith("; items are clustered by the items near them in histories")
+
+
+def test_a_run_with_an_unrelated_table_beside_its_ratings_clusters_by_histories(
+    tmp_path: Path,
+) -> None:
+    file = made(tmp_path)
+    (file.parent / "movies.dat").unlink()
+    without = opened(file, tmp_path / "a")
+    (file.parent / "items.csv").write_text("id,price\n1,3\n")
+    assert opened(file, tmp_path / "b").fingerprints == without.fingerprints
+
+
+@pytest.mark.parametrize(
+    ("table", "columns"),
+    [
+        ("genres,id,title\nHot|Drink,x1,Tea\n", {}),
+        ("id;price;category;name\nx1;3;Hot|Drink;Tea\n", {}),
+        ("Artikel,title,genres\nx1,Tea,Hot|Drink\n", {"item_column": "Artikel"}),
+    ],
+)
+def test_columns_of_metadata_are_found_by_name(
+    table: str, columns: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "items.csv").write_text(table)
+    found = metadata_beside(tmp_path / "ratings.csv", **columns)
+    assert found is not None
+    assert found.items == {"x1": ("Tea", ("Hot", "Drink"))}
+
+
+def test_metadata_without_a_header_are_item_title_and_genres(tmp_path: Path) -> None:
+    (tmp_path / "movies.csv").write_text("1,Tea,Hot|Drink\n")
+    found = metadata_beside(tmp_path / "ratings.csv")
+    assert found is not None
+    assert found.items == {"1": ("Tea", ("Hot", "Drink"))}
 
 
 # clusters
@@ -319,7 +417,7 @@ def test_items_are_numbered_by_cluster_and_found_again(tmp_path: Path) -> None:
     path = made(tmp_path)
     ratings = read_ratings(path, DataChoice(), nothing)
     six = model()
-    for metadata in (find_metadata(path), None):
+    for metadata in (metadata_beside(path), None):
         found = number(ratings, metadata, six, 0.05, nothing)
         items = found.items_of(ratings)
         own = np.array(found.numbers)
@@ -646,3 +744,17 @@ def test_a_folder_whose_table_is_text_stays_a_folder_of_tables(tmp_path: Path) -
     assert inspect(asked).documents == 2
     with pytest.raises(PlanError, match=r"or a folder with ratings\.dat or ratings\.csv"):
         check(plan(**{"data.source": str(tmp_path)}))
+
+
+def test_the_table_of_a_folder_may_have_the_columns_that_the_plan_names(tmp_path: Path) -> None:
+    table = tmp_path / "ratings.csv"
+    table.write_text("Kunde,Artikel,wann\n" + "".join(f"a,{i},{i}\n" for i in range(9)))
+    named = {"data.user_column": "Kunde", "data.item_column": "Artikel", "data.time_column": "wann"}
+    asked = plan(**{"data.source": str(tmp_path), **named})
+    check(asked)
+    assert catalog.dataset(asked).where == str(table)
+    assert inspect(asked).kind == "ratings"
+    with pytest.raises(
+        PlanError, match=r"has no such column.*its columns are: Kunde, Artikel, wann"
+    ):
+        check(replace(asked, {"data.item_column": "item"}))

@@ -9,9 +9,12 @@ import pytest
 from memconsole.cli.plans.plan import document, text
 from memconsole.launching import launch_rows
 from memconsole.memory.estimate import estimate
+from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.toggles.optimization import Length
 from memconsole.plan.toggles.optimizations import check_conflicts, notes
+from memconsole.tui.plan.widgets.plan_summary import summary_lines
+from memconsole.tui.views.plan_view import PlanView
 from memconsole_trainer.control.phases import Phases
 from tests.unit.memory.cards import card
 
@@ -122,3 +125,34 @@ def test_rows_longer_than_the_positions_that_a_model_was_made_for_are_noted() ->
     )
     sized = replace(Plan(), {"data.sequence_length": 16_384})
     assert told(sized, 300) == [], "a sized model is made with as many positions as a row has"
+
+
+@pytest.mark.parametrize(
+    ("preset", "frozen", "cure"),
+    [
+        ("efficientids", {"optimize.freeze_base": True}, "optimize.freeze_base = false"),
+        (
+            "default",
+            {"optimize.lora_rank": 8, "optimize.freeze_base": True},
+            "optimize.lora_rank = 0 and optimize.freeze_base = false",
+        ),
+    ],
+)
+def test_frozen_random_weights_are_noted(preset: str, frozen: dict[str, Any], cure: str) -> None:
+    plan = replace(catalog.preset(preset), {"model.weights": "random", **frozen})
+    if preset == "efficientids":
+        plan = replace(plan, {"model.items": 1000})
+    found = estimate(plan, card(2**34))
+    (note,) = found.notes
+    assert note.words == (
+        f"the frozen weights are random: nothing was trained into them; set {cure} to train them"
+    )
+    assert ("note", note.words) in launch_rows(plan, found)
+    shown = summary_lines(PlanView(plan, estimate=found, stale=False), 60, 8)
+    assert "frozen weights random" in "".join(span.text for line in shown for span in line)
+    assert told(replace(plan, {key: type(value)() for key, value in frozen.items()}), 300) == []
+    assert told(replace(plan, {"model.weights": "/run/checkpoints/best"}), 300) == []
+
+
+def test_the_preset_of_a_recommender_trains_its_random_decoder() -> None:
+    assert not catalog.preset("efficientids").optimize.freeze_base

@@ -53,12 +53,12 @@ def test_published_sizes_are_those_of_the_record(name: str) -> None:
 
 
 def test_a_frozen_base_is_the_decoder() -> None:
-    frozen = plan()
+    frozen = plan(optimize__freeze_base=True)
     model = model_of(frozen)
     names = frozen_names(frozen, model)
     assert len(names) == model.layers * 9 + 1
     assert all(name.startswith(("layers.", "norm.")) for name in names)
-    assert frozen_names(plan(optimize__freeze_base=False), model) == ()
+    assert frozen_names(plan(), model) == ()
 
 
 @pytest.mark.parametrize(("items", "clusters"), [(11, 3), (12, 4), (5, 5), (100, 7)])
@@ -90,7 +90,7 @@ def test_the_decoder_of_a_plan_replaces_that_of_the_entry() -> None:
         ({"model__clusters": 2000}, r"expected at most model\.items = 1,000"),
         ({"optimize__lora_rank": 8}, "item table and its adapter are trained instead"),
         (
-            {"optimize__freeze_base": False, "optimize__base_storage": "nf4"},
+            {"optimize__base_storage": "nf4"},
             r"only a frozen base can be stored in codes; set optimize\.freeze_base too",
         ),
         ({"model__decoder": "gpt2", "data__sequence_length": 2048}, "1,024 learned positions"),

@@ -79,9 +79,9 @@ def test_a_regressor_has_the_widths_of_its_data(tmp_path: Path) -> None:
     assert own_widths(plan(path)) == (7, 3)
     assert own_widths(plan(path, model__outputs=5)) == (7, 5)
     assert own_widths(plan(tmp_path / "missing.h5")) == (19, 6)
-    assert catalog.with_widths(plan(path)).model.features == 7
-    assert setup_of(plan(path)) == setup_of(catalog.with_widths(plan(path)))
-    chosen = catalog.choose(catalog.with_widths(plan(path)), "data.source", "lqr")
+    assert catalog.with_sizes(plan(path)).model.features == 7
+    assert setup_of(plan(path)) == setup_of(catalog.with_sizes(plan(path)))
+    chosen = catalog.choose(catalog.with_sizes(plan(path)), "data.source", "lqr")
     assert own_widths(chosen) == (19, 6)
     (tmp_path / "a.h5").write_bytes(b"windows")
     assert own_widths(plan(path)) == (19, 6)

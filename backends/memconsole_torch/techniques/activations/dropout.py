@@ -1,4 +1,4 @@
-"""Dropout around the layers of a plain decoder or regressor; see `memconsole_trainer.techniques.dropout`."""
+"""Dropout around the layers of a plain model; see `memconsole_trainer.techniques.dropout`."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class _Product(torch.autograd.Function):
 
 
 def apply(plan: Plan, module: nn.Module) -> Draws | None:
-    """Apply the dropout of `plan` to a decoder or a regressor. Returns None if the plan has no dropout."""
+    """Apply the dropout of `plan` to a model. Returns None if the plan has no dropout."""
     if not drops(plan):
         return None
     t, draws, places = plan.train, Draws(plan.train.seed), iter(range(2**31))

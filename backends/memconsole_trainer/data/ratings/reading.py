@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -53,11 +53,22 @@ class Ratings:
     """The same of users."""
     timed: bool = True
     """Whether the table has times; without them, the order of the file is the order of time."""
+    repeated: int = 0
+    """Rows of the file that are the same as an earlier one, and are left out. A table without times has none: each of its
+    rows is at a time of its own."""
 
     def ids(self, items: Int64) -> list[str]:
         """The ids of some items in the file."""
         names = self.item_names
         return [str(item) if names is None else names[item] for item in items.tolist()]
+
+    @property
+    def warning(self) -> str:
+        """What is wrong with the file; empty if nothing is."""
+        several = "rows are the same as an earlier one and are"
+        one = "row is the same as an earlier one and is"
+        words = one if self.repeated == 1 else several
+        return f"{self.repeated:,} {words} left out" if self.repeated else ""
 
     def user_id(self, user: int) -> str:
         """The id of a user in the file."""
@@ -99,11 +110,16 @@ def read_ratings(path: Path, data: DataChoice, tick: Callable[[], None]) -> Rati
             times = np.array(part.times or np.zeros(len(part.users), np.int64))
             if times.dtype != np.int64:
                 times = times.astype(np.float64)
-            parts.append((users.numbered(part.users), items.numbered(part.items), times))
+            hashes = np.array(part.rows, np.int64)
+            parts.append((users.numbered(part.users), items.numbered(part.items), times, hashes))
             tick()
     if not parts:
         raise DataError(f"{path}: holds no ratings")
-    user, item, time = (np.concatenate(column) for column in zip(*parts, strict=True))
+    user, item, time, hashes = (np.concatenate(column) for column in zip(*parts, strict=True))
+    rows = len(user)
+    if len(hashes):
+        kept = np.sort(np.unique(hashes, return_index=True)[1])
+        user, item, time = user[kept], item[kept], time[kept]
     whole_users, whole_items = users.whole(), items.whole()
     user = user if whole_users is None else whole_users[user]
     item = item if whole_items is None else whole_items[item]
@@ -115,7 +131,16 @@ def read_ratings(path: Path, data: DataChoice, tick: Callable[[], None]) -> Rati
         items.names() if whole_items is None else None,
         users.names() if whole_users is None else None,
         timed=bool(part.times),
+        repeated=rows - len(user),
     )
+
+
+def first_users(ratings: Ratings, most: int | None) -> Ratings:
+    """The ratings of the first `most` users."""
+    if most is None:
+        return ratings
+    kept = ratings.users <= np.unique(ratings.users)[:most].max()
+    return replace(ratings, users=ratings.users[kept], items=ratings.items[kept])
 
 
 def rating_columns(path: Path, data: DataChoice) -> Columns:
@@ -180,7 +205,9 @@ def _parquet_parts(path: Path, table: Any, data: DataChoice) -> Iterator[Part]:
 
     found = columns_of(path, table.schema_arrow.names, data)
     places = [place for place in (found.user, found.item, found.time) if place is not None]
-    names = tuple(found.names[place] for place in places)
+    used = [found.names[place] for place in places]
+    others = [f.name for f in table.schema_arrow if f.name not in used and _is_plain(f.type)]
+    names = (*used, *others)
     read = Columns(names, 0, 1, None if found.time is None else 2)
     first = 1
     try:
@@ -195,6 +222,14 @@ def _parquet_parts(path: Path, table: Any, data: DataChoice) -> Iterator[Part]:
             first += len(rows)
     except pyarrow.ArrowException as error:
         raise RowError(f"{path}: cannot be read as parquet: {_line(error)}") from None
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether a column can be written as text, to find rows that repeat another."""
+    from pyarrow import types
+
+    tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_timestamp)
+    return any(test(kind) for test in (*tests, types.is_date, types.is_string))
 
 
 def _refuse(path: Path, columns: Columns, rows: Sequence[Sequence[str]], first: int) -> None:

@@ -10,7 +10,7 @@ from memconsole.plan.data.left_out import left_out, left_out_shortly
 from memconsole.plan.data.mixture import parts
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.tasks import task_of
-from memconsole.plan.training.origin import NOT_HERE, origin, shortly
+from memconsole.plan.training.origin import NOT_HERE, frozen_at_random, origin, shortly
 from memconsole.plan.training.recipe import learning_rate
 from memconsole.tui.draw.ink import Line, Span, left, wrap
 from memconsole.tui.views.plan_view import PlanView
@@ -53,6 +53,8 @@ def _model(view: PlanView) -> tuple[str, ...]:
     if found is None:
         target = plan.model.target_params
         return (f"{name} · about {format_count(target)} parameters" if target else name,)
+    assumed = catalog.assumed_items(plan)
+    name += f" · {assumed:,} items assumed" if assumed else ""
     size = ("~" if view.stale else "") + format_count(found.parameters)
     if found.trainable_parameters != found.parameters:
         return (f"{name} · {size} parameters, {format_count(found.trainable_parameters)} trained",)
@@ -97,7 +99,10 @@ def _device(view: PlanView) -> tuple[str, ...]:
 
 
 def _whole(plan: Plan, weights: str) -> str:
-    """Where weights come from; if they are not here, with the command that fetches them."""
+    """Where weights come from; if they are not here, with the command that fetches them. Frozen random weights are named,
+    because little is learned around them."""
+    if frozen_at_random(plan):
+        return "frozen weights random"
     return origin(plan).words if weights == NOT_HERE else weights
 
 
