@@ -118,20 +118,39 @@ def y_labels(axes: Axes, height: int) -> dict[int, str]:
         return {0: number(axes.y_high)}
     if axes.logarithmic and axes.y_low > 0:
         return _log_labels(axes, height)
-    step = nice_step(axes.y_high - axes.y_low, max(1, min(5, (height - 1) // 2)))
-    first = math.ceil(axes.y_low / step - 1e-9)
-    values = [n * step for n in range(first, first + 12) if n * step <= axes.y_high + step / 1e6]
-    largest = max(map(abs, values), default=0.0)
-    written = _later_digits(values, step) if step < 0.0999 * largest else None
-    written = written or [number(value) for value in values]
+    # Fewer numbers differ in an earlier digit.
+    for parts in range(max(1, min(5, (height - 1) // 2)), 0, -1):
+        values = _ticks(axes, parts)
+        written = _written(values)
+        if len(set(written)) == len(written):
+            break
     return {_row_of(axes, v, height): word for v, word in zip(values, written, strict=True)}
+
+
+def _ticks(axes: Axes, parts: int) -> list[float]:
+    step = nice_step(axes.y_high - axes.y_low, parts)
+    first = math.ceil(axes.y_low / step - 1e-9)
+    return [n * step for n in range(first, first + 12) if n * step <= axes.y_high + step / 1e6]
+
+
+def _written(values: list[float]) -> list[str]:
+    step = values[1] - values[0] if len(values) > 1 else 0.0
+    largest = max(map(abs, values), default=0.0)
+    if 0 < step < 0.0999 * largest and (later := _later_digits(values, step)):
+        return later
+    return [number(value) for value in values]
 
 
 def _later_digits(values: list[float], step: float) -> list[str] | None:
     """Numbers that first differ in later digits, such as 25.70M and 25.75M; None if they do not fit."""
     for unit, letter in ((1.0, ""), (1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T")):
-        digits = max(0, math.ceil(-math.log10(step / unit) - 1e-9))
+        digits = max(0, math.ceil(-math.log10(step / unit) - 1e-6))
         written = [f"{value / unit:,.{digits}f}{letter}" for value in values]
+        if any(len(word) > LABEL_CELLS for word in written):
+            written = [
+                word.replace("0.", ".", 1) if abs(v) < unit else word
+                for v, word in zip(values, written, strict=True)
+            ]
         if all(len(word) <= LABEL_CELLS for word in written):
             return written
     return None

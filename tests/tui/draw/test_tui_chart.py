@@ -177,9 +177,10 @@ def test_round_numbers_stand_around_a_value(value: float) -> None:
         (12_300, 12_400, ["12,300", "12,320", "12,340", "12,360", "12,380", "12,400"]),
         (25_600_000, 26_000_000, ["25.6M", "25.7M", "25.8M", "25.9M", "26.0M"]),
         (0, 30_000_000, ["0", "1e7", "2e7", "3e7"]),
+        (0.0018, 0.00182, [".00180", ".00181", ".00182"]),
     ],
 )
-def test_large_numbers_along_an_axis_differ(low: float, high: float, expected: list[str]) -> None:
+def test_numbers_along_an_axis_differ(low: float, high: float, expected: list[str]) -> None:
     assert list(y_labels(Axes(0, 1, low, high), 15).values()) == expected
 
 
