@@ -30,9 +30,9 @@ def rotate(x: Array, rotation: Rotation) -> Array:
     return turned if size == x.shape[-1] else jnp.concatenate([turned, x[..., size:]], axis=-1)
 
 
-def all_rotations(a: Architecture, positions: Array, length: int) -> list[Rotation] | None:
+def all_rotations(a: Architecture, positions: Array, length: int | Array) -> list[Rotation] | None:
     """Rotations of most layers and, if layers differ, of the others: local ones, or those that do not rotate. None
-    without RoPE. Rows have `length` tokens."""
+    without RoPE. Rows have `length` tokens, a number or an array ()."""
     if a.positions != "rope":
         return None
     found = [_rotation(a, positions, length, local=False)]
@@ -44,8 +44,10 @@ def all_rotations(a: Architecture, positions: Array, length: int) -> list[Rotati
     return found
 
 
-def _rotation(a: Architecture, positions: Array, length: int, *, local: bool) -> Rotation:
-    turns = jnp.array(a.angles(length, local=local), jnp.float32)  # (R/2,)
+def _rotation(a: Architecture, positions: Array, length: int | Array, *, local: bool) -> Rotation:
+    original = a.rope_scaling.original_positions if a.rope_scaling else 1
+    short, long = (jnp.array(a.angles(n, local=local), jnp.float32) for n in (1, original + 1))
+    turns = jnp.where(length > original, long, short)  # (R/2,)
     angles = positions.astype(jnp.float32)[..., None] * turns  # (T, R/2)
     angles = jnp.concatenate([angles, angles], axis=-1)  # (T, R)
     factor = a.rotation_factor(local=local)

@@ -145,7 +145,7 @@ def sample(
 
     def body(carry: tuple[Array, Array, Cache]) -> tuple[Array, Array, Cache]:
         position, tokens, cache = carry
-        logits, cache = _next_logits(decoder, tokens[position], position, cache)
+        logits, cache = _next_logits(decoder, tokens[position], position, length, cache)
         drawn = _draw(logits, temperature, top_k, top_p, jax.random.fold_in(key, position))
         following = jnp.where(position + 1 < prompt_length, tokens[position + 1], drawn)
         return position + 1, tokens.at[position + 1].set(following), cache
@@ -156,14 +156,15 @@ def sample(
 
 
 def _next_logits(
-    decoder: Decoder, token: Array, position: Array, cache: Cache
+    decoder: Decoder, token: Array, position: Array, length: Array, cache: Cache
 ) -> tuple[Array, Cache]:
-    """Logits (V,) of the position after `position`, and the cache including this token."""
+    """Logits (V,) of the position after `position`, and the cache including this token. `length` tokens are read in
+    all."""
     a = decoder.architecture
     size = cache[0].shape[1]
     at = position[None]
     x = decoder.embed(token[None, None], at)  # (1, 1, C)
-    rotations = all_rotations(a, at, size)
+    rotations = all_rotations(a, at, length)
     other = differing(a)
     graph, stacked = nnx.split(decoder.layers)
 

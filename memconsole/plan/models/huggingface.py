@@ -111,11 +111,16 @@ def _check_factors(made: Architecture, where: str) -> None:
 def _language_model(c: Config, model_type: str, outer: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a config.json that describes the language model. Raises `PlanError`."""
     found = c.table("text_config")
-    if found.get("model_type") not in _FAMILIES:
+    kind = Config(found, c.where).text("model_type", "")
+    if kind not in _FAMILIES:
         expected = "that of a language model: " + ", ".join(sorted(_FAMILIES))
-        raise refusal(c.where, "text_config.model_type", found.get("model_type"), expected)
-    said = ("tie_word_embeddings", "quantization_config")
-    return {**_WITH_IMAGES[model_type], **{k: outer[k] for k in said if k in outer}, **found}
+        raise refusal(c.where, "text_config.model_type", kind or None, expected)
+    said = (
+        "tie_word_embeddings",
+        "quantization_config",
+    )  # transformers reads these from the outer table
+    outside = {key: outer[key] for key in said if outer.get(key) is not None}
+    return {**_WITH_IMAGES[model_type], **found, **outside}
 
 
 def read_architecture(directory: str) -> Architecture:

@@ -18,18 +18,23 @@ KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 
 
 def rope(c: Config, layer_type: str, default_theta: float) -> tuple[float, RopeScaling | None]:
-    """(theta, scaling) of one kind of layer."""
+    """(theta, scaling) of one kind of layer. Raises `PlanError` if the two spellings disagree."""
     parameters = c.table("rope_parameters")
+    older = Config(c.table("rope_scaling"), c.where)
     if parameters:
         nested = parameters.get(layer_type)
         at = Config(nested if isinstance(nested, Mapping) else parameters, c.where)
         theta = at.number("rope_theta", c.number("rope_theta", default_theta))
+        scaling = _scaling(at, c)
+        if layer_type == "full_attention" and c.table("rope_scaling") not in ({}, parameters):
+            other = _scaling(older, c)
+            if other != scaling:
+                kind = other.kind if other else "default"
+                raise refusal(c.where, "rope_scaling", kind, "the same as in rope_parameters")
     elif layer_type == "sliding_attention":
         return c.number("rope_local_base_freq", default_theta), None
     else:
-        at = Config(c.table("rope_scaling"), c.where)
-        theta = c.number("rope_theta", default_theta)
-    scaling = _scaling(at, c)
+        theta, scaling = c.number("rope_theta", default_theta), _scaling(older, c)
     if scaling is not None and scaling.kind == "yarn" and theta <= 1:
         raise refusal(c.where, "rope_theta", theta, "more than 1")
     return theta, scaling
@@ -60,8 +65,10 @@ def _scaling(at: Config, outer: Config) -> RopeScaling | None:
         return None
     if kind == "linear":
         return RopeScaling(kind="linear", factor=at.number("factor"))
+    # The longest rows of pretraining may be named beside the scaling, and that name comes first.
     positions = outer.size("max_position_embeddings", 4096 if phi3 else 2048)
-    original = at.size("original_max_position_embeddings", positions)
+    original = at.size("original_max_position_embeddings", 4096 if phi3 else positions)
+    original = outer.size("original_max_position_embeddings", 4096 if phi3 else original)
     if kind == "llama3":
         low, high = at.number("low_freq_factor"), at.number("high_freq_factor")
         if high <= low:
@@ -73,8 +80,6 @@ def _scaling(at: Config, outer: Config) -> RopeScaling | None:
             high_freq_factor=high,
             original_positions=original,
         )
-    # Phi-3 names the longest rows of pretraining beside the scaling, and that name comes first.
-    original = outer.size("original_max_position_embeddings", 4096 if phi3 else original)
     if original == 1:
         raise refusal(at.where, "original_max_position_embeddings", 1, "more than 1")
     if kind == "yarn":
@@ -101,8 +106,15 @@ def _yarn(at: Config, longer: float, original: int) -> RopeScaling:
         kind="yarn",
         factor=factor,
         original_positions=original,
-        beta_fast=at.number("beta_fast", 32.0),
-        beta_slow=at.number("beta_slow", 1.0),
+        beta_fast=_turns(at, "beta_fast", 32.0),
+        beta_slow=_turns(at, "beta_slow", 1.0),
         truncate=at.flag("truncate", True),
         attention_factor=at.number("attention_factor", usual),
     )
+
+
+def _turns(at: Config, key: str, default: float) -> float:
+    value = at.number(key, default)
+    if not 1e-6 <= value <= 1e6:
+        raise refusal(at.where, key, value, "a number from 1e-6 to 1e6")
+    return value

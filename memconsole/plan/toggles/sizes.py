@@ -88,16 +88,30 @@ def _length_values(plan: Plan) -> tuple[Any, ...]:
 
 
 def _length_notes(plan: Plan, kind: str, length: Length) -> tuple[str, ...]:
-    """A note on rows that are longer than a decoder with rotary positions was made for."""
+    """Notes on rows that are longer than a decoder with rotary positions was made for."""
     from memconsole.plan import catalog
 
     model, tokens = catalog.model(plan), plan.data.sequence_length
-    if not isinstance(model, Architecture) or tokens <= model.max_positions:
+    if not isinstance(model, Architecture):
         return ()
-    return (
-        f"data.sequence_length = {tokens:,}: {plan.model.name} was made for {model.max_positions:,} positions; it "
-        f"trains on longer rows, but samples, answers and exports hold {model.max_positions:,}",
-    )
+    notes = []
+    scaling = model.rope_scaling
+    if (
+        scaling is not None
+        and scaling.kind == "longrope"
+        and tokens > scaling.original_positions
+        and plan.data.isolate_documents
+    ):
+        notes.append(
+            f"data.sequence_length = {tokens:,}: in rows longer than {scaling.original_positions:,} tokens LongRoPE "
+            "turns positions by its factors for long texts, also those of short documents in such a row"
+        )
+    if tokens > model.max_positions:
+        notes.append(
+            f"data.sequence_length = {tokens:,}: {plan.model.name} was made for {model.max_positions:,} positions; it "
+            f"trains on longer rows, but samples, answers and exports hold {model.max_positions:,}"
+        )
+    return tuple(notes)
 
 
 def _shorter(plan: Plan) -> tuple[Any, ...]:

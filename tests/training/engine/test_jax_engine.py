@@ -306,8 +306,13 @@ def test_sampled_tokens_are_of_the_nucleus_of_the_whole_forward_pass(
 
 
 def test_local_layers_and_learned_positions_sample_as_they_train() -> None:
-    for kind in ("gemma3", "gpt2"):
-        architecture = tiny_models.ARCHITECTURES[kind]
+    phi = tiny_models.ARCHITECTURES["phi4-mini"]
+    assert phi.rope_scaling is not None
+    # 16 tokens are a short row here, and the cache of 32 would be a long one.
+    scaling = msgspec.structs.replace(phi.rope_scaling, original_positions=20)
+    short = msgspec.structs.replace(phi, rope_scaling=scaling, initializer_range=0.3)
+    kinds = (tiny_models.ARCHITECTURES[kind] for kind in ("gemma3", "gpt2", "smollm3"))
+    for architecture in (*kinds, short):
         weights = InitialWeights(architecture, 1)
         stacked = {
             n: jax.numpy.asarray(s.gather(weights.tensor)) for n, s in stacks(architecture).items()

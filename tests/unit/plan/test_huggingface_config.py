@@ -44,6 +44,21 @@ def test_phi_names_longrope_in_three_ways(kind: str) -> None:
     assert short == pytest.approx([3 * angle for angle in long])
 
 
+def test_a_model_with_images_is_tied_as_its_outer_table_says() -> None:
+    text = {**PUBLISHED["gemma-3-4b"]["text_config"], "tie_word_embeddings": True}
+    config = {**PUBLISHED["gemma-3-4b"], "text_config": text}
+    assert architecture_from_config(config, "config.json").tied_embeddings
+    untied = {**config, "tie_word_embeddings": False}
+    assert not architecture_from_config(untied, "config.json").tied_embeddings
+
+
+def test_the_longest_rows_of_pretraining_may_be_named_beside_the_scaling() -> None:
+    config = {**LLAMA, "original_max_position_embeddings": 4096}
+    scaling = architecture_from_config(config, "config.json").rope_scaling
+    assert scaling is not None
+    assert scaling.original_positions == 4096
+
+
 def test_no_rope_layers_may_be_empty_or_name_every_layer() -> None:
     every = {**SMOLLM3, "no_rope_layers": [1] * 36}
     assert architecture_from_config(every, "config.json").unrotated_every == 0
@@ -132,6 +147,9 @@ PHI4 = {
         (GEMMA3, {"layer_types": ["full_attention"]}, "layer_types"),
         (GEMMA3, {"model_type": "gemma3"}, "text_config.model_type = none"),
         (PUBLISHED["gemma-3-4b"], {"text_config": {"model_type": "gemma9"}}, "gemma9"),
+        (PUBLISHED["gemma-3-4b"], {"text_config": {"model_type": ["gemma3_text"]}}, "model_type"),
+        (LLAMA, {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_slow": 1e-320}}, "beta_slow"),
+        (LLAMA, {"rope_parameters": {"rope_type": "default"}}, "rope_scaling = \"llama3\""),
         (PUBLISHED["gemma-3-4b"], {"quantization_config": {"bits": 4}}, "quantization_config"),
         (PUBLISHED["gpt2"], {"activation_function": "relu"}, "activation_function"),
         (PUBLISHED["gpt2"], {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse"),

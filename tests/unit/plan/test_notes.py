@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,6 +127,20 @@ def test_rows_longer_than_the_positions_that_a_model_was_made_for_are_noted() ->
     )
     sized = replace(Plan(), {"data.sequence_length": 16_384})
     assert told(sized, 300) == [], "a sized model is made with as many positions as a row has"
+
+
+def test_long_rows_of_isolated_documents_are_noted_for_longrope(tmp_path: Path) -> None:
+    config = {
+        "model_type": "phi3", "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 512,
+        "original_max_position_embeddings": 64,
+        "rope_scaling": {"type": "longrope", "short_factor": [1] * 8, "long_factor": [2] * 8},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    own = {"model.name": str(tmp_path), "data.isolate_documents": True}
+    assert told(replace(Plan(), {**own, "data.sequence_length": 64}), 300) == []
+    (words,) = told(replace(Plan(), {**own, "data.sequence_length": 128}), 300)
+    assert "in rows longer than 64 tokens LongRoPE" in words
 
 
 @pytest.mark.parametrize(
