@@ -144,8 +144,35 @@ def fingerprint(
     setting. How a step's rows are spread over devices and micro-batches does not count, unless the
     plan is taken `as_it_is`, as for older checkpoints.
     """
-    parts = (plan.backend, _counted(plan, free, as_it_is=as_it_is), model)
+    parts = (plan.backend, _counted(plan, free, as_it_is=as_it_is), _shape(model))
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+
+
+_LATER_SIZES: dict[str, Any] = {
+    "rotary_size": None,
+    "unrotated_every": 0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": True,
+    "attention_factor": 1.0,
+    "short_factors": (),
+    "long_factors": (),
+    "absent": (),
+}
+"""Fields of models that fingerprints leave out at these values, as older checkpoints do, which know no such fields."""
+
+
+def _shape(model: Model) -> Any:
+    def kept(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {
+            name: kept(one)
+            for name, one in value.items()
+            if name not in _LATER_SIZES or one != _LATER_SIZES[name]
+        }
+
+    return kept(msgspec.to_builtins(model))
 
 
 def counted_settings(plan: Plan) -> dict[str, Any]:

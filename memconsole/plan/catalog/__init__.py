@@ -196,11 +196,9 @@ def with_own_sizes(plan: Plan) -> Plan:
 
 
 def ratings_to_count(plan: Plan) -> Path | None:
-    """The file whose items decide the size of the plan's model; None if they do not, or it is not there. A run from the
-    weights of another has that run's items."""
-    entry, chosen = models().get(plan.model.name), plan.model
-    from_run = chosen.weights not in _NEW_WEIGHTS
-    if entry is None or entry.recommender is None or chosen.items is not None or from_run:
+    """The file whose items decide the size of the plan's model; None if they do not, or it is not there."""
+    entry = models().get(plan.model.name)
+    if entry is None or entry.recommender is None or plan.model.items is not None:
         return None
     file = rating_file(_where(plan), plan.data)
     return file if file is not None and file.is_file() else None
@@ -208,18 +206,20 @@ def ratings_to_count(plan: Plan) -> Path | None:
 
 def assumed_items(plan: Plan) -> int | None:
     """The catalog's number of items, if it stands for those of data that are not counted; else None."""
-    entry, chosen = models().get(plan.model.name), plan.model
+    entry = models().get(plan.model.name)
     if entry is None or entry.recommender is None or with_sizes(plan).model.items is not None:
         return None
-    return entry.recommender.items if chosen.weights in _NEW_WEIGHTS else None
+    return entry.recommender.items
 
 
 def _with_items(plan: Plan, entry: RecommenderEntry) -> Plan:
-    file = ratings_to_count(plan)
-    count = None if file is None else item_count(file, plan.data)
-    if count is None:
-        return plan
-    items = max(LEAST_ITEMS, count)
+    items = plan.model.items
+    if items is None:
+        file = ratings_to_count(plan)
+        count = None if file is None else item_count(file, plan.data)
+        if count is None:
+            return plan
+        items = max(LEAST_ITEMS, count)
     own = entry.clusters if items == entry.items else round(math.sqrt(items))
     return replace(plan, {"model.items": items, "model.clusters": plan.model.clusters or own})
 

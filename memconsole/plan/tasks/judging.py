@@ -40,13 +40,16 @@ def scores_of(task: Task, loss: float | None, metrics: Mapping[str, float]) -> t
 def best_of(judged: Iterable[tuple[_Judged, Sequence[Score]]]) -> tuple[_Judged, Score] | None:
     """The best one and the score that decided. Of equal ones that with the lowest loss is best, then the first.
 
-    The first measure that any of them has decides, among those that have it: a closed loop that is
-    simulated at some evaluations only is not compared with the loss of others.
+    The first measure that all of them have decides; the loss is none of these. If there is no such measure, the first
+    that any has decides among those that have it: a closed loop that is simulated at some evaluations only is not
+    compared with the loss of others.
     """
     every = [(one, scores) for one, scores in judged if scores]
     if not every:
         return None
-    decisive = max((scores for _, scores in every), key=len)[0].key
+    held = [{score.key for score in scores[:-1]} for _, scores in every]
+    shared = [score.key for score in every[0][1] if all(score.key in keys for keys in held)]
+    decisive = shared[0] if shared else max((scores for _, scores in every), key=len)[0].key
     scored = [(one, s, scores[-1]) for one, scores in every for s in scores if s.key == decisive]
     one, score, _ = min(scored, key=lambda found: (found[1].cost, found[2].cost))
     return one, score

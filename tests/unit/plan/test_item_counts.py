@@ -62,7 +62,7 @@ def test_a_recommender_has_the_items_of_its_data(tmp_path: Path) -> None:
     assert sizes(plan(path)) == (400, 20)
     assert sizes(plan(tmp_path)) == (400, 20)
     assert sizes(plan(path, model__clusters=7)) == (400, 7)
-    assert sizes(plan(path, model__items=500)) == (500, 40)
+    assert sizes(plan(path, model__items=500)) == (500, 22)
     assert sizes(plan(path, model__weights="/run/checkpoints/best")) == (1000, 40)
     assert sizes(plan(tmp_path / "missing.csv")) == (1000, 40)
     assert sizes(plan(written(path, 1000))) == (1000, 40), "as the catalog has it"
@@ -149,3 +149,15 @@ def test_clusters_are_compared_with_items_that_are_known(tmp_path: Path, large: 
     check(counted(made))
     with pytest.raises(PlanError, match=r"expected at most model\.items = 30"):
         check(counted(plan(written(tmp_path / "ratings.csv", 30), model__clusters=31)))
+
+
+def test_clusters_follow_the_items_that_are_set(tmp_path: Path) -> None:
+    path = written(tmp_path / "ratings.csv", 30)
+    assert sizes(plan(path, model__items=1_000_000)) == (1_000_000, 1000)
+    assert sizes(plan(path, model__items=35)) == (35, 6)
+    assert sizes(plan(path, model__items=1000)) == (1000, 40), "as in the catalog"
+
+
+def test_a_run_from_the_weights_of_another_counts_its_data_too(tmp_path: Path) -> None:
+    path = written(tmp_path / "ratings.csv", 400)
+    assert sizes(plan(path, model__weights=str(tmp_path))) == sizes(plan(path))

@@ -40,11 +40,13 @@ def test_the_loss_judges_where_no_measure_was_taken_and_one_that_was_taken_wins(
     assert best_evaluation(CONTROL, [evaluation(1, None)]) is None
 
 
-def test_checkpoints_that_hold_recall_alone_are_judged_by_it_and_only_among_themselves() -> None:
+def test_newer_checkpoints_are_compared_with_older_ones_by_the_measure_that_both_hold() -> None:
     older = [evaluation(1, 1.0, recall_at_10=0.9), evaluation(2, 2.0, recall_at_10=0.8)]
     assert best_evaluation(RANKING, older)[::2] == (RANKING.judges[1], 1)  # type: ignore[index]
-    newer = evaluation(3, 3.0, recall_at_10=0.7, ndcg_at_10=0.1)
-    assert best_evaluation(RANKING, [*older, newer])[::2] == (RANKING.judges[0], 3)  # type: ignore[index]
+    newer = evaluation(3, 9.0, recall_at_10=0.02, ndcg_at_10=0.01)
+    assert best_evaluation(RANKING, [*older, newer])[::2] == (RANKING.judges[1], 1)  # type: ignore[index]
+    best = {"recall_at_10": 0.9, "loss": 1.0}
+    assert not improves(RANKING, best, scores_of(RANKING, newer.loss, newer.metrics))
 
 
 def test_of_equal_ones_the_lowest_loss_is_best_and_then_the_first() -> None:

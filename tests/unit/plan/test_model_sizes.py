@@ -97,6 +97,20 @@ def test_a_checkpoint_of_another_size_is_not_resumed(preset: str, key: str) -> N
     assert fingerprint(before, catalog.model(before)) == fingerprint(same, catalog.model(same))
 
 
+@pytest.mark.parametrize(
+    ("model", "begins"),
+    [
+        ("stories", "812440bd366c35a5"), ("llama-3.2-1b", "e5a972499639cc21"),
+        ("gemma-3-1b", "f55477351eed4bed"), ("lqr", "cdb7a8eeb87b1a30"),
+        ("efficientids", "f958e23ba9469aeb"),
+    ],
+)  # fmt: skip
+def test_checkpoints_of_a_version_with_fewer_fields_are_resumed(model: str, begins: str) -> None:
+    """The fingerprints are of version 0.1.0 before models had rotary sizes. They must not change."""
+    own = replace(Plan(), {"model.name": model})
+    assert fingerprint(own, catalog.model(own)).startswith(begins)
+
+
 def test_a_narrower_regressor_is_offered_where_memory_is_short() -> None:
     made = plan("lqr", train__batch_size=4096, model__hidden_size=24)
     offered = [r.changes for r in remedies(made, SMALL) if "model.hidden_size" in r.changes]
