@@ -49,7 +49,9 @@ def open_data(
     path = Path(catalog.dataset(plan).where).expanduser()
     ratings = first_users(read_ratings(path, plan.data, say.tick), plan.data.max_examples)
     metadata = find_metadata(path, plan.data, say.warning)
-    data = ratings.fingerprint + (metadata.fingerprint if metadata else "")
+    # The rows that are left out count: a run that was begun with them has others.
+    rows = f"-{ratings.repeated}" if ratings.repeated else ""
+    data = ratings.fingerprint + rows + (metadata.fingerprint if metadata else "")
     say.phase("data", "clustering")
     try:
         numbering = read_numbering(directory)
