@@ -63,7 +63,6 @@ def test_a_recommender_has_the_items_of_its_data(tmp_path: Path) -> None:
     assert sizes(plan(tmp_path)) == (400, 20)
     assert sizes(plan(path, model__clusters=7)) == (400, 7)
     assert sizes(plan(path, model__items=500)) == (500, 22)
-    assert sizes(plan(path, model__weights="/run/checkpoints/best")) == (1000, 40)
     assert sizes(plan(tmp_path / "missing.csv")) == (1000, 40)
     assert sizes(plan(written(path, 1000))) == (1000, 40), "as the catalog has it"
     assert sizes(plan(written(path, 1))) == (3, 2)
