@@ -12,7 +12,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.catalog.sources import HUB_PREFIX, not_made
 from memconsole.plan.data.mixture import MIX, VALIDATION, sources, validates_on_split
 from memconsole.plan.models.huggingface import is_hub_id
-from memconsole.plan.plan import Plan, get, replace
+from memconsole.plan.plan import Plan, PlanError, get, replace
 from memconsole.plan.templates.choice import TEMPLATE_SUFFIXES
 from memconsole.plan.training.origin import RANDOM, checkpoint_of
 
@@ -30,18 +30,26 @@ def load(file: Path) -> Plan:
     return plan if folder == Path() else _in_folder(plan, folder.absolute(), _source)
 
 
+def current_folder() -> Path:
+    """The folder that relative paths begin at. Raises `PlanError` if it was deleted."""
+    try:
+        return Path.cwd()
+    except OSError:
+        raise PlanError("the current folder is gone: change to one that exists") from None
+
+
 def absolute(plan: Plan) -> Plan:
-    """`plan` with absolute paths, for a plan file in any folder. Names of the catalog stay."""
-    return _in_folder(plan, Path.cwd(), _source)
+    """`plan` with absolute paths, for a plan file in any folder. Names of the catalog stay. Raises `PlanError`."""
+    return _in_folder(plan, current_folder(), _source)
 
 
 def anywhere(plan: Plan) -> Plan:
     """`plan` for a process in another folder: with absolute paths, also for the catalog's files of this folder.
 
-    Raises `PlanError` if such a file has not been made.
+    Raises `PlanError`, also if such a file has not been made.
     """
     check_made(plan)
-    moved = _in_folder(plan, Path.cwd(), _made_source)
+    moved = _in_folder(plan, current_folder(), _made_source)
     checkpoint = checkpoint_of(moved)
     if checkpoint is None:
         return moved

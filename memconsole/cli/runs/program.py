@@ -10,12 +10,13 @@ from collections.abc import Iterable
 
 import click
 
-from memconsole.runs.record.directory import RunDirectory, current_folder
+from memconsole.plan.paths import current_folder
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.sanitize import clean
 
 
 def program(name: str, run: RunDirectory, arguments: Iterable[str]) -> list[str]:
-    """The command line of the trainer's program `name` for a run. Raises `RunError` if it could not start."""
+    """The command line of the trainer's program `name` for a run. Raises `PlanError` if it could not start."""
     current_folder()
     module = "memconsole_trainer.command"
     return [sys.executable, "-P", "-m", module, name, str(run.path), *arguments]

@@ -82,10 +82,10 @@ def _standard_library(entry: DatasetEntry) -> DatasetEntry:
 
 def _made(entry: DatasetEntry) -> DatasetEntry:
     """The entry of a file in the current folder, if it has been made. Otherwise the plan can be priced only."""
-    path = Path(entry.where).absolute()
+    path = Path(entry.where)
     if not path.is_file():
         return entry
-    found = _local(str(path), {})
+    found = _local(str(path.absolute()), {})
     return msgspec.structs.replace(
         found, name=entry.name, label=entry.label, bytes_per_token=entry.bytes_per_token
     )

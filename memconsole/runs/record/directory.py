@@ -17,6 +17,7 @@ from memconsole.cache import private_folder
 from memconsole.errors import UserError
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
+from memconsole.plan.paths import current_folder
 from memconsole.plan.plan import Plan
 from memconsole.runs.record import files
 from memconsole.runs.record.labels import NAME_CHARACTERS, read_labels, shown_name
@@ -281,14 +282,6 @@ def check_private(root: Path) -> None:
         raise RunError(f"{real.parent}: others can replace {real.name} there; run chmod go-w on it")
 
 
-def current_folder() -> str:
-    """The folder that relative paths begin at. Raises `RunError` if it was deleted."""
-    try:
-        return os.getcwd()
-    except OSError:
-        raise RunError("the current folder is gone: change to one that exists") from None
-
-
 def create_run(
     plan: Plan,
     name: str | None = None,
@@ -298,7 +291,8 @@ def create_run(
     """Create a run directory with its plan and `run.json`. `name` is never part of a path. `by_recipe` are the
     settings of the plan that the recipe chose.
 
-    A name that holds a token or password is kept without it, as everything that a run records.
+    A name that holds a token or password is kept without it, as everything that a run records. Raises `PlanError`
+    if the current folder was deleted, and `RunError`.
     """
     import memconsole
 
@@ -320,7 +314,7 @@ def create_run(
         name=shown_name(name or "", os.environ),
         created_wall=created,
         host=host_name(),
-        directory=current,
+        directory=str(current),
         python=sys.executable,
         memconsole=memconsole.__version__,
         environment=dict(environment or {}),

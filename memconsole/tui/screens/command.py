@@ -10,7 +10,7 @@ from textual.containers import Vertical
 
 from memconsole.plan import plan as plans
 from memconsole.plan.paths import absolute
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.draw.ink import Line, Span, rule
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.screens.base import ConsoleModal
@@ -59,10 +59,15 @@ class CommandScreen(ConsoleModal, inherit_bindings=False):
                 "plan file", width, f"{self.shown_key('save', 'plan')} on the plan screen saves it"
             ),
         ]
-        text = plans.dumps(absolute(self._plan), full=False)
-        lines += [
-            [Span(f" {row}", "title" if row.startswith("[") else "")] for row in text.splitlines()
-        ]
+        try:
+            text = plans.dumps(absolute(self._plan), full=False)
+        except PlanError as error:
+            lines.append([Span(f" {error}", "warn")])
+        else:
+            lines += [
+                [Span(f" {row}", "title" if row.startswith("[") else "")]
+                for row in text.splitlines()
+            ]
         self.part(TextLines, "text").show(lines)
 
     def title_line(self) -> tuple[str, str]:

@@ -113,10 +113,10 @@ def choices_for(kind: str, plan: Plan, devices: Devices | None) -> tuple[list[Ch
 
 def _files_with(suffixes: tuple[str, ...], plan: Plan) -> list[Choice]:
     """The files with one of these suffixes in the working folder and beside the plan's data."""
-    here = Path.cwd()
     beside = Path(plan.data.source).expanduser().parent
     found: dict[Path, Choice] = {}
     with contextlib.suppress(OSError):
+        here = Path.cwd()
         for folder in (here, here / beside):
             for file in sorted(folder.iterdir()) if folder.is_dir() else ():
                 if file.suffix.lower() in suffixes and file.is_file():

@@ -113,3 +113,18 @@ async def test_the_command_file_is_for_its_owner_alone(tmp_path: Path, make_cons
     for path in (file, *file.relative_to(tmp_path).parents[:-1]):
         mode = (tmp_path / path).stat().st_mode & 0o777
         assert mode == (0o700 if (tmp_path / path).is_dir() else 0o600), path
+
+
+async def test_a_current_folder_that_is_gone_is_said(
+    tmp_path: Path, make_console: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    app = make_console()
+    async with app.run_test(size=(100, 40)) as pilot:
+        await settle(pilot)
+        gone.rmdir()
+        await pilot.press("c")
+        await settle(pilot)
+        assert "the current folder is gone: change to one that exists" in screen_text(app)

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from memconsole.cli.main import cli
 from memconsole.cli.runs import program
-from memconsole.plan.plan import Plan
-from memconsole.runs.record.directory import RunDirectory, RunError, create_run
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.runs.record.directory import RunDirectory, create_run
 
 CALLED = """
 import sys, types
@@ -100,5 +100,5 @@ def test_a_current_folder_that_is_gone_is_said(
     monkeypatch.chdir(gone)
     gone.rmdir()
     result = CliRunner().invoke(cli, words)
-    assert isinstance(result.exception, RunError)
+    assert isinstance(result.exception, PlanError)
     assert "the current folder is gone: change to one that exists" in str(result.exception)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,18 @@ def test_a_printed_plan_can_be_kept_in_any_folder(elsewhere: Path) -> None:
     file = elsewhere / "printed.toml"
     file.write_text(printed)
     assert load(file).data.source == f"{Path.cwd()}/same.txt"
+
+
+@pytest.mark.parametrize(
+    "words", [["plan", "--toml"], ["fit", "--toml"], ["train"], ["export-job", "--to", "skypilot"]]
+)
+def test_a_current_folder_that_is_gone_is_said(words: list[str], elsewhere: Path) -> None:
+    if words[0] == "export-job":
+        words = [*words, str(plan_file(elsewhere, {"device.name": "cpu"}))]
+    shutil.rmtree(Path.cwd())
+    result = CliRunner().invoke(cli, words)
+    assert isinstance(result.exception, PlanError)
+    assert str(result.exception) == "the current folder is gone: change to one that exists"
 
 
 def test_a_launched_plan_depends_on_no_folder(elsewhere: Path) -> None:

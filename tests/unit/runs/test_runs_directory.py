@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from memconsole.cli.main import cli
 from memconsole.plan import plan as plans
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, PlanError
 from memconsole.runs.act import delete
 from memconsole.runs.act.delete import delete_run
 from memconsole.runs.read.life.liveness import liveness
@@ -64,7 +64,7 @@ def test_a_run_needs_a_current_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    with pytest.raises(RunError, match="the current folder is gone"):
+    with pytest.raises(PlanError, match="the current folder is gone"):
         create_run(Plan())
 
 

@@ -34,6 +34,8 @@ class PlanFiles:
             path = Path(word).expanduser()
             try:
                 path.write_text(plans.dumps(absolute(self._owner.view.plan)), encoding="utf-8")
+            except PlanError as error:
+                self._owner.notice(f"not saved: {error}", "bad")
             except OSError as error:
                 self._owner.notice(f"not saved: {path}: {error.strerror}", "bad")
             else:
