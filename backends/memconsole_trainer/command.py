@@ -15,6 +15,9 @@ CHAT = "chat"
 
 def main() -> int:
     signal.signal(signal.SIGINT, _interrupted)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _interrupted)
     name = sys.argv.pop(1)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # `memconsole` reads the output and prints it. A chat prints by itself, as its terminal can show it.
@@ -22,14 +25,14 @@ def main() -> int:
         sys.stdout.reconfigure(encoding=encoding, errors="replace")
     try:
         return int(importlib.import_module(f"memconsole_trainer.{name}").main())
-    except KeyboardInterrupt:
-        os._exit(130)
+    except KeyboardInterrupt as interrupt:
+        os._exit(128 + next(iter(interrupt.args), signal.SIGINT))
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    """End, and say nothing more: Python reports an interrupt that it meets in an import or a callback."""
+    """End by a signal, and say nothing more: Python reports an interrupt that it meets in an import or a callback."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(number)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -13,6 +15,9 @@ from pathlib import Path
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors that only writing has. Python does not say for which file."""
+_PART = re.compile(r"\.part-[a-z0-9_]{8}")
+"""The name of a folder in a folder that is not complete."""
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
@@ -34,12 +39,13 @@ def new_file(output: Path) -> Iterator[Path]:
 def new_folder(out: Path) -> Iterator[Path]:
     """A folder for new files, which move to the folder `out` if nothing is raised.
 
-    `out` is made if it is missing. Raises `FileExistsError` if it holds anything, and OSError.
+    `out` is made if it is missing. What a killed process left in it is removed. Raises `FileExistsError` if it holds
+    anything else, and OSError.
     """
     made = not os.path.lexists(out)
     complete = False
     try:
-        part = _inside(out)
+        part, lock = _inside(out)
         try:
             with _named(out, part):
                 yield part
@@ -50,22 +56,47 @@ def new_folder(out: Path) -> Iterator[Path]:
         finally:
             with _undisturbed():
                 shutil.rmtree(part, ignore_errors=True)
+                os.close(lock)
     finally:
         if made and not complete:
             with suppress(OSError):
                 out.rmdir()
 
 
-def _inside(out: Path) -> Path:
-    """A new folder in `out`: beside `out` there may be another disk, or no right to write."""
+def _inside(out: Path) -> tuple[Path, int]:
+    """A new folder in `out`: beside `out` there may be another disk, or no right to write. The descriptor locks `out`:
+    a folder of another process is removed only if that process has ended."""
     try:
-        held = out.is_dir() and any(out.iterdir())
-        if not held:
-            out.mkdir(parents=True, exist_ok=True)
-            return Path(tempfile.mkdtemp(prefix=".part-", dir=out))
+        out.mkdir(parents=True, exist_ok=True)
+        lock = os.open(out, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if not _cleared(out, lock):
+                raise FileExistsError(f"{out}: exists and is not empty")
+            return Path(tempfile.mkdtemp(prefix=".part-", dir=out)), lock
+        except BaseException:
+            os.close(lock)
+            raise
     except OSError as error:
+        if error.strerror is None:  # the sentence above
+            raise
         raise OSError(f"{out}: cannot be made: {error.strerror}") from None
-    raise FileExistsError(f"{out}: exists and is not empty")
+
+
+def _cleared(out: Path, lock: int) -> bool:
+    """Whether `out` is empty, or was but for what killed processes left."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locked = True
+    except BlockingIOError:
+        return False  # another process writes to it
+    except OSError:
+        locked = False  # the file system has no locks
+    left = list(out.iterdir())
+    if left and not (locked and all(_PART.fullmatch(path.name) and path.is_dir() for path in left)):
+        return False
+    for path in left:
+        shutil.rmtree(path)
+    return True
 
 
 @contextmanager
@@ -85,9 +116,10 @@ def _named(output: Path, part: Path) -> Iterator[None]:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Without ctrl+c."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Without ctrl+c and other signals that end a process."""
+    before = [signal.signal(number, signal.SIG_IGN) for number in _ENDING]
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in zip(_ENDING, before, strict=True):
+            signal.signal(number, handler)

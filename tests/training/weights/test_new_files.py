@@ -3,6 +3,8 @@
 import errno
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,6 +87,24 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="not empty"), new_folder(tmp_path):
         pass
     assert names(tmp_path) == ["mine"]
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_kept(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    half = "from memconsole_trainer.new_files import new_folder; from pathlib import Path; import os, sys\n"
+    half += (
+        "with new_folder(Path(sys.argv[1])) as part: (part / 'a').touch(); os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", half, str(out)]).returncode == -9
+    assert len(names(out)) == 2
+    with new_folder(out) as part:
+        assert names(out) == [part.name]
+        with pytest.raises(FileExistsError, match="not empty"):
+            new_folder(out).__enter__()
+        (part / "b").touch()
+    assert names(out) == ["b"]
 
 
 def test_a_folder_that_cannot_be_made_or_written_is_one_line(

@@ -1,6 +1,7 @@
 """The part of a command that needs a framework: its output, an interrupt, and the folder it starts in."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +32,7 @@ from memconsole_trainer.new_files import new_folder
 def main():
     with new_folder(Path(sys.argv[1])) as out:
         (out / "half").touch()
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(int(sys.argv[2]))
 """
 WAITING = """
 import os, signal, sys, time
@@ -55,9 +56,12 @@ def called(source: str, *arguments: str, **env: str) -> subprocess.CompletedProc
     return subprocess.run(command, capture_output=True, env={**os.environ, **env})
 
 
-def test_an_interrupted_program_says_nothing_and_leaves_nothing(tmp_path: Path) -> None:
-    done = called(HALF, str(tmp_path / "out"))
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_program_that_is_ended_says_nothing_and_leaves_nothing(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    done = called(HALF, str(tmp_path / "out"), str(int(number)))
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, b"", b"")
     assert list(tmp_path.iterdir()) == []
 
 
