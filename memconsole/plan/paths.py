@@ -12,7 +12,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.catalog.sources import HUB_PREFIX, not_made
 from memconsole.plan.data.mixture import MIX, VALIDATION, sources, validates_on_split
 from memconsole.plan.models.huggingface import is_hub_id
-from memconsole.plan.plan import Plan, PlanError, get, replace
+from memconsole.plan.plan import Plan, PlanError, get, quote, replace
 from memconsole.plan.templates.choice import TEMPLATE_SUFFIXES
 from memconsole.plan.training.origin import RANDOM, checkpoint_of
 
@@ -103,12 +103,15 @@ def _split(text: str, folder: Path) -> str:
 
 
 def _mix(source: Place, text: str, folder: Path) -> str:
-    if "," in str(folder):  # it would separate two sources
-        return text
-    words = (word.strip().rpartition("=") for word in text.split(","))
-    return ", ".join(
-        f"{source(name.strip(), folder)}{equals}{share}" for name, equals, share in words
-    )
+    found = []
+    for word in text.split(","):
+        name, equals, share = word.strip().rpartition("=")
+        moved = source(name.strip(), folder)
+        if "," in moved:
+            reason = f"the comma in {quote(moved)} would separate two sources; rename its folder"
+            raise PlanError(f"{MIX} = {quote(text)}: {reason}", MIX)
+        found.append(f"{moved}{equals}{share}")
+    return ", ".join(found)
 
 
 def _template(text: str, folder: Path) -> str:

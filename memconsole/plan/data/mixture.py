@@ -74,7 +74,7 @@ def check_mixture(plan: Plan) -> None:
         return
     trained = parts(plan)
     for i, part in enumerate(trained):
-        entry = catalog.dataset(part.plan)
+        entry = _entry(part.plan, MIX if i else "data.source")
         for other in trained[:i]:
             if _overlap(entry, part.plan, catalog.dataset(other.plan), other.plan):
                 source = quote(part.plan.data.source)
@@ -82,12 +82,7 @@ def check_mixture(plan: Plan) -> None:
     held = validation_plan(plan)
     if held is None:
         return
-    try:
-        entry = catalog.dataset(held)
-    except PlanError as error:
-        raise PlanError(
-            str(error).replace("data.source =", f"{VALIDATION} =", 1), VALIDATION
-        ) from None
+    entry = _entry(held, VALIDATION)
     for part in trained:
         if _overlap(entry, held, catalog.dataset(part.plan), part.plan):
             raise _error(
@@ -96,6 +91,14 @@ def check_mixture(plan: Plan) -> None:
                 f"is part of data.source = {quote(part.plan.data.source)}, which is trained on; "
                 "give other data, or leave it out to hold out data.validation_fraction",
             )
+
+
+def _entry(plan: Plan, key: str) -> DatasetEntry:
+    """The dataset of a plan with the source alone that the setting `key` names. Raises `PlanError`, which names `key`."""
+    try:
+        return catalog.dataset(plan)
+    except PlanError as error:
+        raise PlanError(str(error).replace("data.source =", f"{key} =", 1), key) from None
 
 
 def _others(mix: str | None) -> list[tuple[str, float]]:

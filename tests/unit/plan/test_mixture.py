@@ -52,7 +52,7 @@ def test_the_source_has_the_share_that_others_leave(folder: Path) -> None:
         ("b.txt=0.6, c.txt=0.4", "leaves nothing for data.source"),
         ("b.txt=0.2, b.txt=0.2", '"b.txt" is mixed with itself'),
         ("a.txt=0.2", '"a.txt" is mixed with itself'),
-        ("missing.txt=0.2", "no such file"),
+        ("missing.txt=0.2", '^data.mix = "missing.txt": no such file'),
     ],
 )
 def test_a_mixture_that_cannot_be_is_one_line(

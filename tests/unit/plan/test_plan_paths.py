@@ -109,6 +109,25 @@ def test_a_current_folder_that_is_gone_is_said(words: list[str], elsewhere: Path
     assert str(result.exception) == "the current folder is gone: change to one that exists"
 
 
+def test_a_mixture_in_a_folder_with_a_comma_is_refused_and_one_of_other_folders_is_not(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comma = elsewhere / "a,b"
+    comma.mkdir()
+    monkeypatch.chdir(comma)
+    mixed = {"data.mix": "y.txt=0.3"}
+    for refused in (
+        lambda: absolute(replace(Plan(), mixed)),
+        lambda: load(plan_file(comma, mixed)),
+    ):
+        with pytest.raises(
+            PlanError, match=r'^data\.mix = "y\.txt=0\.3": the comma in ".*a,b/y\.txt"'
+        ):
+            refused()
+    mix = f"{elsewhere}/y.txt=0.3, stories=0.1"
+    assert absolute(replace(Plan(), {"data.mix": mix})).data.mix == mix
+
+
 def test_a_launched_plan_depends_on_no_folder(elsewhere: Path) -> None:
     plan = replace(Plan(), {"data.mix": "same.txt=0.2, stories=0.1", "data.validation": "stories"})
     with pytest.raises(PlanError, match=r"stories\.txt is not in this folder"):
