@@ -38,6 +38,7 @@ WAITING = """
 import os, signal, sys, time
 print("heard", flush=True)
 try:
+    time.sleep(0.5)  # until the command waits for the output
     os.kill(os.getppid(), signal.SIGINT)
     time.sleep(60)
 except KeyboardInterrupt:
