@@ -11,7 +11,7 @@ from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.catalog.sources import HUB_PREFIX, not_made
 from memconsole.plan.data.mixture import MIX, VALIDATION, sources, validates_on_split
-from memconsole.plan.models.huggingface import is_hub_id
+from memconsole.plan.models.finding import is_hub_id
 from memconsole.plan.plan import Plan, PlanError, get, quote, replace
 from memconsole.plan.templates.choice import TEMPLATE_SUFFIXES
 from memconsole.plan.training.origin import RANDOM, checkpoint_of

@@ -15,7 +15,7 @@ from memconsole.plan.models.files import (
     other_weights,
     tokenizer_file,
 )
-from memconsole.plan.models.huggingface import find_model
+from memconsole.plan.models.finding import find_model
 from memconsole.plan.models.recommender import Recommender, is_of_decoder
 from memconsole.plan.plan import Plan, PlanError, printable, quote
 
