@@ -41,12 +41,13 @@ from memconsole.plan.plan import Plan, apply_settings, dumps
 from memconsole.runs.act.environment import trainer_environment
 from tests.accuracy.results import MIB, Bar, Case, Errors, Part, unavailable, write
 
-TOTAL_SECONDS = 450
+TOTAL_SECONDS = int(os.environ.get("ACCURACY_TOTAL_SECONDS", "450"))
 RUN_SECONDS = 90
 TRACE_SECONDS = 240
 TRACERS = 4
+RUNNERS = 6
 SPARE = 0.92
-"""Of the card: plans estimated to need more are left out."""
+"""Of the card: plans estimated to need more are left out, and runs at the same time are estimated to need no more."""
 
 LORA = "optimize.freeze_base=true"
 PLANS: dict[str, tuple[str, ...]] = {
@@ -61,6 +62,14 @@ PLANS: dict[str, tuple[str, ...]] = {
     "llama-3.2-1b bf16 full": ("model.name=llama-3.2-1b", "train.batch_size=2", "data.sequence_length=2048", "optimize.precision=bf16", "optimize.gradient_checkpointing=full"),
     "llama-3.2-1b 8-bit chunked full": ("model.name=llama-3.2-1b", "train.batch_size=4", "data.sequence_length=1024", "optimize.precision=bf16", "optimize.gradient_checkpointing=full", "optimize.optimizer=adamw-8bit", "optimize.fused_loss=true"),
     "llama-3.2-1b LoRA": ("model.name=llama-3.2-1b", "train.batch_size=2", "data.sequence_length=1024", "optimize.precision=bf16", "optimize.lora_rank=16", LORA, "optimize.fused_loss=true"),
+    "gpt2 bf16 compiled": ("model.name=gpt2", "train.batch_size=8", "data.sequence_length=1024", "optimize.precision=bf16", "optimize.compile=true"),
+    "gpt2 fp16, muon": ("model.name=gpt2", "train.batch_size=4", "data.sequence_length=1024", "optimize.precision=fp16", "optimize.optimizer=muon"),
+    "gpt2-medium bf16, activation offload": ("model.name=gpt2-medium", "train.batch_size=4", "data.sequence_length=1024", "optimize.precision=bf16", "optimize.activation_offload=true"),
+    "gpt2-medium bf16, optimizer offload": ("model.name=gpt2-medium", "train.batch_size=4", "data.sequence_length=1024", "optimize.precision=bf16", "optimize.optimizer_offload=pinned"),
+    "gpt2-medium bf16, update in backward": ("model.name=gpt2-medium", "train.batch_size=4", "data.sequence_length=1024", "optimize.precision=bf16", "optimize.optimizer_in_backward=true", "train.grad_clip=0"),
+    "llama-3.2-1b LoRA on NF4": ("model.name=llama-3.2-1b", "train.batch_size=4", "data.sequence_length=1024", "optimize.precision=bf16", "optimize.lora_rank=16", LORA, "optimize.fused_loss=true", "optimize.base_storage=nf4", "optimize.gradient_checkpointing=full"),
+    "recommender": ("model.name=efficientids-llama-3.2-1b", "model.items=20000", "data.source=ratings", "data.sequence_length=128", "train.batch_size=8", "optimize.precision=bf16", "optimize.freeze_base=true"),
+    "regressor": ("model.name=lqr", "data.source=lqr", "data.sequence_length=32", "train.batch_size=4096"),
     "gemma-3-1b LoRA full": ("model.name=gemma-3-1b", "train.batch_size=1", "data.sequence_length=1024", "optimize.precision=bf16", "optimize.lora_rank=8", LORA, "optimize.gradient_checkpointing=full", "optimize.fused_loss=true"),
 }  # fmt: skip
 JAX_PLANS = (
@@ -69,9 +78,14 @@ JAX_PLANS = (
     "gpt2-medium 8-bit full",
     "qwen3-0.6b chunked",
     "llama-3.2-1b bf16 full",
+    "llama-3.2-1b LoRA",
+    "recommender",
+    "regressor",
 )
 REHEARSED: dict[str, tuple[str, ...]] = {
     "stories": ("model.target_params=1_000_000", "train.batch_size=4"),
+    "recommender": ("model.name=efficientids", "model.items=300", "data.source=ratings", "data.sequence_length=32"),
+    "regressor": ("model.name=lqr", "data.source=lqr", "data.sequence_length=32"),
     "stories LoRA bf16": ("model.target_params=1_000_000", "train.batch_size=4", "optimize.precision=bf16", "optimize.lora_rank=8", LORA),
 }  # fmt: skip
 
@@ -171,7 +185,7 @@ def count(plan: Plan, device: str) -> dict[str, Any] | None:
 
 
 def measure(device: str) -> list[Measured]:
-    """Every plan that fits the card, one after the other, while the tracers work beside them."""
+    """Every plan that fits the card, as many at once as have room on it, while the tracers work beside them."""
     start, free = time.monotonic(), card_bytes(device)
     kind = "gpu" if device == "cuda" else "cpu"
     product = card().catalog_name if device == "cuda" else ""
@@ -182,42 +196,68 @@ def measure(device: str) -> list[Measured]:
     wanted = [(name, "torch") for name in plans]
     wanted += [(name, "jax") for name in plans if device == "cpu" or name in JAX_PLANS]
     wanted = [pair for pair in wanted if importlib.util.find_spec(pair[1]) is not None]
-    found = []
-    with ThreadPoolExecutor(TRACERS) as tracers:
-        asked: list[tuple[str, Plan, MemoryTable, Future[Exact | None]]] = []
+    room, end = Room(int(SPARE * free)), start + TOTAL_SECONDS
+    with ThreadPoolExecutor(TRACERS) as tracers, ThreadPoolExecutor(RUNNERS) as runners:
+        asked: list[tuple[str, Plan, MemoryTable, Future[Exact | None], Future[Any]]] = []
         for name, backend in wanted:
             plan = plan_of(plans[name], backend)
             table = table_of(plan, budget)
             if table.device_bytes > SPARE * free:
                 print(f"{backend} {name}: left out, needs {table.device_bytes / MIB:,.0f} MiB")
                 continue
-            asked.append((name, plan, table, tracers.submit(ask, plan, kind, product)))
-        for name, plan, table, exact in asked:
-            if time.monotonic() - start > TOTAL_SECONDS:
-                print(f"{plan.backend} {name}: left out, out of time")
-                exact.cancel()
+            traced = tracers.submit(ask, plan, kind, product)
+            counted = runners.submit(room.count, table.device_bytes, plan, device, end)
+            asked.append((name, plan, table, traced, counted))
+        found = []
+        for name, plan, table, traced, counted in asked:
+            result = counted.result()
+            if result is None:
+                print(f"{plan.backend} {name}: failed, or out of time")
                 continue
-            counted = count(plan, device)
-            if counted is None:
-                print(f"{plan.backend} {name}: failed")
-                continue
+            exact = _within(traced, end)
+            one = Measured(name, plan, table, result, exact)
+            found.append(one)
             shown = ", ".join(
                 f"{key} {value / MIB:,.0f} MiB"
-                for key, value in counted.items()
+                for key, value in result.items()
                 if key.endswith("_bytes") and value is not None
             )
+            said = f"{(allocated(one) or 0) / MIB:,.0f}"
             print(
-                f"{plan.backend} {name}: {shown}; ~ {table.peak_bytes / MIB:,.0f} MiB", flush=True
+                f"{plan.backend} {name}: {shown}; ~ {table.peak_bytes / MIB:,.0f} MiB, = {said} MiB",
+                flush=True,
             )
-            left = max(1.0, TOTAL_SECONDS - (time.monotonic() - start))
-            try:
-                traced = exact.result(timeout=left)
-            except TimeoutError:
-                traced = None
-            found.append(Measured(name, plan, table, counted, traced))
         tracers.shutdown(wait=False, cancel_futures=True)
     print(f"{time.monotonic() - start:.0f} seconds")
     return found
+
+
+class Room:
+    """Memory of the card, which several runs share."""
+
+    def __init__(self, free: int) -> None:
+        self._free = free
+        self._changed = threading.Condition()
+
+    def count(self, needed: int, plan: Plan, device: str, end: float) -> dict[str, Any] | None:
+        """`count`, once there are `needed` bytes; None after `end`, in monotonic seconds."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._free >= needed, end - time.monotonic()):
+                return None
+            self._free -= needed
+        try:
+            return count(plan, device) if time.monotonic() < end else None
+        finally:
+            with self._changed:
+                self._free += needed
+                self._changed.notify_all()
+
+
+def _within(answer: Future[Exact | None], end: float) -> Exact | None:
+    try:
+        return answer.result(timeout=max(1.0, end - time.monotonic()))
+    except TimeoutError:
+        return None
 
 
 def allocated(measured: Measured) -> int | None:

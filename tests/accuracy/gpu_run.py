@@ -21,9 +21,10 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 
 from memconsole.plan import catalog
-from memconsole.plan.models.architecture import Architecture, parameters
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, loads, replace
-from memconsole_trainer.data.text.rows.batches import language_batch
+from memconsole.plan.tasks import task_of
 from memconsole_trainer.engine import Batch
 
 STEPS = 3
@@ -32,8 +33,8 @@ STEPS = 3
 class Zeros:
     """A weight source whose weights take no time to draw."""
 
-    def __init__(self, architecture: Architecture) -> None:
-        self._shapes = {p.name: p.shape for p in parameters(architecture)}
+    def __init__(self, model: Model) -> None:
+        self._shapes = {p.name: p.shape for p in model.parameters()}
 
     def names(self) -> list[str]:
         return list(self._shapes)
@@ -42,25 +43,28 @@ class Zeros:
         return np.zeros(self._shapes[name], np.float32)
 
 
-def batch(plan: Plan, architecture: Architecture, micro_batches: int) -> Batch:
-    """Random tokens."""
-    shape = (2, micro_batches, plan.train.batch_size, plan.data.sequence_length)
-    drawn = np.random.default_rng(0).integers(0, architecture.vocab_size, shape)
-    inputs, targets = drawn.astype(np.int32)
-    return language_batch(inputs, targets)
+def batch(plan: Plan, model: Model, micro_batches: int) -> Batch:
+    """Random numbers, which are valid in the plan's task."""
+    draw, arrays = np.random.default_rng(0), {}
+    highest = model.vocab_size if isinstance(model, Architecture) else 2
+    for array in task_of(plan).inputs(plan, model):
+        shape = (micro_batches, plan.train.batch_size, *array.shape)
+        numbers = draw.integers(0, highest, shape) if array.dtype == "int32" else draw.random(shape)
+        arrays[array.name] = numbers.astype(array.dtype)
+    return Batch(arrays, float(micro_batches * plan.train.batch_size))
 
 
 def run(plan: Plan) -> dict[str, Any]:
     """Train and evaluate; bytes by the engine's, the allocator's and the driver's account."""
-    architecture = catalog.architecture(plan)
+    model = catalog.model(plan)
     engine = importlib.import_module(f"memconsole_{plan.backend}.engine").create(plan, None)
-    engine.build(plan, architecture, 100, Zeros(architecture))
+    engine.build(plan, model, 100, Zeros(model))
     steps = plan.optimize.accumulation_steps
     for _ in range(STEPS):
-        engine.train_step(batch(plan, architecture, steps))
+        engine.train_step(batch(plan, model, steps))
     engine.synchronize()
     engine.take_metrics()
-    engine.evaluate([batch(plan, architecture, 1), batch(plan, architecture, 1)])
+    engine.evaluate([batch(plan, model, 1), batch(plan, model, 1)])
     engine.synchronize()
     reading = engine.memory()
     found: dict[str, Any] = {

@@ -4,6 +4,7 @@
     python tests/bench/gpu.py --device cpu       the same flow on small models, where there is none; writes nothing
 
 Each contender takes a few steps of the same rows in a process of its own with a time limit, all within eight minutes.
+As many as fit on the card get ready at the same time; then each takes its counted steps alone.
 nanoGPT, compiled, is the checkout that NANOGPT_DIR names; a peer that is not there is reported missing. `--ladder`
 measures a 3B model instead, with one more optimization on each rung. Results are written after each contender, and
 another run measures only what is missing or failed; to measure anew, remove results/gpu.json.
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,8 @@ sys.path[:0] = PLACES = [str(ROOT), str(ROOT / "backends")]
 
 from memconsole.devices.budget import budget
 from memconsole.devices.probe import read_once
-from memconsole.memory.seconds import peak_units_per_second
+from memconsole.memory.estimate import table_of
+from memconsole.memory.seconds import peak_units_per_second, step_seconds
 from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.machine.budget import Budget
@@ -42,9 +45,13 @@ from tests.bench.trained import BACKENDS, into_page, machine, markdown
 
 RESULTS = Path(__file__).with_name("results") / "gpu.json"
 PAGE = ROOT / "docs" / "speed.md"
-TOTAL_SECONDS, RUN_SECONDS = 460, 100
-STEPS, SETTLING = 12, 4
-"""Steps of a run, and how many of the first are not counted: they compile."""
+TOTAL_SECONDS, RUN_SECONDS = 460, 110
+STEPS, SETTLING = 10, 4
+"""Steps of a run that count, and how many before them do not: they compile."""
+AT_ONCE, SPARE = 4, 0.85
+"""Contenders that get ready at the same time, and the share of the card that they may need together."""
+PEERS_NEED = 1.5
+"""Memory of a peer, as a multiple of the estimate for torch."""
 BF16 = "optimize.precision=bf16"
 
 
@@ -112,8 +119,11 @@ def plan_of(case: Case, backend: str, device: str, *more: str) -> Plan:
     return plan
 
 
-def contenders(case: Case, device: str) -> list[tuple[str, str, Plan]]:
-    """What is shown, who runs, and the plan."""
+Contender = tuple[str, str, Plan]
+"""What is shown, who runs, and the plan."""
+
+
+def contenders(case: Case, device: str) -> list[Contender]:
     first = case.backends[0]
     found = [(peer, peer, plan_of(case, first, device)) for peer in case.peers]
     for backend in case.backends:
@@ -137,13 +147,16 @@ def card_of(device: str) -> Budget:
     return budget(plan_of(CASES[0], "torch", device), read_once(30.0))
 
 
-def count(who: str, plan: Plan, device: str, steps: int, card: Budget) -> dict[str, Any]:
+def count(
+    who: str, plan: Plan, device: str, steps: int, card: Budget, lock: Path
+) -> dict[str, Any]:
     """Tokens per second (median), their share of the card's peak rate, and peak bytes; or a `problem`."""
     if problem := missing(who):
         return {"problem": problem}
     environment = trainer_environment(plan, os.environ, kind=device)
     environment.setdefault("CUDA_VISIBLE_DEVICES", "0")  # the Trainer would use all cards
-    command = [sys.executable, str(Path(__file__).with_name("gpu_run.py")), who, str(steps)]
+    command = [sys.executable, str(Path(__file__).with_name("gpu_run.py"))]
+    command += [who, str(min(SETTLING, steps)), str(steps), str(lock)]
     try:
         done = subprocess.run(
             command, input=dumps(plan), env=environment, capture_output=True, text=True,
@@ -156,14 +169,18 @@ def count(who: str, plan: Plan, device: str, steps: int, card: Budget) -> dict[s
         last = (done.stderr.strip().splitlines() or [""])[-1]
         return {"problem": f"failed: {last[:80]}"}
     found = json.loads(done.stdout)
-    kept = found["seconds"][min(SETTLING, steps // 2) :]
-    rate = plan.micro_batch_tokens / statistics.median(kept)
+    seconds = statistics.median(found["seconds"])
+    rate = plan.micro_batch_tokens / seconds
     model = catalog.model(plan)
     most = peak_units_per_second(plan, model, card)
+    table = table_of(plan, card)
     return {
         "tokens_per_second": rate,
         "flops_utilization": rate / most,
         "peak_bytes": found["peak_bytes"],
+        "step_seconds": seconds,
+        "estimated_peak_bytes": table.peak_bytes,
+        "estimated_step_seconds": step_seconds(plan, model, card),
     }
 
 
@@ -179,20 +196,40 @@ def measure(
     results: Results,
     keep: Callable[[Results], None],
 ) -> None:
-    """Measure each case's contenders that are not in `results`, one after the other, while there is time. Calls
-    `keep` after each."""
+    """Measure each case's contenders that are not in `results`, group by group, while there is time. Calls `keep` after
+    each group."""
     start = time.monotonic()
     for case in cases:
         rows = results.setdefault(case.name, {})
-        for shown, who, plan in contenders(case, device):
-            if shown in rows and not _told(rows[shown]):
-                continue
+        missing = [c for c in contenders(case, device) if c[0] not in rows or _told(rows[c[0]])]
+        for group in groups(missing, card):
             late = time.monotonic() - start > TOTAL_SECONDS - RUN_SECONDS
-            rows[shown] = (
-                {"problem": "out of time"} if late else count(who, plan, device, steps, card)
-            )
-            print(f"{case.name}: {shown}: {rows[shown]}", flush=True)
+            with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(group)) as pool:
+                lock = Path(folder) / "turns"
+                asked = [
+                    (shown, pool.submit(count, who, plan, device, steps, card, lock))
+                    for shown, who, plan in group
+                    if not late
+                ]
+                found = {shown: answer.result() for shown, answer in asked}
+            for shown, _, _ in group:
+                rows[shown] = found.get(shown, {"problem": "out of time"})
+                print(f"{case.name}: {shown}: {rows[shown]}", flush=True)
             keep(results)
+
+
+def groups(contenders: list[Contender], card: Budget) -> list[list[Contender]]:
+    """The contenders in their order, as many together as have room on the card."""
+    found: list[list[Contender]] = []
+    left = 0.0
+    for one in contenders:
+        needed = table_of(one[2], card).device_bytes * (1 if one[1] == "memconsole" else PEERS_NEED)
+        if not found or needed > left or len(found[-1]) == AT_ONCE:
+            found.append([])
+            left = SPARE * card.total_bytes
+        found[-1].append(one)
+        left -= needed
+    return found
 
 
 def table(results: dict[str, Any]) -> str:

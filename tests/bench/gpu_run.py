@@ -1,13 +1,15 @@
 """Steps of one contender on one device, in a process of its own: seconds of each step and peak bytes, as JSON.
 
-    python tests/bench/gpu_run.py CONTENDER STEPS < plan.toml
+    python tests/bench/gpu_run.py CONTENDER SETTLING STEPS [LOCK] < plan.toml
 
 CONTENDER is memconsole, nanoGPT or Trainer. The device and the model are those of the plan. nanoGPT is the checkout
-that NANOGPT_DIR names; it is compiled where the device is a card.
+that NANOGPT_DIR names; it is compiled where the device is a card. SETTLING steps come first and are not counted. With
+a LOCK, the name of a file, contenders that share it get ready at the same time, and then take turns.
 """
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import itertools
 import json
@@ -55,17 +57,41 @@ def tokens(plan: Plan, a: Architecture) -> tuple[Any, Any]:
     return inputs, targets
 
 
-def timed(step: Callable[[], object], steps: int) -> list[float]:
-    """Seconds of each step; `step` waits for the device."""
-    found = []
-    for _ in range(steps):
-        start = time.perf_counter()
-        step()
-        found.append(time.perf_counter() - start)
-    return found
+class Turns:
+    """Counts the seconds of steps after the first few, alone on the card."""
+
+    def __init__(self, settling: int, steps: int, lock: str | None) -> None:
+        self._settling, self.steps = settling, settling + steps
+        self._lock = open(lock, "w") if lock else None  # noqa: SIM115 -- kept until the process ends
+        self._take(fcntl.LOCK_SH)  # others get ready too
+        self._ends: list[float] = []
+        self._done = 0
+
+    def after_step(self) -> None:
+        """Call after each step, when the device is idle."""
+        self._done += 1
+        if self._done == self._settling:
+            self._take(fcntl.LOCK_UN)
+            self._take(fcntl.LOCK_EX)
+        if self._done >= self._settling:
+            self._ends.append(time.perf_counter())
+
+    def run(self, step: Callable[[], object]) -> list[float]:
+        """Take all steps; `step` waits for the device. Returns the seconds of each that counts."""
+        for _ in range(self.steps):
+            step()
+            self.after_step()
+        return self.seconds()
+
+    def seconds(self) -> list[float]:
+        return [later - end for end, later in itertools.pairwise(self._ends)]
+
+    def _take(self, kind: int) -> None:
+        if self._lock is not None:
+            fcntl.flock(self._lock, kind)
 
 
-def memconsole(plan: Plan, a: Architecture, steps: int) -> dict[str, Any]:
+def memconsole(plan: Plan, a: Architecture, turns: Turns) -> dict[str, Any]:
     engine = importlib.import_module(f"memconsole_{plan.backend}.engine").create(plan, None)
     engine.build(plan, a, 100, Repeated(a))
     batch = language_batch(*tokens(plan, a))
@@ -74,12 +100,12 @@ def memconsole(plan: Plan, a: Architecture, steps: int) -> dict[str, Any]:
         engine.train_step(batch)
         engine.synchronize()
 
-    seconds = timed(step, steps)
+    seconds = turns.run(step)
     engine.take_metrics()
     return {"seconds": seconds, "peak_bytes": engine.memory().peak_bytes}
 
 
-def nanogpt(plan: Plan, a: Architecture, steps: int) -> dict[str, Any]:
+def nanogpt(plan: Plan, a: Architecture, turns: Turns) -> dict[str, Any]:
     """The model and optimizer of nanoGPT in a loop like that of its bench.py."""
     import torch
 
@@ -105,10 +131,10 @@ def nanogpt(plan: Plan, a: Architecture, steps: int) -> dict[str, Any]:
         optimizer.zero_grad(set_to_none=True)
         _wait(kind)
 
-    return {"seconds": timed(step, steps), "peak_bytes": _peak(kind)}
+    return {"seconds": turns.run(step), "peak_bytes": _peak(kind)}
 
 
-def trainer(plan: Plan, a: Architecture, steps: int) -> dict[str, Any]:
+def trainer(plan: Plan, a: Architecture, turns: Turns) -> dict[str, Any]:
     """transformers' Trainer with its defaults and bf16."""
     import transformers
 
@@ -118,12 +144,11 @@ def trainer(plan: Plan, a: Architecture, steps: int) -> dict[str, Any]:
     )
     (rows,) = tokens(plan, a)[0]
     data = [{"input_ids": row.astype(np.int64), "labels": row.astype(np.int64)} for row in rows]
-    ends: list[float] = []
 
     class Clock(transformers.TrainerCallback):  # type: ignore[misc,unused-ignore]
         def on_step_end(self, *_: Any, **__: Any) -> None:
             _wait(kind)
-            ends.append(time.perf_counter())
+            turns.after_step()
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
@@ -131,15 +156,14 @@ def trainer(plan: Plan, a: Architecture, steps: int) -> dict[str, Any]:
             use_cpu=kind == "cpu",
             bf16=True,
             per_device_train_batch_size=len(rows),
-            max_steps=steps,
+            max_steps=turns.steps,
             logging_strategy="no",
             save_strategy="no",
             report_to=[],
             disable_tqdm=True,
         )
         transformers.Trainer(model, arguments, train_dataset=data, callbacks=[Clock()]).train()
-    seconds = [later - end for end, later in itertools.pairwise(ends)]
-    return {"seconds": seconds, "peak_bytes": _peak(kind)}
+    return {"seconds": turns.seconds(), "peak_bytes": _peak(kind)}
 
 
 def _wait(kind: str) -> None:
@@ -161,7 +185,9 @@ def main() -> None:
     plan = loads(sys.stdin.read())
     answer = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # frameworks print; the answer stays alone
-    found = CONTENDERS[sys.argv[1]](plan, catalog.architecture(plan), int(sys.argv[2]))
+    contender, settling, steps, *lock = sys.argv[1:]
+    turns = Turns(int(settling), int(steps), lock[0] if lock else None)
+    found = CONTENDERS[contender](plan, catalog.architecture(plan), turns)
     with os.fdopen(answer, "w") as stream:
         stream.write(json.dumps(found) + "\n")
 

@@ -29,9 +29,10 @@ def trained(
     state: Path,
     environment: Mapping[str, str] = MappingProxyType({}),
     options: Sequence[str] = (),
+    folder: str = ".",
 ) -> dict[str, Any]:
-    """`memconsole report --json` of a run with `settings` and `options`, kept under the folder `state`. Raises
-    `RefusedError`."""
+    """`memconsole report --json` of a run with `settings` and `options`, started in `folder` and kept under the folder
+    `state`. Raises `RefusedError`."""
     words = [*options]
     words += [
         part for key, value in settings.items() for part in ("--set", f"{key}={_word(value)}")
@@ -39,6 +40,7 @@ def trained(
     done = subprocess.run(
         [sys.executable, "-m", "memconsole", "train", "--json", "--force", *words],
         env={**os.environ, **environment, "XDG_STATE_HOME": str(state)},
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
