@@ -5,6 +5,7 @@ backend depends on the device:
 
 - `decoder.attend`: CUDA's flash or memory-efficient kernel, MPS's composition; repeated keys;
 - `decoder.Norm`: CUDA's fused RMS norm;
+- `loss_kernel`: CUDA's kernel, which overwrites the logits;
 - `optimizers.create`: fused updates on CPU, CUDA and ROCm, one tensor at a time on MPS;
 - `quantized_adam`, `quantized_base`, `rounding`, `compressed`, `average`: their slices;
 - `activation_offload.store`: pinned memory instead of a file;
@@ -26,7 +27,12 @@ from torch import Tensor
 
 from memconsole_torch import jumps
 from memconsole_torch.models import capped_attention, decoder, linear
-from memconsole_torch.techniques.activations import activation_offload, dropout, fused_loss
+from memconsole_torch.techniques.activations import (
+    activation_offload,
+    dropout,
+    fused_loss,
+    loss_kernel,
+)
 from memconsole_torch.techniques.optimizer import (
     blocks,
     compressed,
@@ -125,6 +131,8 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
             change(decoder, "attend", attend)
         if kind in ("gpu", "rocm"):
             change(decoder.Norm, "forward", _norm_on_cuda)
+            change(loss_kernel, "runs_on", lambda device: True)
+            change(loss_kernel, "_launch", _nothing)
         if kind == "apple":
             change(optimizers, "has_fused", lambda device: False)
         yield

@@ -121,13 +121,13 @@ class Timeline:
         return self.between + self.tables_kept + self.norm.kept.activations.token * self.tokens
 
     def _whole_loss(self) -> Iterator[Moment]:
-        """The loss over whole logits, which their gradient overwrites (4TV). With 16-bit matmuls the gradient exists twice
-        while it is cast. Then the gradients of the hidden states and of the head are computed from it."""
+        """The loss over whole logits, which their gradient overwrites. Then the gradients of the hidden states and of the
+        head are computed from it."""
         step, c = self.step, self.step.compute
         n, standing = self.tokens * step.architecture.vocab_size, step.standing
         live = self._before_head + self.hidden
-        logits = max(_logits(c, n), 4 * n + self._bend(n))
-        yield self._at("loss", standing, live, self.copies + self.head_cast, logits + self.labels)
+        logits = self._logits(n, self.tokens) + self.labels
+        yield self._at("loss", standing, live, self.copies + self.head_cast, logits)
         if not step.flow.head:
             live -= self.hidden  # a frozen head does not keep its input
         copies = self.kept_copies + self.head_cast
@@ -149,7 +149,7 @@ class Timeline:
         trained = self.head_gradient > 0
         share = 2 * step.head if trained and c == 2 else 0  # a chunk's share of the head's gradient
         made = c * n + max(c * a.hidden_size * rows, share)
-        chunk = max(_logits(c, n), 4 * n + self._bend(n), made)
+        chunk = max(self._logits(n, rows), made)
         yield self._at(
             "loss",
             step.standing + (4 * step.head if trained else 0),
@@ -161,13 +161,19 @@ class Timeline:
             live = self._before_head + self.hidden
             yield self._at("backward", step.standing, live, self.kept_copies, 0, 6 * step.head)
 
-    def _bend(self, count: int) -> int:
-        """Bytes of the derivative of capped logits, for the logits that one pass covers."""
-        a = self.step.architecture
-        if a.logit_cap is None:
-            return 0
+    def _logits(self, count: int, rows: int, *, trained: bool = True) -> int:
+        """Bytes of `count` logits of `rows` tokens while the loss is computed. A GPU's kernel overwrites them in the type
+        of the matmul. Elsewhere they are cast to fp32; if they are capped, the derivative of the cap is live too, for
+        the logits that one pass covers."""
+        c, a = self.step.compute, self.step.architecture
+        if self.step.kind in ("gpu", "rocm"):
+            return c * count + 4 * rows  # and the nats of each token
+        cast = 4 * count if c == 4 else (4 + c) * count
+        if a.logit_cap is None or not trained:
+            return cast
         most = CPU_CAPPED if self.step.kind == "cpu" else CAPPED
-        return 4 * min(count, max(1, most // a.vocab_size) * a.vocab_size)
+        bent = min(count, max(1, most // a.vocab_size) * a.vocab_size)
+        return max(cast, 4 * (count + bent))
 
     def _backward(self) -> Iterator[Moment]:
         step = self.step
@@ -269,7 +275,7 @@ class Timeline:
         yield self._live("evaluation", live, 0, tables, copies)
         n = min(tokens, CHUNK_TOKENS) * a.vocab_size
         copies += 2 * step.head if averaged else self.head_cast
-        logits = _logits(step.compute, n) + 8 * tokens
+        logits = self._logits(n, min(tokens, CHUNK_TOKENS), trained=False) + 8 * tokens
         yield self._at("evaluation", 0, hidden, copies, logits)
 
     def _at(
@@ -318,8 +324,3 @@ class Timeline:
     ) -> Moment:
         """A moment of a block, while its weights and those of the next block are gathered."""
         return self._live(phase, live, gradients, below, copies, work, self.sharing.gathered)
-
-
-def _logits(compute: int, count: int) -> int:
-    """Bytes of `count` fp32 logits right after a matmul in a type of `compute` bytes."""
-    return (4 if compute == 4 else 4 + compute) * count

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor
 
+from memconsole.plan.tasks.language import MASKED
 from memconsole_torch.techniques.activations import fused_loss
 
 VOCABULARY, HIDDEN, ROWS = 37, 16, 24
@@ -27,7 +28,7 @@ def test_added_rows_change_neither_the_loss_nor_a_gradient(
     torch.manual_seed(0)
     hidden, weight = torch.randn(2, ROWS // 2, HIDDEN), torch.randn(VOCABULARY, HIDDEN)
     targets = torch.randint(0, VOCABULARY, (2, ROWS // 2))
-    targets[0, :5] = fused_loss.IGNORE
+    targets[0, :5] = MASKED
 
     def found() -> list[Tensor | None]:
         x, w = (

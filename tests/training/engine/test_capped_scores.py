@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from memconsole.memory.activations import kernels, torch_timeline
+from memconsole.plan.tasks.language import MASKED
 from memconsole_jax.models.attention import causal_attention
 from memconsole_jax.techniques.activations import fused_loss as jax_loss
 from memconsole_torch.models import capped_attention
@@ -133,7 +134,7 @@ def test_capped_logits_have_the_loss_and_gradients_of_the_definition(
     random = torch.Generator().manual_seed(1)
     hidden, head = torch.randn(2, 9, 6, generator=random), torch.randn(40, 6, generator=random)
     targets = torch.randint(0, 40, (2, 9), generator=random)
-    targets[1, 4:] = fused_loss.IGNORE
+    targets[1, 4:] = MASKED
     wide = [x.double().requires_grad_() for x in (hidden, head)]
     scores = CAP * torch.tanh(wide[0] @ wide[1].T / CAP)
     nats = torch.nn.functional.cross_entropy(

@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from memconsole.plan.tasks.language import MASKED
 from memconsole_torch.models.linear import product
+from memconsole_torch.techniques.activations import loss_kernel
 
-IGNORE = -100
-"""The value of a masked target."""
 Share: TypeAlias = Tensor | float
 ALIGNED = 64
 """A multiple of the vocabulary for which GPUs have fast products of 16-bit matrices: rows of 128 bytes, as nanoGPT pads
@@ -58,13 +58,13 @@ class _Whole(torch.autograd.Function):
         rows, head = _operands(hidden, weight, cap)
         ctx.trained = ctx.needs_input_grad[:2]
         ctx.shape, ctx.kinds = hidden.shape, (hidden.dtype, weight.dtype)
+        wanted = any(ctx.trained)
         with torch.autocast(rows.device.type, enabled=False):
-            scores = _only(product(rows, head).float(), weight)  # (N, V)
             labels = targets.flatten().long()
-            nats = _into_slopes(scores, labels, share, any(ctx.trained), cap)
-            if any(ctx.trained):
+            nats, slopes = _scored(rows, head, len(weight), labels, share, wanted, cap)
+            if wanted:
                 ctx.save_for_backward(rows if ctx.trained[1] else None, weight)
-                ctx.slopes = scores.to(rows.dtype)
+                ctx.slopes = slopes
         return nats * share
 
     @staticmethod
@@ -150,14 +150,10 @@ def _over_chunks(
         for start in range(0, rows.shape[0], chunk):
             part = slice(start, start + chunk)
             x = rows[part]
-            # (n, V), overwritten in place by its gradient
-            scores = _only(product(x, head).float(), weight)
-            nats += _into_slopes(scores, labels[part], share, wanted, cap)
-            if not wanted:
-                del scores
+            lost, gradient = _scored(x, head, len(weight), labels[part], share, wanted, cap)
+            nats += lost
+            if gradient is None:
                 continue
-            gradient = scores.to(x.dtype)
-            del scores
             if by_rows is not None:
                 by_rows[part] = product(gradient, head.T)
             if by_weight is not None and x.dtype == torch.float32:
@@ -168,6 +164,26 @@ def _over_chunks(
     if by_rows is not None:
         by_rows = by_rows.view_as(hidden)
     return nats, by_rows, by_weight
+
+
+def _scored(
+    rows: Tensor,
+    head: Tensor,
+    vocabulary: int,
+    labels: Tensor,
+    share: Share,
+    wanted: bool,
+    cap: float | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Summed nats of rows (N, H) and int64 labels (N,), and if `wanted` the gradient of `share` times the nats with
+    respect to the logits (N, V), in the type of the rows. It overwrites the logits."""
+    scores = product(rows, head)
+    if loss_kernel.runs_on(scores.device):
+        nats = loss_kernel.into_slopes(scores, labels, share, vocabulary, cap, wanted)
+        return nats, scores if wanted else None
+    scores = _only(scores.float(), vocabulary)
+    nats = _into_slopes(scores, labels, share, wanted, cap)
+    return nats, scores.to(rows.dtype) if wanted else None
 
 
 def _operands(hidden: Tensor, weight: Tensor, cap: float | None) -> tuple[Tensor, Tensor]:
@@ -195,10 +211,10 @@ def _head(weight: Tensor, dtype: torch.dtype, rows: int) -> Tensor:
     return head
 
 
-def _only(scores: Tensor, weight: Tensor) -> Tensor:
+def _only(scores: Tensor, vocabulary: int) -> Tensor:
     """The logits, of which those of added rows become minus infinity: their probability and gradient are 0."""
-    if scores.shape[1] > len(weight):
-        scores[:, len(weight) :] = -math.inf
+    if scores.shape[1] > vocabulary:
+        scores[:, vocabulary:] = -math.inf
     return scores
 
 
@@ -214,7 +230,7 @@ def _into_slopes(
     count, vocabulary = scores.shape
     for rows in _passes(count, vocabulary, scores.device.type, cap):
         part, labels = scores[rows], targets[rows]
-        counts = (labels != IGNORE)[:, None]  # (n, 1)
+        counts = (labels != MASKED)[:, None]  # (n, 1)
         labels = labels.clamp(min=0)[:, None]
         bend = None
         if cap is not None:
