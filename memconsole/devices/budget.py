@@ -31,9 +31,25 @@ Python, as in `coefficients.json` (`host_bytes`). A share of the memory (`device
 ORDER = {"torch": ("gpu", "rocm", "apple", "cpu"), "jax": ("tpu", "gpu", "rocm", "cpu")}
 """The kinds of device each backend picks for `auto`, best first."""
 
+_NOTES = {
+    "cuda": ("NVIDIA", "AMD", "device probe"),
+    "tpu": ("TPU", "device probe"),
+    "mps": ("Apple", "device probe"),
+}
+"""How the notes about each kind of name begin."""
+
 _COMMON = r"nvidia|amd|tesla|google|sxm\d?|hbm\d?e?|\d*gb"
 
 _LABELS = {"gpu": "GPU", "rocm": "AMD GPU", "apple": "Apple GPU", "tpu": "TPU"}
+
+
+class DevicesUnknown(PlanError):
+    """The plan's device may be here, but its driver has not answered yet."""
+
+
+def names_driver(plan: Plan) -> bool:
+    """Whether a driver of this machine must be asked about the plan's device; not for cpu and the catalog."""
+    return re.fullmatch(r"auto|mps|tpu|(cuda|tpu):\d+", plan.device.name) is not None
 
 
 def budget(
@@ -46,14 +62,16 @@ def budget(
     """The device `plan` would run on, or is planned for, and its usable bytes.
 
     `devices` is the newest reading of this machine. While it is None, only the processor and the
-    catalog are known. Raises `PlanError` naming `device.name`.
+    catalog are known. Raises `PlanError` naming `device.name`, and `DevicesUnknown` if its driver has not answered yet.
     """
     name = plan.device.name
-    if name not in ("auto", "cpu", "mps", "tpu") and not re.fullmatch(r"(cuda|tpu):\d+", name):
+    if name != "cpu" and not names_driver(plan):
         return _from_catalog(plan, catalog.catalog_device(name))
     found = devices.devices if devices else (Host().read()[0],)
     if name == "auto":
         reading, remark = _automatic(plan, found, framework(plan.backend), environment)
+        if reading.kind == "cpu" and devices and devices.unanswered:
+            remark = remark or f"; GPUs are unknown: no answer from {', '.join(devices.unanswered)}"
     else:
         reading, remark = _named(plan, found, devices), ""
     resolved = _local(plan, reading)
@@ -103,14 +121,20 @@ def _named(plan: Plan, found: tuple[DeviceReading, ...], devices: Devices | None
     if wanted == "cpu":
         return Host().read()[0]
     if devices is None:
-        raise PlanError(
+        raise DevicesUnknown(
             f'device.name = "{name}": this machine\'s devices are not known yet', "device.name"
         )
-    here = ", ".join(reading.id for reading in found) or "none"
-    prefixes = {"mps": ("Apple",), "tpu:": ("TPU",), "cuda": ("NVIDIA", "AMD", "device probe")}
-    about = next((words for start, words in prefixes.items() if wanted.startswith(start)), ())
-    reasons = [note for note in devices.notes if note.startswith(about)] if about else []
+    about = _NOTES[wanted.partition(":")[0]]
+    silent = tuple(driver for driver in about if driver in devices.unanswered)
+    reasons = [note for note in devices.notes if note.startswith(silent or about)]
     why = f" ({'; '.join(reasons)})" if reasons else ""
+    if silent:
+        raise DevicesUnknown(
+            f'device.name = "{name}": not known yet{why}; try again; if the driver\'s own tool, such as '
+            "nvidia-smi, does not answer either, restart the machine",
+            "device.name",
+        )
+    here = ", ".join(reading.id for reading in found) or "none"
     raise PlanError(
         f'device.name = "{name}": no such device here{why}; here: {here}; '
         "a catalog device can be planned for without owning it",

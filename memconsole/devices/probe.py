@@ -31,6 +31,8 @@ HUNG_SECONDS = 30.0
 RETRY_SECONDS = 5.0
 """After a driver crash the next probe skips that driver for this long; each crash doubles it."""
 LONGEST_WAIT_SECONDS = 300.0
+ONCE_SECONDS = 30.0
+"""The most a single reading takes: the first call of an idle driver on a busy machine can take many seconds."""
 LINE_BYTES = 1 << 20
 
 _DRIVER_CRASHES = frozenset(
@@ -96,7 +98,7 @@ class Probe:
         if not notes:
             return reading
         if reading is None:
-            return Devices(devices=(), notes=tuple(notes))
+            return Devices(devices=(), notes=tuple(notes), unanswered=("device probe",))
         devices = reading.devices
         if silent >= max(STALE_SECONDS, 3 * self.interval_seconds):
             devices = tuple(without_numbers(device, notes[-1]) for device in devices)
@@ -185,9 +187,12 @@ class Probe:
 
 
 def read_once(
-    timeout_seconds: float = 2.0, *, environment: Mapping[str, str] | None = None
+    timeout_seconds: float = ONCE_SECONDS, *, environment: Mapping[str, str] | None = None
 ) -> Devices:
-    """One reading, within `timeout_seconds`. The notes name each driver that did not answer."""
+    """One reading, as soon as every driver has answered, and within `timeout_seconds`.
+
+    A driver that is not installed answers at once. `unanswered` names those that did not answer in time.
+    """
     deadline = time.monotonic() + timeout_seconds
     blame = ""
     for _ in range(2):
@@ -213,6 +218,7 @@ def read_once(
     return Devices(
         devices=(reading,),
         notes=(*notes, f"device probe: {why}; other devices are unknown"),
+        unanswered=() if blame else ("device probe",),
         taken_monotonic_seconds=time.monotonic(),
     )
 

@@ -51,6 +51,8 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     """Why a kind of device is missing, such as "NVIDIA: no driver (libnvidia-ml.so.1 not found)".
     """
+    unanswered: tuple[str, ...] = ()
+    """The drivers that have not answered yet, by the first word of their notes: NVIDIA, AMD, or device probe for all."""
     taken_monotonic_seconds: float = 0.0
 
 

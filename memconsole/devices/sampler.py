@@ -30,7 +30,9 @@ class Asking:
     """Asks one driver repeatedly, and never waits longer than allowed for an answer."""
 
     def __init__(self, label: str, ask: Callable[[], Readings]) -> None:
-        self._label = label
+        self.label = label
+        self.unanswered = False
+        """Whether `latest` has waited in vain."""
         self._ask = ask
         self._answer: Readings = ([], [])
         self._asked = 0.0
@@ -47,14 +49,15 @@ class Asking:
 
     def latest(self, deadline: float) -> Readings:
         """The newest answer. Waits for an unanswered question until `deadline` (monotonic)."""
-        if self._done.wait(max(0.0, deadline - time.monotonic())):
+        self.unanswered = not self._done.wait(max(0.0, deadline - time.monotonic()))
+        if not self.unanswered:
             return self._answer
         readings = self._answer[0]
         silent = time.monotonic() - self._asked
         if silent < SILENCE_SECONDS and readings:
             return self._answer
         why = f"the driver has not answered for {silent:.0f} s"
-        return [without_numbers(r, why) for r in readings], [f"{self._label}: {why}"]
+        return [without_numbers(r, why) for r in readings], [f"{self.label}: {why}"]
 
     def _work(self) -> None:
         while True:
@@ -63,7 +66,7 @@ class Asking:
             try:
                 self._answer = self._ask()
             except Exception as error:  # noqa: BLE001 (reported in the notes)
-                self._answer = ([], [f"{self._label}: {type(error).__name__}: {error}"])
+                self._answer = ([], [f"{self.label}: {type(error).__name__}: {error}"])
             self._done.set()
 
 
@@ -104,6 +107,11 @@ class Sampler:
         return Devices(
             devices=(*readings, host),
             notes=(*notes, *host_notes),
+            unanswered=tuple(
+                asking.label
+                for asking in (self._nvidia, self._amd)
+                if asking is not None and asking.unanswered
+            ),
             taken_monotonic_seconds=time.monotonic(),
         )
 

@@ -16,7 +16,8 @@ import psutil
 import pytest
 from fake_driver import build
 
-from memconsole.devices.budget import budget
+from memconsole.cli.machine import reading as commands
+from memconsole.devices.budget import DevicesUnknown, budget
 from memconsole.devices.probe import Probe, read_once
 from memconsole.devices.reading import DeviceReading, Devices, Missing
 from memconsole.plan.plan import Plan, PlanError, apply_settings
@@ -169,10 +170,41 @@ def test_a_hanging_driver_costs_only_its_own_gauges(library: Path, at: str) -> N
         assert probe.restarts == 0
 
 
-def test_one_reading_of_a_hanging_driver_ends_in_time(library: Path) -> None:
-    devices = read_once(8.0, environment=faulty(library, "hang", "init"))
+def test_one_reading_of_a_hanging_driver_ends_in_time_and_names_it(library: Path) -> None:
+    devices = read_once(4.0, environment=faulty(library, "hang", "init"))
     assert noted(devices, "has not answered")
+    assert devices.unanswered == ("NVIDIA",)
     assert host_has_numbers(devices)
+    with pytest.raises(DevicesUnknown, match="the driver has not answered for"):
+        budget(apply_settings(Plan(), ["device.name=cuda:0"]), devices)
+
+
+def test_a_command_waits_for_a_slow_driver_and_says_so(
+    library: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name, value in faulty(library, "slow", "init").items():
+        monkeypatch.setenv(name, value)
+    plan = apply_settings(Plan(), ["device.name=cuda:0"])
+    devices = commands.read_devices(plan)
+    assert budget(plan, devices).kind == "gpu"
+    assert devices.unanswered == ()
+    told = capfd.readouterr()
+    assert told.out == ""
+    assert told.err == "memconsole: waiting for the device drivers, 30 s at most\n"
+
+
+def test_a_command_that_needs_no_driver_does_not_wait_long(
+    library: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in faulty(library, "hang", "init").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(commands, "QUIET_SECONDS", 0.5)
+    begun = time.monotonic()
+    devices = commands.read_devices(apply_settings(Plan(), ["device.name=cpu"]))
+    assert time.monotonic() - begun < commands.ONCE_SECONDS / 2
+    assert host_has_numbers(devices)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("at", ["init", "device"])

@@ -8,10 +8,14 @@ import time
 import click
 import msgspec
 
+from memconsole.cli.machine.reading import read_devices
 from memconsole.cli.tables import columns
 from memconsole.devices.probe import read_once
 from memconsole.devices.reading import Bytes, Devices, Missing, Number
 from memconsole.units import format_bytes
+
+WATCH_SECONDS = 5.0
+"""The most that each further reading takes; a driver that hangs then shows as n/a."""
 
 
 @click.command()
@@ -19,8 +23,8 @@ from memconsole.units import format_bytes
 @click.option("--watch", is_flag=True, help="Print a reading every second until interrupted.")
 def command(as_json: bool, watch: bool) -> None:
     """List devices with memory, utilization, temperature and power, and the reason for each n/a."""
+    found = read_devices()
     while True:
-        found = read_once()
         if as_json:
             click.echo(json_module.dumps(msgspec.to_builtins(found), indent=None if watch else 2))
         else:
@@ -29,6 +33,7 @@ def command(as_json: bool, watch: bool) -> None:
             return
         try:
             time.sleep(1.0)
+            found = read_once(WATCH_SECONDS)
         except KeyboardInterrupt:
             return
 

@@ -14,9 +14,9 @@ from importlib import metadata, util
 import click
 
 from memconsole.cli.machine import device_steps
+from memconsole.cli.machine.reading import read_devices
 from memconsole.cli.tables import columns
 from memconsole.devices.cluster import ask_sinfo
-from memconsole.devices.probe import read_once
 from memconsole.devices.reading import Devices, Missing
 from memconsole.errors import UserError
 from memconsole.extras import to_install
@@ -45,7 +45,7 @@ def command(ctx: click.Context, as_json: bool, steps: bool) -> None:
 
     Exit code 1 if no backend can train here.
     """
-    devices = read_once()
+    devices = read_devices()
     found = [*_terminal(), *_keys(), *_python(), *_devices(devices), *_limits()]
     trains = any(_missing(name) == [] for name in installed_backends())
     if not as_json:

@@ -13,13 +13,13 @@ from memconsole.cli import completing
 from memconsole.cli.data.lengths import document as rows_document
 from memconsole.cli.data.lengths import lines as rows_lines
 from memconsole.cli.data.lengths import row_lengths
+from memconsole.cli.machine.reading import read_devices
 from memconsole.cli.options import build_plan, plan_options
 from memconsole.cli.plans.fit_exact import fit_exactly, known
 from memconsole.cli.plans.fit_words import ALLOW, FitReport, document, hopeless, text
 from memconsole.cli.plans.plan import DOES_NOT_FIT, NOT_EXACT
 from memconsole.devices.budget import budget
 from memconsole.devices.planned import catalog_budgets, devices_allowed, missing_compiler
-from memconsole.devices.probe import read_once
 from memconsole.memory.answers.advice import largest_micro_batch, largest_sequence_length
 from memconsole.memory.answers.cards import needed
 from memconsole.memory.answers.solve import (
@@ -110,7 +110,7 @@ def command(
     plan = build_plan(preset, plan_file, assignments)
     pinned = frozenset(kept_key(word) for word in keep)
     allowed = frozenset(ALLOW[word] for word in allow)
-    readings = read_once()
+    readings = read_devices(plan)
     device = budget(plan, readings)
     here = devices_allowed(plan, readings, device)
     most = here if most is None else several(most, here, device)

@@ -15,13 +15,13 @@ from memconsole.calibration import calibrated_here
 from memconsole.cli.data.lengths import document as rows_document
 from memconsole.cli.data.lengths import lines as rows_lines
 from memconsole.cli.data.lengths import row_lengths
+from memconsole.cli.machine.reading import read_devices
 from memconsole.cli.options import build_plan, plan_options
 from memconsole.cli.plans.cards import cards_document, table_document, table_lines
 from memconsole.cli.plans.disk import disk_lines
 from memconsole.cli.plans.sources import refusal, source_lines, weights_lines
 from memconsole.cli.tables import columns, in_blocks
 from memconsole.devices.budget import budget
-from memconsole.devices.probe import read_once
 from memconsole.launching import slow_words
 from memconsole.memory.answers.cards import Needed, cards_table, needed
 from memconsole.memory.estimate import estimate
@@ -103,7 +103,7 @@ def command(
     if as_toml:
         click.echo(plans.dumps(absolute(plan)), nl=False)
         return
-    device = budget(plan, read_once())
+    device = budget(plan, read_devices(plan))
     problem = ""
     if exact:
         found, problem = _exact(plan, device, limit_seconds)

@@ -7,10 +7,10 @@ import json as json_module
 import click
 
 from memconsole.cli.completing import run_names
+from memconsole.cli.machine.reading import read_devices
 from memconsole.cli.runs.memory_report import document, memory_lines, remedies_after, remedy_lines
 from memconsole.cli.runs.progress import summary
 from memconsole.cli.tables import columns
-from memconsole.devices.probe import read_once
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.report.report import report
 from memconsole.runs.read.shown.missing import MARK
@@ -27,7 +27,7 @@ def command(run: str, as_json: bool) -> None:
     """Print RUN's losses, epochs and memory, live or finished."""
     found = find_run(run)
     made = report(found)
-    devices = read_once() if made.verdict.reason in OUT_OF_MEMORY else None
+    devices = read_devices() if made.verdict.reason in OUT_OF_MEMORY else None
     if as_json:
         click.echo(json_module.dumps(document(found, made, devices), indent=2))
         return

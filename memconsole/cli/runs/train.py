@@ -14,12 +14,12 @@ import click
 
 from memconsole.calibration import calibrated_here
 from memconsole.cli import completing, output
+from memconsole.cli.machine.reading import read_devices
 from memconsole.cli.options import build_plan, plan_options
 from memconsole.cli.plans.plan import DOES_NOT_FIT
 from memconsole.cli.runs.memory_report import document, memory_lines, remedies_after, remedy_lines
 from memconsole.cli.runs.progress import ProgressLines, summary
 from memconsole.cli.tables import columns
-from memconsole.devices.probe import read_once
 from memconsole.devices.reading import Devices
 from memconsole.launching import launch_rows, numbered_words
 from memconsole.plan.plan import Plan, PlanError, quote, replace
@@ -166,7 +166,7 @@ class Interrupts:
 def _tell(plan: Plan, name: str | None, *, force: bool, quiet: bool) -> Devices:
     """Print what the plan will do, on standard error if `quiet`. Returns the devices of this machine."""
     check_name((name or "").strip())
-    devices = read_once()
+    devices = read_devices(plan)
     found = calibrated_here(plan, check_launch(plan, devices))
     table = found.table
     # The memory of this machine is not that of the cluster's node.
@@ -217,7 +217,7 @@ def follow(run: RunDirectory, interrupts: Interrupts, *, json: bool = False) -> 
         time.sleep(POLL_SECONDS)
     interrupts.end()
     made = report(run)
-    devices = read_once() if made.verdict.reason in OUT_OF_MEMORY else None
+    devices = read_devices() if made.verdict.reason in OUT_OF_MEMORY else None
     if json:
         click.echo(json_module.dumps(document(run, made, devices), indent=2))
     else:

@@ -1,5 +1,5 @@
 /* A driver library whose answers are set by the environment, for fault tests.
-   FAKE_NVML_AT: init or device, where it fails. FAKE_NVML: ok, hang, segfault, or an NVML error code. */
+   FAKE_NVML_AT: init or device, where it fails. FAKE_NVML: ok, slow, hang, segfault, or an NVML error code. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -7,6 +7,7 @@
 static int fail(const char *where) {
     const char *at = getenv("FAKE_NVML_AT"), *what = getenv("FAKE_NVML");
     if (!what || strcmp(what, "ok") == 0 || !at || strcmp(at, where) != 0) return 0;
+    if (strcmp(what, "slow") == 0) { usleep(2500000); return 0; }
     if (strcmp(what, "hang") == 0) for (;;) sleep(1000);
     if (strcmp(what, "segfault") == 0) *(volatile int *)0 = 1;
     return atoi(what);

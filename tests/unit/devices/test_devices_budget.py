@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memconsole.devices.budget import PROCESS, budget
+from memconsole.devices.budget import PROCESS, DevicesUnknown, budget
 from memconsole.devices.frameworks import Framework, framework_of, jax_of, torch_of
 from memconsole.devices.reading import Bytes, DeviceReading, Devices, Missing
 from memconsole.memory.coefficients import runtime
@@ -49,10 +49,11 @@ def price(
     kinds: frozenset[str] = EVERY_KIND,
     environment: dict[str, str] | None = None,
     notes: tuple[str, ...] = (),
+    unanswered: tuple[str, ...] = (),
 ) -> Budget:
     return budget(
         apply_settings(Plan(), settings),
-        Devices(devices=found, notes=notes),
+        Devices(devices=found, notes=notes, unanswered=unanswered),
         framework=lambda name: Framework(name=name, version="1", kinds=kinds),
         environment=environment or {},
     )
@@ -236,6 +237,34 @@ def test_a_device_that_is_not_here_says_what_is_and_why() -> None:
     assert "NVIDIA: 1 GPU hidden" in message
     assert "here: cuda:0, cpu" in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "driver"),
+    [
+        ("cuda:0", "NVIDIA"),
+        ("cuda:0", "device probe"),
+        ("mps", "device probe"),
+        ("tpu", "device probe"),
+    ],
+)
+def test_a_device_whose_driver_has_not_answered_is_not_called_absent(
+    name: str, driver: str
+) -> None:
+    notes = (f"{driver}: the driver has not answered for 30 s", "AMD: no amdgpu device")
+    with pytest.raises(DevicesUnknown) as raised:
+        price([f"device.name={name}"], HOST, notes=notes, unanswered=(driver,))
+    message = str(raised.value)
+    assert f"not known yet ({notes[0]}); try again" in message
+    assert "no such device" not in message
+
+
+def test_auto_tells_which_driver_it_could_not_ask() -> None:
+    silent = ("NVIDIA",)
+    assert price([], HOST, unanswered=silent).why.endswith(
+        "GPUs are unknown: no answer from NVIDIA"
+    )
+    assert "unknown" not in price([], RADEON, HOST, unanswered=silent).why
 
 
 def test_an_unknown_name_offers_the_nearest() -> None:
