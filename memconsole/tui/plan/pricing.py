@@ -98,6 +98,19 @@ def budget_moved(view: PlanView) -> bool:
     return known.name != now.name or moved > NOTICEABLE * now.total_bytes
 
 
+def devices_awaited(view: PlanView) -> bool:
+    """Whether the plan's device is not known before its driver answers."""
+    from memconsole.devices.budget import DevicesUnknown, budget
+
+    try:
+        budget(view.plan, view.devices)
+    except DevicesUnknown:
+        return True
+    except PlanError:
+        return False
+    return False
+
+
 def with_rows(view: PlanView, lookup: Lookup | None = None) -> PlanView:
     """`view`, with prices of document lengths only while the row length is selected."""
     rows = None

@@ -27,7 +27,14 @@ from memconsole.tui.plan.dialogs.pickers import Pickers
 from memconsole.tui.plan.dialogs.plan_files import PlanFiles
 from memconsole.tui.plan.dialogs.solving import Solver
 from memconsole.tui.plan.exact import ExactNumbers
-from memconsole.tui.plan.pricing import LOOP_SECONDS, Priced, budget_moved, price, with_rows
+from memconsole.tui.plan.pricing import (
+    LOOP_SECONDS,
+    Priced,
+    budget_moved,
+    devices_awaited,
+    price,
+    with_rows,
+)
 from memconsole.tui.plan.widgets.budget_bar import BudgetBar, PlannedSpeed
 from memconsole.tui.plan.widgets.memory_table import MemoryTableView, PhaseStrip, is_long
 from memconsole.tui.plan.widgets.plan_summary import PlanSummary
@@ -82,6 +89,8 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
         self._generation = 0
         self._slow = True
         """The last pricing took longer than a frame, or there was none yet."""
+        self._launch_waits = False
+        """The launch key was pressed before the device's driver had answered."""
 
     def compose_body(self) -> ComposeResult:
         with Horizontal(id="body"):
@@ -107,6 +116,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
             self._follow_budget()
 
     def on_screen_suspend(self) -> None:
+        self._launch_waits = False
         self._exact.hidden()
 
     # State
@@ -207,6 +217,8 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
             if name := self._counts.wanted(priced.plan):
                 self._count_items(priced.plan, name)
         self._solver.priced()
+        if self._launch_waits and not devices_awaited(self.view):
+            self.call_later(self.action_launch)
 
     @work(exit_on_error=False, group="counting")
     async def _count_items(self, plan: Plan, name: str) -> None:
@@ -332,6 +344,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
             self._show_solved(solution)
 
     def notice(self, words: str, role: str = "accent") -> None:
+        self._launch_waits = False
         self._show_solved(None)
         super().notice(words, role)
 
@@ -356,10 +369,15 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
     # Launch
 
     async def action_launch(self) -> None:
-        """Ask for a name and show what will run, unless it cannot be trained here."""
+        """Ask for a name and show what will run, unless it cannot be trained here. Waits for the devices' drivers."""
         from memconsole.tui.plan.dialogs.launching import LaunchScreen, launchable
 
         plan = self.view.plan
+        self._launch_waits = False
+        if self.view.problem and devices_awaited(self.view):
+            self.notice("waiting for the device's driver before the launch; any key cancels")
+            self._launch_waits = True
+            return
         if self.view.problem:
             self.notice(f"cannot launch: {self.view.problem}", "bad")
             return

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from memconsole.plan import plan as plans
@@ -187,6 +188,42 @@ async def test_a_plan_that_does_not_fit_says_by_how_much_and_launching_asks_agai
         await pilot.press("enter")
         await settle(pilot)
         assert launched == [plan]
+
+
+async def test_a_launch_waits_for_the_driver_of_its_device(make_console: Make) -> None:
+    app = make_console(plans.apply_settings(Plan(), ["device.name=cuda:0"]))
+    cpu = readings()
+    note = "NVIDIA: the driver has not answered for 2 s"
+    app.readings = msgspec.structs.replace(cpu, notes=(note,), unanswered=("NVIDIA",))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        await pilot.press("l")
+        await settle(pilot)
+        assert "waiting for the device's driver" in screen_text(app)
+        await pilot.press("down")
+        app.set_devices(readings(1))
+        await settle(pilot)
+        assert app.screen is app.plan_screen, "another key cancels"
+        app.set_devices(app.readings)
+        await settle(pilot)
+        await pilot.press("l")
+        app.set_devices(readings(1))
+        await settle(pilot)
+        assert "name of the run" in screen_text(app)
+
+
+async def test_a_launch_on_a_device_that_turns_out_to_be_absent_gives_the_reason(
+    make_console: Make,
+) -> None:
+    app = make_console(plans.apply_settings(Plan(), ["device.name=cuda:0"]))
+    app.readings = None
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        await pilot.press("l")
+        app.set_devices(readings())
+        await settle(pilot)
+        assert "cannot launch" in screen_text(app)
+        assert "no such device here" in screen_text(app)
 
 
 async def test_launching_what_cannot_be_trained_here_gives_the_reason(make_console: Make) -> None:
