@@ -1,11 +1,11 @@
 """Whether everything trains on an NVIDIA card: each optimization and each system's preset, in both backends.
 
-    python tests/bench/gpu_features.py [--only WORD] [--workers N]     writes results/gpu_features.json
-    python tests/bench/gpu_features.py --device cpu --only plain       the same flow where there is no card; writes nothing
+    python tests/bench/gpu_features.py [--only WORD] [--workers TORCH JAX REFERENCE]    writes results/gpu_features.json
+    python tests/bench/gpu_features.py --device cpu --only plain                        where there is no card; writes nothing
 
-Each is a short real run, `memconsole train`. Shown are the largest difference of a step's loss from the same run in torch
-on the CPU, as a share, and the peak of allocated memory beside its estimate. Several runs share the card, so that
-nothing is said of speed.
+Each is a short run of the trainer. Shown are the largest difference of a step's loss from the same run in torch on the
+CPU, as a share, and in torch the peak of allocated memory beside its estimate. Several processes share the card and
+each trains one run after another (gpu_features_run.py), so that nothing is said of speed.
 """
 
 from __future__ import annotations
@@ -13,25 +13,38 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
+import queue
+import subprocess
 import sys
 import tempfile
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = PLACES = [str(ROOT), str(ROOT / "backends")]
 
+from memconsole.plan.plan import Plan, replace
+from memconsole.runs.act.environment import trainer_environment
 from tests.bench.agreement import SMALL
 from tests.bench.optimizations import ROWS
 from tests.bench.presets import SYSTEMS, made
-from tests.bench.trained import BACKENDS, RefusedError, Settings, machine, markdown, trained
+from tests.bench.trained import BACKENDS, Settings, assignments, machine, markdown
 
 RESULTS = Path(__file__).with_name("results") / "gpu_features.json"
+WORKER = Path(__file__).with_name("gpu_features_run.py")
 MIB = 2**20
+DAY = 86400.0
+REFERENCE = "reference"
 STEPS = 12
+WORKERS = (4, 7, 3)
+"""Processes for torch and JAX on the card and for the reference, on a machine of 16 cores. JAX compiles the most."""
+FAR = 0.02
+"""Differences of losses above it are listed. On a card, fp32 rows multiply in TF32."""
 SIZES = {"lqr": "5k", "equipment": "2k", "ratings": "20k", "text": "2m"}
 """Of the data that are made for the presets."""
 SHORT: Settings = {
@@ -76,24 +89,31 @@ class Work(NamedTuple):
     """One run."""
 
     name: str
-    backend: str
+    who: str
+    """The backend, or `REFERENCE`."""
     device: str
     settings: Settings
-    options: tuple[str, ...] = ()
-    folder: str = "."
-    """Where it starts: a preset's data are there."""
-    reference: bool = False
-    """Whether it is the run in torch on the CPU."""
+    preset: str | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether it has settings that a framework reads when it opens its device."""
+        return bool(self.settings.get("train.deterministic")) and self.who != REFERENCE
+
+    @property
+    def order(self) -> int:
+        """Those that take long come first."""
+        return 0 if self.alone or self.settings.get("optimize.compile") else 2 - bool(self.preset)
 
 
 def works(device: str, only: str, folder: Path) -> list[Work]:
-    """Every run: the rows on the card and in torch on the CPU, then the presets."""
-    references, found = [], []
-    for preset in SYSTEMS:
-        if only in preset:
-            for backend in BACKENDS:
-                options = "--preset", preset
-                found.append(Work(preset, backend, device, SHORT, options, str(folder / "data")))
+    """Every run: the presets, the rows on the card, and the rows in torch on the CPU."""
+    found = [
+        Work(preset, backend, device, SHORT, preset)
+        for preset in SYSTEMS
+        for backend in BACKENDS
+        if only in preset
+    ]
     for name, changes in {**ROWS, **MORE}.items():
         if only not in name:
             continue
@@ -103,115 +123,249 @@ def works(device: str, only: str, folder: Path) -> list[Work]:
             settings["model.name"] = str(folder / model.strip("{}"))
             settings.pop("model.target_params", None)
         found += [Work(name, backend, device, settings) for backend in BACKENDS]
-        alone = {**settings, "device.threads": 1}
-        references.append(Work(name, "torch", "cpu", alone, reference=True))
-    return found + references
+        plain = {key: value for key, value in settings.items() if key != "optimize.compile"}
+        found.append(Work(name, REFERENCE, "cpu", {**plain, "device.threads": 1}))
+    return found
 
 
-def one(work: Work, folder: Path) -> dict[str, Any]:
-    """Losses by step, evaluations and bytes of a run; or a `problem`."""
-    start = time.monotonic()
-    settings = {**work.settings, "backend": work.backend, "device.name": work.device}
-    with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as state:
+class Worker:
+    """A process that trains one run after another."""
+
+    def __init__(self, work: Work, folder: Path) -> None:
+        backend = "torch" if work.who == REFERENCE else work.who
+        # Compiled or not: the environment says only where compiled code is kept.
+        kept = {"optimize.compile": True} if backend == "torch" else {}
+        self._backend = backend
+        plan = replace(Plan(), {"backend": backend, "device.name": work.device, **kept})
+        state = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
+        descriptor, name = tempfile.mkstemp(suffix=".log", dir=folder)
+        self._log = Path(name)
+        self._folder = str(folder / "data")
+        with os.fdopen(descriptor, "w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(WORKER)],
+                env=trainer_environment(plan, state),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def run(self, work: Work) -> dict[str, Any]:
+        """Losses by step, the last evaluation and bytes; or `refused` or a `problem`."""
+        chosen = {"backend": self._backend, "device.name": work.device}
+        wanted = {
+            "preset": work.preset,
+            "assignments": assignments({**work.settings, **chosen}),
+            "folder": self._folder,
+        }
+        start, line = time.monotonic(), ""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         try:
-            report = trained(settings, Path(state), options=work.options, folder=work.folder)
-        except RefusedError as error:
-            return {"refused": str(error)}
-        except RuntimeError as error:
-            return {"problem": str(error)[-3000:], "seconds": time.monotonic() - start}
-    memory = report["memory"]
-    return {
-        "losses": {str(s["step"]): s["loss"] for s in report["steps"]},
-        "evaluation": report["evaluations"][-1]["loss"],
-        "estimated_bytes": memory["estimated"]["peak_bytes"],
-        "measured_bytes": memory["measured"]["peak_bytes"],
-        "estimated_device_bytes": memory["estimated"]["device_bytes"],
-        "measured_device_bytes": memory["measured"]["device_bytes"],
-        "device": report["device"],
-        "seconds": time.monotonic() - start,
-    }
+            self._process.stdin.write(json.dumps(wanted) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            pass
+        if line:
+            return dict(json.loads(line))
+        words = ""
+        with contextlib.suppress(FileNotFoundError):  # the time is over
+            words = self._log.read_text(errors="replace")[-3000:].strip()
+        last = words.splitlines()[-1] if words else "it said nothing"
+        problem = f"{words}\nits process ended with {self._process.wait()}: {last}"
+        return {"problem": problem, "seconds": time.monotonic() - start}
+
+    @property
+    def dead(self) -> bool:
+        return self._process.poll() is not None
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
 
-def difference(ours: dict[str, Any], reference: dict[str, Any] | None) -> str:
-    """The largest difference of a step's loss, as a share."""
-    if not reference or "losses" not in reference:
-        return ""
-    both = ours["losses"].keys() & reference["losses"].keys()
-    return f"{max(abs(ours['losses'][s] / reference['losses'][s] - 1) for s in both):.2%}"
+class Pool:
+    """Trains runs in several workers, each of one backend and device, and puts what they find into `found`."""
+
+    def __init__(self, wanted: list[Work], workers: dict[str, int], folder: Path) -> None:
+        self.found: queue.SimpleQueue[tuple[Work, dict[str, Any]]] = queue.SimpleQueue()
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._workers: set[Worker] = set()
+        self._closed = False
+        for who, count in workers.items():
+            waiting: queue.SimpleQueue[Work] = queue.SimpleQueue()
+            for work in sorted((w for w in wanted if w.who == who), key=lambda w: w.order):
+                waiting.put(work)
+            for _ in range(count):
+                threading.Thread(target=self._follow, args=(waiting,), daemon=True).start()
+
+    def close(self) -> None:
+        """End all workers, whatever they do."""
+        with self._lock:
+            self._closed = True
+            for worker in self._workers:
+                worker.kill()
+
+    def _follow(self, waiting: queue.SimpleQueue[Work]) -> None:
+        worker = None
+        while True:
+            try:
+                work = waiting.get_nowait()
+            except queue.Empty:
+                break
+            if worker is not None and (work.alone or worker.dead):
+                self._end(worker)
+                worker = None
+            worker = worker or self._start(work)
+            if worker is None:
+                return
+            self.found.put((work, worker.run(work)))
+            if work.alone:
+                self._end(worker)
+                worker = None
+        if worker is not None:
+            self._end(worker)
+
+    def _start(self, work: Work) -> Worker | None:
+        with self._lock:
+            if self._closed:
+                return None
+            worker = Worker(work, self._folder)
+            self._workers.add(worker)
+            return worker
+
+    def _end(self, worker: Worker) -> None:
+        with self._lock:
+            worker.kill()
+            self._workers.discard(worker)
+
+
+def difference(ours: dict[str, Any], reference: dict[str, Any] | None) -> float | None:
+    """The largest difference of a step's loss, as a share; infinite if a loss is not finite."""
+    if not reference or "losses" not in ours or "losses" not in reference:
+        return None
+    pairs = [(ours["losses"][s], loss) for s, loss in reference["losses"].items()]
+    return max(math.inf if None in pair else abs(pair[0] / pair[1] - 1) for pair in pairs)
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     rows = [["run", "backend", "loss differs by", "last loss", "MiB", "estimated"]]
     for name, found in results.items():
-        for backend in BACKENDS:
-            run = found.get(backend)
-            if run is None:
-                continue
+        for backend in (b for b in BACKENDS if b in found):
+            run = found[backend]
             if "losses" not in run:
-                said = (run.get("refused") or run["problem"]).strip().splitlines()[-1]
-                rows.append(
-                    [
-                        name,
-                        backend,
-                        "",
-                        f"{'refused' if 'refused' in run else 'FAILED'}: {said[:90]}",
-                        "",
-                        "",
-                    ]
-                )
+                word = "refused" if "refused" in run else "FAILED"
+                rows.append([name, backend, "", f"{word}: {last_line(run)[:90]}", "", ""])
                 continue
-            last = run["losses"][max(run["losses"], key=int)]
-            sizes = (f"{run[f'{key}_bytes'] / MIB:,.1f}" for key in ("measured", "estimated"))
+            far, losses = difference(run, found.get(REFERENCE)), run["losses"]
+            last = losses[max(losses, key=int)]
+            keys = (f"{key}_bytes" for key in ("measured", "estimated"))
             rows.append(
-                [name, backend, difference(run, found.get("reference")), f"{last:.4f}", *sizes]
+                [
+                    name,
+                    backend,
+                    "" if far is None else f"{far:.2%}",
+                    "not finite" if last is None else f"{last:.4f}",
+                    *(f"{run[key] / MIB:,.1f}" if run.get(key) else "" for key in keys),
+                ]
             )
     return markdown(rows, left=2)
 
 
+def last_line(run: dict[str, Any]) -> str:
+    """Why a run was refused or failed."""
+    said = str(run.get("refused") or run.get("problem", "")).strip()
+    return said.splitlines()[-1] if said else ""
+
+
+def remarks(results: dict[str, dict[str, Any]], left_out: int) -> str:
+    """What failed, and what differs from the reference."""
+    failed, far = [], []
+    for name, found in results.items():
+        for who, run in found.items():
+            if "problem" in run:
+                failed.append(f"{name} ({who})")
+            apart = None if who == REFERENCE else difference(run, found.get(REFERENCE))
+            if apart is not None and apart > FAR:
+                far.append(f"{name} ({who}, {apart:.1%})")
+    lines = [f"losses differ by more than {FAR:.0%}: {', '.join(far) or 'none'}"]
+    lines += [f"not finished in time: {left_out} runs"] if left_out else []
+    return "\n".join([*lines, f"failed: {', '.join(failed) or 'none'}"])
+
+
+def collect(
+    pool: Pool, count: int, end: float, began: float
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """What is found of `count` runs until `end`, by name and by who trained; progress is told."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    while len(found) < count:
+        try:
+            work, run = pool.found.get(timeout=max(0.0, end - time.monotonic()))
+        except queue.Empty:
+            break
+        found[work.name, work.who] = run
+        times = f"at {time.monotonic() - began:3.0f} s, took {run['seconds']:4.1f} s"
+        print(f"{times}  {work.name} ({work.who}) {last_line(run)}", file=sys.stderr, flush=True)
+    return found
+
+
+def prepare(only: str, folder: Path) -> None:
+    """Write the models and the presets' data."""
+    for name, shape in SHAPES.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(shape))
+    data = folder / "data"
+    data.mkdir()
+    sized = [
+        system._replace(data=(*system.data[:2], SIZES[system.data[0]]))
+        for preset, system in SYSTEMS.items()
+        if only in preset
+    ]
+    with ThreadPoolExecutor() as threads:
+        for _ in threads.map(lambda system: made(system, data), sized):
+            pass
+
+
 def main() -> None:
+    began = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--only", default="", help="runs whose name has this in it")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        nargs=3,
+        default=WORKERS,
+        metavar=("TORCH", "JAX", "REFERENCE"),
+        help="processes of each; 0 leaves its runs out",
+    )
     parser.add_argument("--seconds", type=float, help="what is not finished by then is left out")
     options = parser.parse_args()
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([*PLACES, *([before] if before else [])])
-    results: dict[str, dict[str, Any]] = {}
+    workers = dict(zip((*BACKENDS, REFERENCE), options.workers, strict=True))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made_here:
         folder = Path(made_here)
-        for name, shape in SHAPES.items():
-            (folder / name).mkdir()
-            (folder / name / "config.json").write_text(json.dumps(shape))
-        (folder / "data").mkdir()
-        for preset, system in SYSTEMS.items():
-            if options.only in preset:
-                made(
-                    system._replace(data=(*system.data[:2], SIZES[system.data[0]])), folder / "data"
-                )
-        pool = ThreadPoolExecutor(options.workers)
-        wanted = works(options.device, options.only, folder)
-        asked = {pool.submit(one, work, folder): work for work in wanted}
-        finished = as_completed(asked, timeout=options.seconds)
-        with contextlib.suppress(TimeoutError):
-            for answer in finished:
-                work, found = asked[answer], answer.result()
-                who = "reference" if work.reference else work.backend
-                results.setdefault(work.name, {})[who] = found
-                said = found.get("problem", "")
-                print(
-                    f"{work.name}: {who}: {found.get('seconds', 0):.0f} s {said}",
-                    file=sys.stderr,
-                    flush=True,
-                )
-        pool.shutdown(wait=False, cancel_futures=True)
-        results = {work.name: results[work.name] for work in wanted if work.name in results}
+        prepare(options.only, folder)
+        wanted = [w for w in works(options.device, options.only, folder) if workers[w.who]]
+        pool = Pool(wanted, workers, folder)
+        end = began + options.seconds if options.seconds else math.inf
+        try:
+            found = collect(pool, len(wanted), min(end, began + DAY), began)
+        finally:
+            pool.close()
+    results: dict[str, dict[str, Any]] = {}
+    for work in wanted:
+        if (work.name, work.who) in found:
+            results.setdefault(work.name, {})[work.who] = found[work.name, work.who]
     print(table(results))
+    print("\n" + remarks(results, len(wanted) - len(found)))
     if options.device != "cpu":
         facts = {"command": "python tests/bench/gpu_features.py", **machine()}
         RESULTS.write_text(json.dumps(facts | {"results": results}, indent=1) + "\n")
-    sys.stdout.flush()
-    os._exit(0)  # without waiting for runs that are left out
 
 
 if __name__ == "__main__":

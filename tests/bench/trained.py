@@ -29,18 +29,14 @@ def trained(
     state: Path,
     environment: Mapping[str, str] = MappingProxyType({}),
     options: Sequence[str] = (),
-    folder: str = ".",
 ) -> dict[str, Any]:
-    """`memconsole report --json` of a run with `settings` and `options`, started in `folder` and kept under the folder
-    `state`. Raises `RefusedError`."""
+    """`memconsole report --json` of a run with `settings` and `options`, kept under the folder `state`. Raises
+    `RefusedError`."""
     words = [*options]
-    words += [
-        part for key, value in settings.items() for part in ("--set", f"{key}={_word(value)}")
-    ]
+    words += [part for assignment in assignments(settings) for part in ("--set", assignment)]
     done = subprocess.run(
         [sys.executable, "-m", "memconsole", "train", "--json", "--force", *words],
         env={**os.environ, **environment, "XDG_STATE_HOME": str(state)},
-        cwd=folder,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -93,5 +89,9 @@ def into_page(page: Path, name: str, text: str) -> None:
     page.write_text(f"{whole[:head]}\n{text}\n{whole[tail:]}", encoding="utf-8")
 
 
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def assignments(settings: Settings) -> list[str]:
+    """As `--set` takes them."""
+    return [
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in settings.items()
+    ]
