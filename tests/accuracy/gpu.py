@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ from tests.accuracy.results import MIB, Bar, Case, Errors, Part, unavailable, wr
 TOTAL_SECONDS = int(os.environ.get("ACCURACY_TOTAL_SECONDS", "450"))
 RUN_SECONDS = 90
 TRACE_SECONDS = 240
-TRACERS = 4
+TRACERS = 3
+"""Of each backend."""
 RUNNERS = 6
 SPARE = 0.92
 """Of the card: plans estimated to need more are left out, and runs at the same time are estimated to need no more."""
@@ -197,7 +199,10 @@ def measure(device: str) -> list[Measured]:
     wanted += [(name, "jax") for name in plans if device == "cpu" or name in JAX_PLANS]
     wanted = [pair for pair in wanted if importlib.util.find_spec(pair[1]) is not None]
     room, end = Room(int(SPARE * free)), start + TOTAL_SECONDS
-    with ThreadPoolExecutor(TRACERS) as tracers, ThreadPoolExecutor(RUNNERS) as runners:
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        tracers = {b: enter(ThreadPoolExecutor(TRACERS)) for b in ("torch", "jax")}
+        runners = enter(ThreadPoolExecutor(RUNNERS))
         asked: list[tuple[str, Plan, MemoryTable, Future[Exact | None], Future[Any]]] = []
         for name, backend in wanted:
             plan = plan_of(plans[name], backend)
@@ -205,7 +210,7 @@ def measure(device: str) -> list[Measured]:
             if table.device_bytes > SPARE * free:
                 print(f"{backend} {name}: left out, needs {table.device_bytes / MIB:,.0f} MiB")
                 continue
-            traced = tracers.submit(ask, plan, kind, product)
+            traced = tracers[backend].submit(ask, plan, kind, product)
             counted = runners.submit(room.count, table.device_bytes, plan, device, end)
             asked.append((name, plan, table, traced, counted))
         found = []
@@ -227,7 +232,8 @@ def measure(device: str) -> list[Measured]:
                 f"{plan.backend} {name}: {shown}; ~ {table.peak_bytes / MIB:,.0f} MiB, = {said} MiB",
                 flush=True,
             )
-        tracers.shutdown(wait=False, cancel_futures=True)
+        for pool in tracers.values():
+            pool.shutdown(wait=False, cancel_futures=True)
     print(f"{time.monotonic() - start:.0f} seconds")
     return found
 
