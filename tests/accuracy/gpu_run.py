@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import numpy as np
+import pynvml
 
 from memconsole.plan import catalog
 from memconsole.plan.models.architecture import Architecture
@@ -26,6 +27,7 @@ from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, loads, replace
 from memconsole.plan.tasks import task_of
 from memconsole_trainer.engine import Batch
+from memconsole_trainer.host.gpu_memory import GpuMemory
 
 STEPS = 3
 
@@ -85,18 +87,12 @@ def run(plan: Plan) -> dict[str, Any]:
 
 
 def driver() -> dict[str, Any]:
-    """What NVML charges this process on the first card, and which driver says so. A container may hide
-    process numbers: a card with one process on it is then taken for ours."""
-    import pynvml
-
-    pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-    processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    mine = [p for p in processes if p.pid == os.getpid()] or processes
-    charged = mine[0].usedGpuMemory if len(mine) == 1 else None
+    """What NVML charges this process, and which driver says so."""
+    memory = GpuMemory()
+    memory.open()
     version = pynvml.nvmlSystemGetDriverVersion()
     return {
-        "device_bytes": charged,
+        "device_bytes": next(iter(memory.charged()), None),
         "driver": version if isinstance(version, str) else version.decode(),
     }
 

@@ -283,3 +283,26 @@ def _runs(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+@pytest.mark.parametrize(
+    ("what", "at", "answer"),
+    [("ok", "init", f"[{1 << 30}] True"), ("999", "init", "[] True"), ("hang", "init", "[] False")],
+)
+def test_a_trainer_reads_its_own_bytes_and_never_waits_for_the_driver_to_open(
+    library: Path, what: str, at: str, answer: str
+) -> None:
+    program = """
+import time
+from memconsole_trainer.host.gpu_memory import GpuMemory
+memory = GpuMemory("12")
+memory.begin()
+deadline = time.monotonic() + 1
+while not memory.alone and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(memory.charged(), memory.alone)
+"""
+    environment = faulty(library, what, at)
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (found.stdout.strip(), found.returncode) == (answer, 0), found.stderr

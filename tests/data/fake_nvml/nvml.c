@@ -17,6 +17,9 @@ int nvmlInit_v2(void) { return fail("init"); }
 int nvmlShutdown(void) { return 0; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = (void *)1; return 0; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
+    *handle = (void *)1; return strcmp(uuid, "GPU-12") == 0 ? 0 : 6;
+}
 int nvmlDeviceGetName(void *handle, char *name, unsigned length) {
     strncpy(name, "NVIDIA GeForce RTX 3060", length); return 0;
 }
