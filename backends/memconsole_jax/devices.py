@@ -8,6 +8,7 @@ import os
 import platform
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from memconsole.cache import cache_folder, private_folder
 from memconsole.plan.machine.processor import missing_instructions
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_trainer.engine import DeviceFacts, MemoryReading
+from memconsole_trainer.host.gpu_memory import GpuMemory
 from memconsole_trainer.host.host_memory import HostMemory
 from memconsole_trainer.host.platform_lines import cpu_name, optimization_lines
 
@@ -212,11 +214,14 @@ class DeviceMemory:
     def __init__(self, devices: tuple[Any, ...], facts: DeviceFacts) -> None:
         self._devices, self._total = devices, facts.total_bytes
         self._host = HostMemory() if facts.kind == "cpu" else None
+        self._driver = GpuMemory() if facts.kind == "gpu" else None
 
     def start(self) -> None:
-        """On a CPU: take the current memory as zero."""
+        """Take the current memory of a CPU as zero, or open NVIDIA's driver."""
         if self._host is not None:
             self._host.start()
+        if self._driver is not None:
+            self._driver.begin()
 
     def reading(self) -> MemoryReading:
         """The reading of the fullest device."""
@@ -225,7 +230,8 @@ class DeviceMemory:
     def readings(self) -> tuple[MemoryReading, ...]:
         """A reading of each device. On a CPU there is one for all, because its devices share one heap."""
         if self._host is None:
-            return tuple(_held(device.memory_stats() or {}) for device in self._devices)
+            held = [_held(device.memory_stats() or {}) for device in self._devices]
+            return tuple(_charged(held, self._driver.charged() if self._driver else []))
         count = len(self._devices)
         now, peak = self._host.growth_bytes() // count, self._host.peak_bytes() // count
         return (MemoryReading(now, peak, now, now, self._total),)
@@ -246,6 +252,23 @@ def _held(stats: Mapping[str, int]) -> MemoryReading:
         stats.get("bytes_limit"),
         stats.get("peak_pool_bytes"),
     )
+
+
+def _charged(held: list[MemoryReading], charged: list[int]) -> list[MemoryReading]:
+    """The readings, each with what the driver charges this process on that card. `charged` begins with the largest.
+
+    JAX does not tell which of the driver's cards a device is. On each card the driver charges the allocator's pool and
+    about the same context, so both orders by size are the same. Cards that JAX opened and does not compute on are last.
+    """
+    found = list(held)
+    largest_first = sorted(
+        range(len(held)),
+        key=lambda n: held[n].reserved_bytes or held[n].allocated_bytes or 0,
+        reverse=True,
+    )
+    for n, bytes_ in zip(largest_first, charged, strict=False):
+        found[n] = replace(held[n], device_bytes=bytes_)
+    return found
 
 
 _PRECISIONS = {

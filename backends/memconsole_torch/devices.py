@@ -9,6 +9,7 @@ import torch
 
 from memconsole.plan.plan import DeviceChoice, Plan, PlanError
 from memconsole_trainer.engine import DeviceFacts, MemoryReading
+from memconsole_trainer.host.gpu_memory import GpuMemory
 from memconsole_trainer.host.host_memory import HostMemory
 from memconsole_trainer.host.platform_lines import cpu_name
 
@@ -105,11 +106,16 @@ class DeviceMemory:
         self._device = device
         self._peak = 0
         self._host = HostMemory() if device.type == "cpu" else None
+        self._driver: GpuMemory | None = None
+        if device.type == "cuda" and not torch.version.hip:
+            self._driver = GpuMemory(str(torch.cuda.get_device_properties(device).uuid))
 
     def start(self) -> None:
-        """Take the current memory as zero. Call before the model is built."""
+        """Take the current memory of a CPU as zero, or open NVIDIA's driver. Call before the model is built."""
         if self._host is not None:
             self._host.start()
+        if self._driver is not None:
+            self._driver.begin()
 
     def reading(self) -> MemoryReading:
         if self._host is not None:
@@ -121,7 +127,7 @@ class DeviceMemory:
                 torch.cuda.memory_allocated(self._device),
                 torch.cuda.max_memory_allocated(self._device),
                 torch.cuda.memory_reserved(self._device),
-                total - free,
+                self._charged(total - free),
                 total,
                 torch.cuda.max_memory_reserved(self._device),
             )
@@ -129,6 +135,15 @@ class DeviceMemory:
         self._peak = max(self._peak, held)
         driver = torch.mps.driver_allocated_memory()
         return MemoryReading(held, self._peak, driver, driver, torch.mps.recommended_max_memory())
+
+    def _charged(self, used: int) -> int | None:
+        """What the driver charges this process. `used` is the use of the card by all processes. It counts where only
+        this process is known to use the card, and on ROCm."""
+        if self._driver is None:
+            return used
+        if charged := self._driver.charged():
+            return charged[0]
+        return used if self._driver.alone else None
 
     def observe(self) -> None:
         """Update the peak. Call where much is held, because torch tracks no peak on MPS."""

@@ -97,6 +97,7 @@ class MemoryReading:
     peak_bytes: int | None
     reserved_bytes: int | None
     device_bytes: int | None
+    """What the driver charges this process, its context included."""
     device_total_bytes: int | None
     peak_reserved_bytes: int | None = None
     """Highest value since the peak was reset; None if the allocator does not track it."""

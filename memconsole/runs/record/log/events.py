@@ -129,6 +129,7 @@ class Memory(Event, frozen=True, kw_only=True):
     """Highest allocated bytes within this phase. The run's peak is the maximum over its records."""
     reserved_bytes: int | None
     device_bytes: int | None
+    """What the driver charges this process, its context included."""
     device_total_bytes: int | None
     host_bytes: int | None
     """Resident memory of the trainer's process tree."""
