@@ -131,9 +131,17 @@ def card_bytes(device: str) -> int:
     return int(pynvml.nvmlDeviceGetMemoryInfo(handle).free)
 
 
-def card() -> Budget:
-    """The first card, as the console sees it."""
-    return budget_of(apply_settings(Plan(), ("device.name=cuda:0",)), read_once(30.0))
+def card(free: int) -> Budget:
+    """The first card, as the console sees it, with `free` bytes. Its product decides the matmul libraries' workspaces."""
+    found = budget_of(apply_settings(Plan(), ("device.name=cuda:0",)), read_once(30.0))
+    return msgspec.structs.replace(found, usable_bytes=free, why="free now")
+
+
+def processor(free: int) -> Budget:
+    """This machine, with `free` bytes."""
+    return Budget(
+        name="cpu", kind="cpu", memory_label="host RAM", total_bytes=free, usable_bytes=free, why="free now"
+    )  # fmt: skip
 
 
 def ask(plan: Plan, kind: str, product: str) -> Exact | None:
@@ -190,10 +198,8 @@ def measure(device: str) -> list[Measured]:
     """Every plan that fits the card, as many at once as have room on it, while the tracers work beside them."""
     start, free = time.monotonic(), card_bytes(device)
     kind = "gpu" if device == "cuda" else "cpu"
-    product = card().catalog_name if device == "cuda" else ""
-    budget = Budget(
-        name=device, kind=kind, memory_label="VRAM", total_bytes=free, usable_bytes=free, why="free now"
-    )  # fmt: skip
+    budget = card(free) if device == "cuda" else processor(free)
+    product = budget.catalog_name
     plans = PLANS if device == "cuda" else REHEARSED
     wanted = [(name, "torch") for name in plans]
     wanted += [(name, "jax") for name in plans if device == "cpu" or name in JAX_PLANS]
@@ -271,8 +277,9 @@ def allocated(measured: Measured) -> int | None:
     if measured.exact is None:
         return None
     largest = max(phase.total_bytes for phase in measured.exact.phases.values())
-    kind = measured.table.budget.kind
-    return largest + runtime(measured.plan.backend, kind).workspace_bytes
+    budget = measured.table.budget
+    costs = runtime(measured.plan.backend, budget.kind, budget.catalog_name)
+    return largest + costs.workspace_bytes
 
 
 def rows(found: list[Measured]) -> tuple[Errors, ...]:
@@ -324,7 +331,7 @@ def main() -> None:
         print("\n".join(" | ".join(row.cells()) for row in part.rows))
         return
     last = found[-1].counted
-    total = card().total_bytes / 2**30
+    total = found[-1].table.budget.total_bytes / 2**30
     machine = f"{last['device']}, {total:.1f} GiB, driver {last['driver']}"
     versions: dict[str, str] = {}
     for measured in found:
