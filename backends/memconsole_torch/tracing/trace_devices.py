@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memconsole.memory.activations.torch_timeline import EMBEDDING_FEW, EMBEDDING_ROWS
 from memconsole_torch import jumps
 from memconsole_torch.models import capped_attention, decoder, linear
 from memconsole_torch.techniques.activations import (
@@ -55,8 +56,6 @@ EFFICIENT_ALIGNMENT = 16
 minimum_gemm_alignment), and elements that rows of a mask are padded to (attention.cpp, pad_bias)."""
 NORM_CHUNK = 65_536
 """Elements that each thread block of `_foreach_norm` reduces (PyTorch, MultiTensorApply.cuh, kChunkSize)."""
-EMBEDDING_ROWS = 10
-"""Rows summed by a thread of the embedding's backward pass (EmbeddingBackwardKernel.cu, NROWS_PER_THREAD)."""
 
 
 def overrides() -> dict[Any, Override]:
@@ -81,9 +80,9 @@ def device_overrides(kind: str) -> dict[Any, Override]:
     }
 
 
-def workspaces(kind: str, rows_bound: bool) -> dict[Any, Workspace]:
+def workspaces(kind: str, rows_bound: bool, few: bool | None = None) -> dict[Any, Workspace]:
     """What kernels of a `kind` of device allocate internally. `rows_bound`: there are at most as many tokens as
-    vocabulary entries."""
+    vocabulary entries. `few`: whether there are at most `EMBEDDING_FEW` tokens; None if the traced ones tell it."""
     everywhere: dict[Any, Workspace] = {
         dropout.OPERATOR: dropout.workspace,
         capped_attention.OPERATOR: capped_attention.forward_workspace,
@@ -95,7 +94,7 @@ def workspaces(kind: str, rows_bound: bool) -> dict[Any, Workspace]:
         aten._scaled_dot_product_flash_attention_backward.default: _flash_workspace,
         aten._scaled_dot_product_efficient_attention_backward.default: _efficient_workspace,
         aten._foreach_norm.Scalar: _norm_workspace,
-        aten.embedding_dense_backward.default: partial(_embedding_workspace, rows_bound),
+        aten.embedding_dense_backward.default: partial(_embedding_workspace, rows_bound, few),
     }
 
 
@@ -278,10 +277,12 @@ def _norm_workspace(tensors: list[Tensor], *rest: Any) -> list[int]:
 
 
 def _embedding_workspace(
-    rows_bound: bool, gradient: Tensor, tokens: Tensor, rows: int, *rest: Any
+    rows_bound: bool, few: bool | None, gradient: Tensor, tokens: Tensor, rows: int, *rest: Any
 ) -> list[int]:
     """Sorted tokens with their positions, and fp32 partial sums: at most one row per ten tokens and one per distinct
-    token (EmbeddingBackwardKernel.cu, grad_weight_per_segment)."""
+    token (EmbeddingBackwardKernel.cu, grad_weight_per_segment). Few tokens are neither sorted nor summed in parts."""
+    if few or (few is None and tokens.numel() <= EMBEDDING_FEW):
+        return []
     size = gradient.shape[-1]
     tokens_bytes = 8 * tokens.numel()
     wide = 4 * -(-size // 32) * 32

@@ -6,6 +6,7 @@ is gone; a caching allocator calls these bytes allocated. This works on real and
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from memconsole_torch.tracing import trace_sums
 
 aten = torch.ops.aten
 COPIES_INPUT = frozenset({aten.logsumexp.default})
@@ -63,7 +66,8 @@ class Liveness(TorchDispatchMode):
         check: Callable[[], None] | None = None,
         run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None,
     ) -> None:
-        """`hidden`: also count what kernels allocate internally. `vocabulary`: identifies gradients of logits.
+        """`hidden`: also count what kernels allocate internally, and add up gradients in place as autograd does if
+        no mode is active. `vocabulary`: identifies gradients of logits.
         `check`: called before each operator; may raise. `run`: returns an operator's results instead of running it."""
         super().__init__()
         self.live = 0
@@ -78,6 +82,7 @@ class Liveness(TorchDispatchMode):
         """The component of the results of the current computation."""
         self._phase = "build"
         self._hidden = hidden
+        trace_sums.alone()
         self._vocabulary = vocabulary
         self._overrides = overrides or {}
         self._workspaces = workspaces or {}
@@ -108,6 +113,8 @@ class Liveness(TorchDispatchMode):
             self._check()
         if DTensor in types:  # it calls operators on its part
             return NotImplemented
+        if self._hidden and trace_sums.in_place(func, args, sys._getframe(1)):
+            return args[0]
         override = self._overrides.get(func)
         if override is not None:
             result = override(*args, **(kwargs or {}))

@@ -14,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memconsole.memory.activations.torch_masks import MASK_ALIGNMENT
+from memconsole.memory.activations.torch_timeline import EMBEDDING_FEW
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, replace
@@ -65,13 +66,14 @@ def trace(
     evaluated = evaluated or sizes or TracedSizes(plan.evaluation_batch, length)
     sizes = sizes or TracedSizes(plan.train.batch_size, length)
     vocabulary = model.vocab_size if isinstance(model, Architecture) else 0
-    few = plan.micro_batch_tokens <= vocabulary
+    rows_bound = plan.micro_batch_tokens <= vocabulary
+    few = plan.micro_batch_tokens <= EMBEDDING_FEW if vocabulary else None
     fake = FakeTensorMode()
     live = Liveness(
         hidden=hidden,
         vocabulary=vocabulary,
         overrides=_overrides(kind),
-        workspaces=_workspaces(kind, few) if hidden else {},
+        workspaces=_workspaces(kind, rows_bound, few) if hidden else {},
         check=check,
         run=Remembered(fake) if remember else None,
     )
@@ -159,8 +161,8 @@ def _overrides(kind: str) -> dict[Any, Override]:
     return own | trace_gang.OVERRIDES
 
 
-def _workspaces(kind: str, few: bool) -> dict[Any, Workspace]:
-    return trace_devices.workspaces(kind, few) | trace_gang.workspaces(kind)
+def _workspaces(kind: str, rows_bound: bool, few: bool | None) -> dict[Any, Workspace]:
+    return trace_devices.workspaces(kind, rows_bound, few) | trace_gang.workspaces(kind)
 
 
 def _declare(live: Liveness, engine: Any, plan: Plan) -> None:

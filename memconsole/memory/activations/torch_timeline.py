@@ -31,6 +31,8 @@ CPU_CAPPED, CAPPED = 2**18, 2**24
 """`memconsole_torch.techniques.activations.fused_loss.CPU_CACHED` and `CAPPED`."""
 EMBEDDING_ROWS = 10
 """Rows that one thread of CUDA's embedding backward sums (EmbeddingBackwardKernel.cu, NROWS_PER_THREAD)."""
+EMBEDDING_FEW = 3072
+"""Tokens up to which it needs no workspace (PyTorch, Embedding.cu, embedding_dense_backward_cuda)."""
 
 
 class Timeline:
@@ -212,8 +214,7 @@ class Timeline:
             yield self._at("backward", standing + made + whole, 0, gathered=0)
 
     def _embedding_backward(self, gradients: int) -> Iterator[Moment]:
-        """The dense gradient of the embedding. If the head is tied, its gradient and the embedding's are summed into a
-        third tensor."""
+        """The dense gradient of the embedding. If the head is tied, it is added to the head's gradient in place."""
         step, a = self.step, self.step.architecture
         table = 4 * step.sizes.embedding
         work = self.stream
@@ -230,8 +231,6 @@ class Timeline:
         narrow = self.gradient * step.sizes.embedding
         if self.gradient < 4:  # summed in fp32, then cast
             yield self._at("backward", gradients, 0, 0, 0, table + narrow)
-        if self.tied:
-            yield self._at("backward", gradients, 0, 0, 0, 2 * narrow)
         yield self._stepped((a.vocab_size, a.hidden_size), 0)
 
     def _stepped(self, shape: tuple[int, int], live: int, copies: int = 0) -> Moment:
@@ -245,7 +244,7 @@ class Timeline:
     def _embedding_workspace(self) -> int:
         """Workspace of CUDA's embedding backward: sorted tokens, and fp32 sums per part and per distinct token."""
         step = self.step
-        if step.kind not in ("gpu", "rocm"):
+        if step.kind not in ("gpu", "rocm") or self.tokens <= EMBEDDING_FEW:
             return 0
         wide = 4 * -(-step.architecture.hidden_size // 32) * 32
         distinct = min(self.tokens, step.architecture.vocab_size)
@@ -259,24 +258,36 @@ class Timeline:
         hidden = step.compute * a.hidden_size * tokens
         tables, _ = tables_of(step, tokens)
         making = 4 * a.hidden_size * tokens + mask_making(step, tokens)
-        # Evaluation uses the fp32 average. Autocast caches no copies of it, because it needs no gradient.
-        averaged = step.state.average > 0 and step.compute == 2 and not step.frozen_blocks
         yield self._at("evaluation", 0, tables + making)
         if self.sharing.outside:
             stream = 4 * a.hidden_size * tokens
             yield self._at("evaluation", 0, stream, gathered=self.sharing.beginning)
+        yield from self._evaluated_blocks(tables)
+        averaged = self._evaluates_average
+        copies = 0 if averaged or step.plan.optimize.compile else self.copies
+        n = min(tokens, CHUNK_TOKENS) * a.vocab_size
+        copies += 2 * step.head if averaged else self.head_cast
+        logits = self._logits(n, min(tokens, CHUNK_TOKENS), trained=False) + 8 * tokens
+        yield self._at("evaluation", 0, hidden, copies, logits)
+
+    @property
+    def _evaluates_average(self) -> bool:
+        """Whether evaluation uses an fp32 average. Autocast caches no copies of it, because it needs no gradient."""
+        step = self.step
+        return step.state.average > 0 and step.compute == 2 and not step.frozen_blocks
+
+    def _evaluated_blocks(self, tables: int) -> Iterator[Moment]:
+        """The blocks and the final norm in an evaluation, beside `tables` bytes."""
+        step, averaged = self.step, self._evaluates_average
         for b in self.blocks:
             copies = b.evaluation.copies if step.plan.optimize.compile else self.copies
             if averaged:
                 copies = 2 * step.sizes.block.largest
             yield self._block("evaluation", b.evaluation, 0, tables, copies - b.evaluation.copies)
         copies = 0 if averaged or step.plan.optimize.compile else self.copies
+        tokens = step.evaluation_tokens
         live = widest(self.evaluated_norm, tokens, tokens * step.sequence)
         yield self._live("evaluation", live, 0, tables, copies)
-        n = min(tokens, CHUNK_TOKENS) * a.vocab_size
-        copies += 2 * step.head if averaged else self.head_cast
-        logits = self._logits(n, min(tokens, CHUNK_TOKENS), trained=False) + 8 * tokens
-        yield self._at("evaluation", 0, hidden, copies, logits)
 
     def _at(
         self,

@@ -15,7 +15,7 @@ import msgspec
 
 from memconsole.memory.activations.kernels import CAPPED_QUERIES, in_parts
 from memconsole.memory.activations.torch_masks import MASK_ALIGNMENT
-from memconsole.memory.activations.torch_timeline import CHUNK_TOKENS
+from memconsole.memory.activations.torch_timeline import CHUNK_TOKENS, EMBEDDING_FEW
 from memconsole.memory.exact.timeline import AffineMoment, AffineTimeline, Exact, ExactPhase
 from memconsole.memory.step_key import step_settings
 from memconsole.plan.models.architecture import Architecture
@@ -161,10 +161,17 @@ def _regime(plan: Plan, model: Model, kind: str) -> tuple[str, ...]:
     if in_parts(plan, a):
         parts.append(f"queries={'part' if length > CAPPED_QUERIES else 'all'}")
     if kind in ("gpu", "rocm"):
-        parts.append(f"embedding={'rows' if tokens <= a.vocab_size else 'vocabulary'}")
+        parts.append(f"embedding={_embedding(tokens, a)}")
         if cut or plan.data.isolate_documents:
             parts.append(f"aligned={length % MASK_ALIGNMENT == 0}")
     return tuple(parts)
+
+
+def _embedding(tokens: int, a: Architecture) -> str:
+    """What decides the workspace of the embedding's gradient."""
+    if tokens <= EMBEDDING_FEW:
+        return "few"
+    return "rows" if tokens <= a.vocab_size else "vocabulary"
 
 
 def _evaluated(plan: Plan) -> tuple[str, ...]:
