@@ -25,6 +25,7 @@ from memconsole.memory.table import BETWEEN_STEPS, COMPONENTS, Component, Memory
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
+from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.plan import Plan
 from memconsole.plan.processes import devices_of_each
 
@@ -84,19 +85,22 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
 
 
 def moments(step: StepSizes) -> Iterator[Moment]:
-    """The moments of a step: a decoder has its own for each backend, other models use the general rule."""
-    if not isinstance(step.model, Architecture):
-        return general.moments(step)
-    if step.plan.backend == "jax":
+    """The moments of a step: decoders have their own for each backend, and so has a recommender in torch. Other models
+    use the general rule."""
+    if step.plan.backend == "torch" and isinstance(step.model, Architecture | Recommender):
+        return torch_step.moments(step)
+    if isinstance(step.model, Architecture):
         return jax_step.moments(step)
-    return torch_step.moments(step)
+    return general.moments(step)
 
 
 def _in_general(plan: Plan, model: Model) -> bool:
-    """Whether activations follow the general rule: if the model is no decoder, or if its torch blocks have no stored
-    programs."""
+    """Whether activations follow the general rule: if a model has no moments of its own, or if its torch blocks have no
+    stored programs."""
+    if plan.backend == "torch" and isinstance(model, Recommender):
+        return not is_traced(model.decoder)
     if not isinstance(model, Architecture):
-        return True
+        return not general.is_known(model, plan.backend)
     return plan.backend == "torch" and not is_traced(model)
 
 

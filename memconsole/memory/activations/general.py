@@ -3,28 +3,32 @@
 Used for models without formulas or stored programs, until a trace or the compiler gives the exact bytes. The rule: the
 backward pass of ``y = x @ W.T`` reads x for the gradient of W, and the next operation reads y, so each matrix
 `(out, in)` of a block keeps `in + out` numbers per position, or `out` if it is frozen. Blocks below the lowest trained
-weight keep nothing. The rule ignores attention scores and shared inputs; `LOW` and `HIGH` bound that error.
+weight keep nothing. The rule ignores attention scores and shared inputs; `LOW` and `HIGH` bound that error. For torch's
+regressor the bytes of a block are known instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import TypeGuard
 
 import msgspec
 
-from memconsole.memory.activations import recommender
+from memconsole.memory.activations import recommender, torch_regressor
+from memconsole.memory.activations.per_position import BlockBytes
 from memconsole.memory.state.gradient_flow import Flow
 from memconsole.memory.state.saving import gathered_to_save
 from memconsole.memory.state.step_sizes import Moment, StepSizes
 from memconsole.plan.data.rows import row_bytes
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.recommender import Recommender
+from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.sections.optimize import Checkpointing
 from memconsole.plan.tasks import task_of_model
 
 LOW, HIGH = 0.5, 2.0
-"""Factors that bound the error of the rule's bytes (`tests/training/memory/test_general_memory.py` traces both ends)."""
+"""Factors that bound the error of the rule's bytes."""
 WHERE_FROM = "the activations follow a general rule that may be off by a factor of two"
 OFFLOADED_BLOCKS = {"cpu": 1, "apple": 1}
 """Number of blocks whose activations are on the device under activation offload: the one in use, and on devices that
@@ -70,6 +74,31 @@ def kept_bytes(model: Model, flow: Flow, checkpointing: Checkpointing, compute: 
     return flow.blocks * (4 * block.width + compute * again)
 
 
+def per_position(step: StepSizes, compute: int) -> BlockBytes:
+    """Bytes per position of a block: those of torch's regressor are known, others follow the rule."""
+    checkpointing = step.plan.optimize.gradient_checkpointing
+    if is_known(step.model, step.plan.backend):
+        return torch_regressor.block_bytes(step.model, checkpointing, compute)
+    block, flow = block_of(step.model), step.flow
+    layers, passing = max(1, flow.blocks), compute * block.widest
+    again = 0
+    if checkpointing != "none":
+        again = kept_bytes(step.model, flow, "none", compute) // layers
+    return BlockBytes(
+        kept=kept_bytes(step.model, flow, checkpointing, compute) // layers,
+        again=again,
+        forward=passing,
+        backward=2 * passing,
+        evaluation=2 * 4 * block.width + passing,
+        outside=4 * block.outside if flow.below else 0,
+    )
+
+
+def is_known(model: Model, backend: str) -> TypeGuard[Regressor]:
+    """Whether the bytes of a model's blocks are known, so that it needs no rule for them."""
+    return backend == "torch" and isinstance(model, Regressor)
+
+
 def loss_bytes(step: StepSizes, rows: int, *, training: bool = True) -> int:
     """Bytes of outputs, errors and their gradients: three times the outputs of the head, in fp32, for each of the task's
     units. A recommender has its own formulas."""
@@ -82,7 +111,7 @@ def loss_bytes(step: StepSizes, rows: int, *, training: bool = True) -> int:
 
 def moments(step: StepSizes) -> Iterator[Moment]:
     """The largest moment of each phase of a step, of an evaluation and of a checkpoint."""
-    o, block, flow = step.plan.optimize, block_of(step.model), step.flow
+    o, flow = step.plan.optimize, step.flow
     weights, resident, data = step.weights + step.gathered, step.state.resident, step.data
     # XLA on a CPU computes 16-bit types in 32 bits.
     compute = 4 if step.plan.backend == "jax" and step.kind == "cpu" else step.compute
@@ -91,25 +120,26 @@ def moments(step: StepSizes) -> Iterator[Moment]:
         copies = 2 * step.trained.orthogonal  # frozen matrices are stored so
     layers = max(1, flow.blocks)
     held = min(layers, OFFLOADED_BLOCKS.get(step.kind, 2)) if o.activation_offload else layers
-    own = kept_bytes(step.model, flow, o.gradient_checkpointing, compute) // layers
-    outside = 4 * block.outside * step.tokens if flow.below else 0
+    block = per_position(step, compute)
+    outside = block.outside * step.tokens
     before = 0
     if isinstance(step.model, Recommender):
         outside = recommender.projected_bytes(step.model)
         before = recommender.adapter_bytes(step.model)
-    kept = own * held * step.tokens + outside
-    passing = compute * block.widest * step.tokens
+    kept = block.kept * held * step.tokens + outside
+    passing, again = block.backward * step.tokens, block.again * step.tokens
     loss = loss_bytes(step, step.plan.train.batch_size)
     standing = step.standing
-    yield Moment("forward", weights, standing, resident, kept, 0, copies + passing, data)
+    yield Moment(
+        "forward", weights, standing, resident, kept, 0, copies + block.forward * step.tokens, data
+    )
     if before:
         yield Moment("forward", weights, standing, resident, outside, 0, copies + before, data)
     yield Moment("loss", weights, standing, resident, kept, loss, copies, data)
-    again = 0
-    if o.gradient_checkpointing != "none":
-        again = kept_bytes(step.model, flow, "none", compute) // layers * step.tokens
+    if block.again and step.plan.backend == "torch":
+        copies //= layers  # each block casts its weights again
     yield Moment(
-        "backward", weights, standing, resident, kept + again, loss, copies + 2 * passing, data
+        "backward", weights, standing, resident, kept + again, loss, copies + passing, data
     )
     gradients, largest = step.gradients, step.gradient * step.trained.largest
     # The first block runs last. Its gradients do not exist yet, except with accumulation after the first micro-batch.
@@ -121,8 +151,8 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     if before:  # the adapter runs again, after the backward pass of all blocks
         workspace = copies + 2 * before
         yield Moment("backward", weights, gradients, resident, outside, 0, workspace, data)
-    last = own * step.tokens + outside + again
-    workspace = copies + 2 * passing + (largest if step.accumulates else 0)
+    last = block.kept * step.tokens + outside + again
+    workspace = copies + passing + (largest if step.accumulates else 0)
     yield Moment("backward", weights, made, resident, last, 0, workspace, data)
     yield Moment(
         "optimizer step",
@@ -137,7 +167,7 @@ def moments(step: StepSizes) -> Iterator[Moment]:
         "evaluation",
         weights,
         state=resident,
-        activations=(2 * 4 * block.width + compute * block.widest) * step.evaluation_tokens,
+        activations=block.evaluation * step.evaluation_tokens,
         logits=loss_bytes(step, rows, training=False),
         workspace=copies,
         data=row_bytes(step.plan, step.model) * rows,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from memconsole.memory.activations import general
+from memconsole.memory.activations import general, torch_regressor
 from memconsole.memory.activations.block_programs import kept_per_token
 from memconsole.memory.activations.jax_block import jax_block
 from memconsole.memory.state.gradient_flow import Flow
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
+from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections.optimize import Checkpointing
 
@@ -17,9 +18,14 @@ def kept_by_blocks(
 ) -> int:
     """Bytes per position that all blocks keep for the backward pass. Blocks that it does not reach keep nothing."""
     o = plan.optimize
+    if isinstance(model, Recommender):
+        model = model.decoder
     if not isinstance(model, Architecture):
         narrow = o.precision != "fp32" and not (plan.backend == "jax" and kind == "cpu")
-        return general.kept_bytes(model, flow, checkpointing, 2 if narrow else 4)
+        compute = 2 if narrow else 4
+        if general.is_known(model, plan.backend):
+            return flow.blocks * torch_regressor.block_bytes(model, checkpointing, compute).kept
+        return general.kept_bytes(model, flow, checkpointing, compute)
     if plan.backend == "jax":
         adapters = o.lora_rank, o.lora_targets
         return flow.blocks * jax_block(model, o.precision, checkpointing, kind, *adapters).kept

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memconsole.memory.activations.torch_recommender import RecommenderTimeline
 from memconsole.memory.activations.torch_timeline import Timeline
 from memconsole.memory.state.saving import gathered_to_save
 from memconsole.memory.state.step_sizes import Moment, StepSizes
 from memconsole.memory.step_key import step_settings
+from memconsole.plan.models.recommender import Recommender
 
 
 def moments(step: StepSizes) -> Iterator[Moment]:
@@ -55,6 +57,12 @@ def prepare(step: StepSizes) -> None:
     _remembered(step)
 
 
+def _timeline(step: StepSizes) -> Timeline:
+    if isinstance(step.model, Recommender):
+        return RecommenderTimeline(step)
+    return Timeline(step)
+
+
 _moments: dict[tuple[object, ...], tuple[Moment, ...]] = {}
 MOST_REMEMBERED = 8192
 
@@ -63,7 +71,7 @@ def structure(step: StepSizes) -> tuple[object, ...]:
     """The cache key of `_remembered`: everything that decides the phases without the optimizer, apart from stored
     weights, optimizer state and data."""
     return (
-        step.architecture,
+        step.model,
         step.frozen,
         step.shards,
         step.copied,
@@ -84,7 +92,7 @@ def _remembered(step: StepSizes) -> tuple[Moment, ...]:
         if len(_moments) >= MOST_REMEMBERED:
             _moments.clear()
         largest: dict[str, Moment] = {}
-        for moment in Timeline(step).moments():
+        for moment in _timeline(step).moments():
             present = largest.get(moment.phase)
             if present is None or moment.total > present.total:
                 largest[moment.phase] = moment

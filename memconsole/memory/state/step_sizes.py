@@ -20,6 +20,7 @@ from memconsole.memory.state.sizes import (
 from memconsole.plan.data.rows import row_bytes
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model, Parameter
+from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections.optimize import LoraTargets
 from memconsole.plan.training.trained import frozen_names, has_adapter
@@ -83,9 +84,10 @@ class StepSizes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def architecture(self) -> Architecture:
-        """The model of a language plan."""
-        assert isinstance(self.model, Architecture)
-        return self.model
+        """The model of a language plan, or the decoder of a recommender."""
+        model = self.model.decoder if isinstance(self.model, Recommender) else self.model
+        assert isinstance(model, Architecture)
+        return model
 
     @property
     def frozen_blocks(self) -> bool:
