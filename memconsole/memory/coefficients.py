@@ -40,6 +40,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     code and compiled programs."""
     workspaces: dict[str, int] = {}
     """`workspace_bytes` of catalog devices that differ from the others of their kind."""
+    contexts: dict[str, int] = {}
+    """The same for `context_bytes`."""
     kernels_16_bytes: int = 0
     """Allocated in addition with 16-bit matmuls: on a CPU oneDNN's compiled kernels, one for each shape."""
     library_bytes: int = 0
@@ -186,8 +188,11 @@ def runtime(backend: str, kind: str, device: str = "") -> Runtime:
     torch's numbers."""
     kinds = coefficients().runtime.get(backend) or coefficients().runtime["torch"]
     costs = kinds[kind] if kind in kinds else kinds["cpu"]
-    own = costs.workspaces.get(device)
-    return costs if own is None else msgspec.structs.replace(costs, workspace_bytes=own)
+    return msgspec.structs.replace(
+        costs,
+        workspace_bytes=costs.workspaces.get(device, costs.workspace_bytes),
+        context_bytes=costs.contexts.get(device, costs.context_bytes),
+    )
 
 
 def certainty(backend: str, kind: str) -> Certainty | None:

@@ -173,15 +173,16 @@ def count(
     rate = plan.micro_batch_tokens / seconds
     model = catalog.model(plan)
     most = peak_units_per_second(plan, model, card)
-    table = table_of(plan, card)
-    return {
+    counted = {
         "tokens_per_second": rate,
         "flops_utilization": rate / most,
         "peak_bytes": found["peak_bytes"],
         "step_seconds": seconds,
-        "estimated_peak_bytes": table.peak_bytes,
-        "estimated_step_seconds": step_seconds(plan, model, card),
     }
+    if who == "memconsole":
+        counted["estimated_peak_bytes"] = table_of(plan, card).peak_bytes
+        counted["estimated_step_seconds"] = step_seconds(plan, model, card)
+    return counted
 
 
 Results = dict[str, dict[str, dict[str, Any]]]
@@ -234,17 +235,26 @@ def groups(contenders: list[Contender], card: Budget) -> list[list[Contender]]:
 
 def table(results: dict[str, Any]) -> str:
     """A row for each contender; ratios are to the first peer of the case that ran."""
-    rows = [["work", "by", "tokens/s", "of the peak rate", "MiB", "tokens/s to the peer's"]]
+    rows = [["work", "by", "tokens/s", "to the peer's", "of the peak rate"]]
+    rows[0] += ["ms a step", "estimated", "MiB", "estimated", "to the peer's"]
     for case, found in results.items():
         peers = [r for who, r in found.items() if who in ("nanoGPT", "Trainer") and not _told(r)]
         for who, one in found.items():
             if _told(one):
-                rows.append([case, who, one["problem"], "", "", ""])
+                rows.append([case, who, one["problem"], *[""] * 7])
                 continue
-            rate = one["tokens_per_second"]
-            ratio = f"{rate / peers[0]['tokens_per_second']:.2f}" if peers else ""
-            share, mib = f"{one['flops_utilization']:.1%}", f"{one['peak_bytes'] / 2**20:,.0f}"
-            rows.append([case, who, f"{rate:,.0f}", share, mib, ratio])
+            rate, held = one["tokens_per_second"], one["peak_bytes"]
+            ratios = ["", ""]
+            if peers:
+                ratios[0] = f"{rate / peers[0]['tokens_per_second']:.2f}"
+                ratios[1] = f"{held / peers[0]['peak_bytes']:.2f}"
+            guesses = ["", ""]
+            if "estimated_peak_bytes" in one:
+                guesses[0] = f"{1000 * one['estimated_step_seconds']:,.0f}"
+                guesses[1] = f"{one['estimated_peak_bytes'] / 2**20:,.0f}"
+            row = [case, who, f"{rate:,.0f}", ratios[0], f"{one['flops_utilization']:.1%}"]
+            row += [f"{1000 * one['step_seconds']:,.0f}", guesses[0]]
+            rows.append([*row, f"{held / 2**20:,.0f}", guesses[1], ratios[1]])
     return markdown(rows, left=2)
 
 
@@ -279,7 +289,12 @@ def main() -> None:
     if not (shutil.which("nvidia-smi") or Path("/dev/nvidiactl").exists()):
         sys.exit("no NVIDIA card on this machine; --device cpu rehearses with small models")
     card = card_of("cuda")
-    facts = {"command": "python tests/bench/gpu.py", **machine(), "card": card.name}
+    facts = {
+        "command": "python tests/bench/gpu.py",
+        **machine(),
+        "card": card.name,
+        "driver": driver(),
+    }
     earlier = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if earlier and earlier["card"] != card.name:
         sys.exit(

@@ -39,6 +39,10 @@ def device(kind: str) -> Budget:
     )  # fmt: skip
 
 
+ROWS = {"train__batch_size": 32, "data__sequence_length": 1024}
+"""So many that a jump's forward pass takes more than the products of its snapshots."""
+
+
 def hybrid(**settings: Any) -> Plan:
     named = {key.replace("__", "."): value for key, value in settings.items()}
     return replace(GPT2, {"hybrid.mode": "balanced", **named})
@@ -71,7 +75,7 @@ def test_a_cpu_holds_six_snapshots_with_their_anchor_and_the_weights_before_a_ju
 
 
 def test_a_gpu_keeps_the_path_on_the_device_and_the_rest_on_the_host() -> None:
-    plan, budget = hybrid(hybrid__memory="pinned"), device("gpu")
+    plan, budget = hybrid(hybrid__memory="pinned", **ROWS), device("gpu")
     table = table_of(plan, budget)
     assert at(table, SNAPSHOTS, "predict") == 2 * N
     assert at(table, SNAPSHOTS, "full") == 0
@@ -146,9 +150,9 @@ def test_jax_libraries_are_priced_for_the_rows_of_a_jump() -> None:
 
 def test_jumps_try_16_bit_copies_or_whole_ones() -> None:
     gpu = device("gpu")
-    fp32 = table_of(hybrid(hybrid__predict_precision="fp32"), gpu)
+    fp32 = table_of(hybrid(hybrid__predict_precision="fp32", **ROWS), gpu)
     assert at(fp32, "weights", "predict") == 8 * N  # as they are, and moved
-    bf16 = table_of(hybrid(hybrid__predict_precision="bf16"), gpu)
+    bf16 = table_of(hybrid(hybrid__predict_precision="bf16", **ROWS), gpu)
     # fp32 matrices wait on the host; matrices in bf16, vectors in fp32, each as they are and moved
     assert at(bf16, "weights", "predict") == 4 * MATRICES + 8 * (N - MATRICES)
 

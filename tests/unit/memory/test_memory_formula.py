@@ -234,18 +234,19 @@ def test_accumulating_at_the_same_micro_batch_keeps_one_more_gradient_through_th
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_whole_logits_cost_four_bytes_per_token_and_word_or_six_and_chunked_ones_do_not(
-    precision: str,
+@pytest.mark.parametrize(("kind", "each"), [("gpu", (4, 2)), ("apple", (4, 6))])
+def test_whole_logits_are_cast_to_fp32_except_on_a_gpu_and_chunked_ones_are_few(
+    precision: str, kind: str, each: tuple[int, int]
 ) -> None:
     whole = plan_with(
         optimize__precision=precision, data__sequence_length=2048, train__batch_size=8
     )
     chunked = plans.replace(whole, {"optimize.fused_loss": True})
     pairs = whole.micro_batch_tokens * LLAMA.vocab_size
-    logits = most(memory_table(whole, LLAMA, budget()), "logits and loss")
-    each = 4 if precision == "fp32" else 6
-    assert each * pairs <= logits <= (each + 0.1) * pairs
-    assert most(memory_table(chunked, LLAMA, budget()), "logits and loss") < pairs
+    logits = most(memory_table(whole, LLAMA, budget(kind=kind)), "logits and loss")
+    bytes_each = each[precision != "fp32"]
+    assert bytes_each * pairs <= logits <= (bytes_each + 0.1) * pairs
+    assert most(memory_table(chunked, LLAMA, budget(kind=kind)), "logits and loss") < pairs
 
 
 def test_adapters_on_a_frozen_base_have_the_only_gradients() -> None:

@@ -77,8 +77,10 @@ class _Whole(torch.autograd.Function):
             del head
             by_rows = by_rows.view(ctx.shape).to(ctx.kinds[0])
         if ctx.trained[1]:
-            by_weight = (slopes.T @ rows)[: len(weight)].mul_(scale)
+            by_weight = (slopes.T @ rows).mul_(scale)
             del slopes
+            if len(by_weight) > len(weight):
+                by_weight = by_weight[: len(weight)]  # autograd adds to no view in place
             by_weight = by_weight.to(ctx.kinds[1])
         return by_rows, by_weight, None, None, None
 
