@@ -147,6 +147,14 @@ def card_of(device: str) -> Budget:
     return budget(plan_of(CASES[0], "torch", device), read_once(30.0))
 
 
+def driver() -> str:
+    """NVIDIA's driver, by its version."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    return str(pynvml.nvmlSystemGetDriverVersion())
+
+
 def count(
     who: str, plan: Plan, device: str, steps: int, card: Budget, lock: Path
 ) -> dict[str, Any]:
