@@ -41,7 +41,7 @@ MIB = 2**20
 DAY = 86400.0
 REFERENCE = "reference"
 STEPS = 12
-WORKERS = (4, 7, 3)
+WORKERS = (4, 3, 2)
 """Processes for torch and JAX on the card and for the reference, on a machine of 16 cores. JAX compiles the most."""
 FAR = 0.02
 """Differences of losses above it are listed. On a card, fp32 rows multiply in TF32."""
