@@ -30,7 +30,12 @@ from memconsole_torch.saved import loading
 from memconsole_torch.saved.tensors import Saved
 from memconsole_torch.tasks.task import MicroBatch
 from memconsole_torch.techniques import compilation, sharding
-from memconsole_torch.techniques.activations import activation_offload, checkpointing, dropout
+from memconsole_torch.techniques.activations import (
+    activation_offload,
+    checkpointing,
+    dropout,
+    loss_kernel,
+)
 from memconsole_torch.techniques.optimizer import offload, optimizers
 from memconsole_torch.techniques.optimizer_in_backward import InBackward
 from memconsole_torch.techniques.weights import precision, rounding
@@ -106,6 +111,7 @@ class TorchEngine:
             precision.line(self._device, o.precision),
             *optimization_lines(self._plan, self.device.kind),
             *compiled,
+            *loss_kernel.lines(self._device),
         ]
 
     def prepare(self, plan: Plan, model: Model) -> None:

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-pytest.importorskip("triton", reason="Triton is not installed")
+from memconsole_torch.techniques.activations import loss_kernel
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
@@ -41,6 +42,7 @@ for dtype, tolerance in (torch.float32, 1e-6), (torch.bfloat16, 4e-3), (torch.fl
 
 
 def test_the_kernel_equals_torchs_operations() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
     subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={
@@ -50,3 +52,15 @@ def test_the_kernel_equals_torchs_operations() -> None:
         },
         check=True,
     )
+
+
+def test_without_triton_a_gpu_uses_torchs_operations_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    for installed in (True, False):
+        monkeypatch.setattr(loss_kernel, "_installed", lambda found=installed: found)
+        assert loss_kernel.runs_on(gpu) == installed
+        assert not loss_kernel.runs_on(cpu)
+        assert bool(loss_kernel.lines(gpu)) == (not installed)
+        assert loss_kernel.lines(cpu) == []

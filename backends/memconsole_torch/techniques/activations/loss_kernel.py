@@ -28,6 +28,12 @@ def runs_on(device: torch.device) -> bool:
     return device.type == "cuda" and _installed()
 
 
+def lines(device: torch.device) -> list[str]:
+    """What the log says of the kernel: nothing where it is not missing."""
+    missing = device.type == "cuda" and not _installed()
+    return ["Triton is not installed: the loss takes more memory and time than estimated"] * missing
+
+
 def into_slopes(
     scores: Tensor,
     targets: Tensor,
