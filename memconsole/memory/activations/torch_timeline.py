@@ -201,7 +201,10 @@ class Timeline:
                 yield self._block(
                     "backward", b.backward, under, above, others, self.sharing.reduced
                 )
-            yield self._block("backward", b.backward, early, above, others, self.sharing.reduced)
+            # Before the first of them there are no gradients of another block that are still being added up.
+            yield self._block("backward", b.backward, early, above, others)
+            below = max(0, above - b.kept)
+            yield self._block("backward", b.backward, early, below, others, self.sharing.reduced)
             behind = early + -(-max(0, made - b.program.gradients) // shards)
             yield self._block(
                 "backward", b.backward, behind, self.tables_kept, 0, self.sharing.reduced

@@ -243,7 +243,7 @@ def test_gradients_are_added_in_place_where_autograd_does_so(held: bool) -> None
 
 MEASURED: tuple[tuple[int, dict[str, object]], ...] = (
     (
-        20_130,
+        19_990,
         {
             "model.name": "llama-3.2-1b", "train.batch_size": 2, "data.sequence_length": 2048,
             "optimize.gradient_checkpointing": "full",

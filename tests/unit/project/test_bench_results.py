@@ -202,13 +202,25 @@ def test_what_is_to_be_measured_on_a_card_can_be_trained_there(case: gpu.Case) -
 
 
 def test_a_contender_that_is_missing_is_shown_as_missing() -> None:
-    one = {"tokens_per_second": 2e3, "flops_utilization": 0.5, "peak_bytes": 2**30}
-    table = gpu.table({"work": {"nanoGPT": {"problem": "missing"}, "Trainer": one, "torch": one}})
+    one = {
+        "tokens_per_second": 2e3,
+        "flops_utilization": 0.5,
+        "peak_bytes": 2**30,
+        "step_seconds": 2,
+    }
+    ours = {**one, "estimated_peak_bytes": 2**29, "estimated_step_seconds": 3}
+    table = gpu.table({"work": {"nanoGPT": {"problem": "missing"}, "Trainer": one, "torch": ours}})
     assert table.splitlines()[2:] == [
-        "| work | nanoGPT | missing |  |  |  |",
-        "| work | Trainer | 2,000 | 50.0% | 1,024 | 1.00 |",
-        "| work | torch | 2,000 | 50.0% | 1,024 | 1.00 |",
+        "| work | nanoGPT | missing |  |  |  |  |  |  |  |",
+        "| work | Trainer | 2,000 | 1.00 | 50.0% | 2,000 |  | 1,024 |  | 1.00 |",
+        "| work | torch | 2,000 | 1.00 | 50.0% | 2,000 | 3,000 | 1,024 | 512 | 1.00 |",
     ]
+
+
+def test_the_page_quotes_the_table_of_the_card() -> None:
+    found = gpu.table(json.loads(gpu.RESULTS.read_text())["results"])
+    page = gpu.PAGE.read_text(encoding="utf-8")
+    assert f"<!-- card -->\n{found}\n<!-- /card -->" in page
 
 
 def test_the_page_quotes_the_tables_of_peers() -> None:
