@@ -31,13 +31,13 @@ def check_launch(plan: Plan, devices: Devices | None, lookup: Lookup | None = No
     """
     check(plan)
     check_made(plan)
-    check_trainable(plan)
+    device = budget(plan, devices)
+    check_trainable(plan, device.kind)
     check_start(plan)
     check_readable(plan)
     count_items(plan)
     check(plan)
     check_trackers(plan)
-    device = budget(plan, devices)
     if plan.launch.on == "slurm":
         check_job(plan)
     elif not device.local:

@@ -292,5 +292,7 @@ def platform_lines(plan: Plan, device: DeviceFacts) -> list[str]:
             note = "optimal for TPU" if best else f"16-bit compute on {name}"
         lines.append(_PRECISIONS[o.precision].format(note))
     lines += optimization_lines(plan, device.kind)
+    if o.compile:
+        lines.append("Blocks are compiled one by one, which takes longer than one in a loop")
     lines.append("One compiled training step; weights and optimizer state updated in place")
     return lines

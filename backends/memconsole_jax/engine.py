@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, Precision, replace
 from memconsole.plan.sections.hybrid import GRADIENT_PHASES
+from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole_jax import devices, held, tasks
 from memconsole_jax.compiled import compiling
 from memconsole_jax.compiled.compiling import Compiled
@@ -64,7 +65,9 @@ def create(plan: Plan, run_directory: Path | None) -> JaxEngine:
     devices.prepare(plan)
     devices.keep_compilations()
     gang = join(plan, run_directory)
-    return JaxEngine(plan, devices.found(plan, gang.size), run_directory, gang)
+    found = JaxEngine(plan, devices.found(plan, gang.size), run_directory, gang)
+    check_trainable(plan, found.device.kind)  # the plan's device may be auto
+    return found
 
 
 class JaxEngine:

@@ -142,7 +142,7 @@ def _saving(
     absent = task_of_model(model).not_applicable(plan).get(row.key)
     if absent is not None:
         return _unavailable(row, value, absent)
-    refusal = row.refusal(plan, value)
+    refusal = row.refusal(plan, value, budget.kind)
     try:
         changed = row.apply(plan, value)
         after = table_of(changed, budget, lookup, parts=False)

@@ -26,6 +26,7 @@ from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections.optimize import EIGHT_BIT
 from memconsole.plan.tasks import task_of_model
+from memconsole.plan.toggles.arithmetic import COMPILE
 from memconsole.plan.training.trained import frozen_names
 
 GENERIC_BANDWIDTH = {"cpu": 20e9, "gpu": 500e9, "rocm": 400e9, "apple": 100e9, "tpu": 800e9}
@@ -283,10 +284,11 @@ def step_work(plan: Plan, model: Model, budget: Budget) -> Work:
         apart += CLEARED * o.accumulation_steps * _passing(plan, model, kind)
     coded = trained_group(plan, model).elements if o.optimizer in EIGHT_BIT and kind == "cpu" else 0
     turns = plan.device.count / devices_at_once(plan, budget)
+    compiled = o.compile and (plan.backend, kind) not in COMPILE.absent_on
     return Work(
         turns * arithmetic,
-        turns * traffic * (0.6 if o.compile else 1.0),
-        turns * launches * (0.5 if o.compile else 1.0),
+        turns * traffic * (0.6 if compiled else 1.0),
+        turns * launches * (0.5 if compiled else 1.0),
         turns * coded,
         turns * apart + exchange_seconds(plan, model, budget),
     )

@@ -242,7 +242,7 @@ def replace(plan: Plan, changes: Mapping[str, Any]) -> Plan:
 
 
 def uncompiled(plan: Plan) -> Plan:
-    """`plan` without torch.compile; `plan` itself if it does not use it."""
+    """`plan` without compiled blocks; `plan` itself if it has none."""
     return replace(plan, {"optimize.compile": False}) if plan.optimize.compile else plan
 
 

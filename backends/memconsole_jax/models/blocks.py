@@ -1,14 +1,14 @@
 """Assembles and runs the blocks of a model, whose weights are stacked over layers.
 
 All blocks have the same shapes, so one block's code runs in a `lax.scan` over weights (L, ...). The
-program does not grow with depth.
+program does not grow with depth, unless the scan is unrolled.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,16 @@ from memconsole_jax.layout.mesh import by_rows, gathered
 from memconsole_jax.models import accumulation
 from memconsole_jax.models.accumulation import Sums
 
-Around = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Wraps one block's function, such as `checkpointing.full`."""
 M = TypeVar("M", bound=nnx.Module)
+
+
+class Around(NamedTuple):
+    """How the blocks of a model run."""
+
+    block: Callable[[Callable[..., Any]], Callable[..., Any]]
+    """Wraps one block's function for gradient checkpointing, such as `checkpointing.full`."""
+    unrolled: bool = False
+    """Whether each block has code of its own, instead of one code in a loop."""
 
 
 def stacked(count: int, one: Callable[[], nnx.Module]) -> Any:
@@ -40,28 +47,35 @@ def through(
 ) -> Array:
     """Run x (B, T, C) through all `blocks`.
 
-    `one(block, x, of_layer, *shared)` runs a block; `of_layer` is its row of `of_layers`. `around`
-    wraps that function for gradient checkpointing. Gradients of the weights named in `sums` are
-    added to `sums` (see `accumulation`), and the weights themselves get none.
+    `one(block, x, of_layer, *shared)` runs a block; `of_layer` is its row of `of_layers`. Gradients
+    of the weights named in `sums` are added to `sums` (see `accumulation`), and the weights
+    themselves get none.
     """
     graph, weights = nnx.split(blocks)
 
     def layer(x: Array, weights: Any, of_layer: Any, *shared: Any) -> Array:
         return one(nnx.merge(graph, weights), x, of_layer, *shared)
 
-    around_layer = layer if around is None else around(layer)
+    around_layer = layer if around is None else around.block(layer)
+    unrolled = around is not None and around.unrolled
 
     def wrapped(x: Array, weights: Any, of_layer: Any) -> Array:
         return by_rows(around_layer(by_rows(x), weights, of_layer, *shared))
 
     if sums is not None:
-        return _adding(wrapped, x, weights, of_layers, sums)
-    x, _ = lax.scan(lambda x, xs: (wrapped(x, *xs), None), x, (weights, of_layers))
+        return _adding(wrapped, x, weights, of_layers, sums, unrolled)
+    xs = weights, of_layers
+    x, _ = lax.scan(lambda x, xs: (wrapped(x, *xs), None), x, xs, unroll=unrolled)
     return x
 
 
 def _adding(
-    wrapped: Callable[..., Array], x: Array, weights: Any, of_layers: Any, sums: Sums
+    wrapped: Callable[..., Array],
+    x: Array,
+    weights: Any,
+    of_layers: Any,
+    sums: Sums,
+    unrolled: bool,
 ) -> Array:
     """Run x through all layers, adding their weights' gradients to `sums`."""
     paths = {".".join(("layers", *path)): path for path, _ in nnx.to_flat_state(weights)}
@@ -78,7 +92,8 @@ def _adding(
         return (wrapped(x, weights, of_layer), carried), None
 
     layers = jnp.arange(len(jax.tree.leaves(weights)[0]))
-    (x, carried), _ = lax.scan(layer, (x, sums), (layers, weights, of_layers))
+    xs = layers, weights, of_layers
+    (x, carried), _ = lax.scan(layer, (x, sums), xs, unroll=unrolled)
     return accumulation.begun(x, carried, lax.stop_gradient(sums))
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from memconsole.plan.models.architecture import Architecture
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, uncompiled
 from memconsole.plan.tasks.language import MASKED
 from memconsole.plan.training.trained import adapter_scale
 from memconsole_jax.models import dropout
@@ -35,7 +35,7 @@ class Language:
     def evaluation(self, plan: Plan, model: Architecture) -> Evaluation:
         """Always computes the loss in chunks, so evaluation never needs more memory than
         training."""
-        loss = summed_nats(plan, model, chunked=True)
+        loss = summed_nats(uncompiled(plan), model, chunked=True)
         return lambda trained, kept, arrays: loss(trained, kept, arrays)[None]
 
     def head(self, weights: Iterable[str]) -> Head:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from memconsole.plan.models.recommender import Recommender
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, uncompiled
 from memconsole.plan.tasks.recommendation import PADDING
 from memconsole_jax.models import dropout
 from memconsole_jax.models.recommender import Projected, assemble
@@ -44,7 +44,7 @@ class Recommendation:
 
     def evaluation(self, plan: Plan, model: Recommender) -> Evaluation:
         """Nats, then the measures of the ranking of all items."""
-        projected = _projected(plan, model)
+        projected = _projected(uncompiled(plan), model)
 
         def evaluation(trained: Tree, kept: Tree, arrays: Tree) -> Array:
             found = projected({**trained, **kept}, arrays)
@@ -61,7 +61,7 @@ class Recommendation:
 
     def outputs(self, plan: Plan, model: Recommender, weights: Tree, arrays: Tree) -> Array:
         """log P of every item after the last one of each row (B, C · M)."""
-        found = _projected(plan, model)(weights, arrays)
+        found = _projected(uncompiled(plan), model)(weights, arrays)
         last = jnp.maximum(jnp.sum(arrays["items"] != PADDING, axis=1) - 1, 0)
         hidden = jnp.take_along_axis(found.hidden, last[:, None, None], axis=1)[:, 0]
         return two_level.scores(model, found._replace(hidden=hidden))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from memconsole.plan.models.regressor import Regressor
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, uncompiled
 from memconsole_jax.models import dropout
 from memconsole_jax.models.regressor import assemble
 from memconsole_jax.tasks.task import Evaluation, Head, Loss, Tree
@@ -41,7 +41,7 @@ class Regression:
         return loss
 
     def evaluation(self, plan: Plan, model: Regressor) -> Evaluation:
-        outputs = _outputs(plan, model)
+        outputs = _outputs(uncompiled(plan), model)
 
         def evaluation(trained: Tree, kept: Tree, arrays: Tree) -> Array:
             missed = outputs({**trained, **kept}, arrays) - arrays["targets"]
@@ -62,7 +62,7 @@ class Regression:
 
     def outputs(self, plan: Plan, model: Regressor, weights: Tree, arrays: Tree) -> Array:
         """(B, outputs) of windows (B, T, features)."""
-        return _outputs(plan, model)(weights, arrays)
+        return _outputs(uncompiled(plan), model)(weights, arrays)
 
 
 def _outputs(plan: Plan, model: Regressor, disk: Disk | None = None) -> Callable[..., Array]:

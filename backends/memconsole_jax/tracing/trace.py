@@ -40,7 +40,7 @@ def answer(question: TracerQuestion, interrupt: tracing.Interrupt) -> TracerAnsw
     try:
         plan = loads(question.plan)
         check(plan)
-        check_trainable(plan)
+        check_trainable(plan, question.kind)
         place = trace_targets.target(question.target, question.kind, plan.device.count, nodes(plan))
         exact = planned(plan, catalog.model(plan), place, interrupt)
     except PlanError as error:

@@ -255,7 +255,7 @@ def report_of(
     if fitted.optimize.lora_rank and plan.model.name in catalog.models():
         notes += ("adapters here train on a base of new weights, which learns little",)
     for row in OPTIMIZATIONS:
-        refusal = row.refusal(fitted)
+        refusal = row.refusal(fitted, kind=device.kind)
         if refusal:
             notes += (f"kept: {refusal}",)
     if kept := recipe.kept_rate(plan, fitted):

@@ -159,7 +159,7 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
             "usable_because": budget.why,
         },
         "weights": origin(plan).words,
-        "refused": refusal(plan),
+        "refused": refusal(plan, budget.kind),
         "files": left_out(plan),
         "learning_rate": recipe.learning_rate(plan),
         "weight_decay": recipe.weight_decay(plan),
@@ -236,7 +236,7 @@ def text(plan: Plan, found: Estimate, more: Needed | None = None) -> str:
         )
         + f"   {plan.backend} on {budget.name} ({format_bytes(budget.usable_bytes)} of "
         f"{format_bytes(budget.total_bytes)} {budget.memory_label} usable: {budget.why})",
-        *weights_lines(plan),
+        *weights_lines(plan, budget.kind),
         f"{plan.train.batch_size} x {plan.data.sequence_length} {task_of(plan).positions} per micro-batch, "
         f"{plan.effective_batch} rows per step",
         recipe.words(plan),

@@ -11,16 +11,16 @@ from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole.plan.training.origin import origin
 
 
-def weights_lines(plan: Plan) -> list[str]:
+def weights_lines(plan: Plan, kind: str) -> list[str]:
     """Where the first weights come from, and why `train` would refuse the plan."""
-    refused = refusal(plan)
+    refused = refusal(plan, kind)
     return [origin(plan).words, *([f"train refuses this plan: {refused}"] if refused else [])]
 
 
-def refusal(plan: Plan) -> str | None:
-    """Why `train` would refuse the plan, or None."""
+def refusal(plan: Plan, kind: str) -> str | None:
+    """Why `train` would refuse the plan on a kind of device, or None."""
     try:
-        check_trainable(plan)
+        check_trainable(plan, kind)
         check_start(plan)
         check_readable(plan)
     except PlanError as error:

@@ -119,8 +119,8 @@ class _Place:
         self._plan, self._budget, self._moved = plan, budget, moved
         rows = [row for row in FREE if row.key != SHARDING]
         rows = [row for row in rows if row.reach is not Reach.HEAP or budget.kind == "cpu"]
-        first = [_options(plan, row, keep) for row in rows if not _is_last(row)]
-        last = [_options(plan, row, keep) for row in rows if _is_last(row)]
+        first = [_options(plan, row, keep, budget.kind) for row in rows if not _is_last(row)]
+        last = [_options(plan, row, keep, budget.kind) for row in rows if _is_last(row)]
         self._first = [_merged(chosen) for chosen in itertools.product(*first)]
         self._last = [_merged(chosen) for chosen in itertools.product(*last)]
         self._by_first, self._by_last = _by_result(self._first), _by_result(self._last)
@@ -156,8 +156,8 @@ def _by_result(choices: Sequence[_Merged]) -> dict[int, list[int]]:
     return found
 
 
-def _options(plan: Plan, row: Optimization, keep: frozenset[str]) -> list[_Option]:
-    """The trainable values of one toggle that do not change a pinned setting."""
+def _options(plan: Plan, row: Optimization, keep: frozenset[str], kind: str) -> list[_Option]:
+    """The values of one toggle that a kind of device can train and that do not change a pinned setting."""
     present, values = row.value(plan), row.tried(plan)
     options = []
     for value in values if present in values else (present, *values):
@@ -165,7 +165,7 @@ def _options(plan: Plan, row: Optimization, keep: frozenset[str]) -> list[_Optio
         pinned = [key for key in changes if key in keep]
         if any(changes[key] != plans.get(plan, key) for key in pinned):
             continue
-        if row.refusal(plan, value) is not None and not (value == present and pinned):
+        if row.refusal(plan, value, kind) is not None and not (value == present and pinned):
             continue
         options.append(
             _Option(

@@ -28,7 +28,7 @@ def prepared(plan: Plan, budget: Budget, first: str = "") -> Iterator[None]:
         return  # only decoders have block programs
     seen: set[object] = set()
     alike = []
-    for pressed in neighbours(plan, first):
+    for pressed in neighbours(plan, first, budget.kind):
         blocks = torch_step.structure(_step(pressed, budget))
         if blocks in seen:
             alike.append(pressed)

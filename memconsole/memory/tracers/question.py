@@ -35,7 +35,7 @@ class TracedPlan(msgspec.Struct, frozen=True, kw_only=True):
 def traced_plan(plan: Plan, budget: Budget) -> TracedPlan:
     """The question for `plan` on the device of `budget`, without torch.compile and hybrid training. Raises
     `PlanError`."""
-    plan = plain(uncompiled(plan))
+    plan = plain(uncompiled(plan) if plan.backend == "torch" else plan)
     model = model_of(plan)
     structure = f"{plan.backend} {affine.structure_key(plan, model, budget.kind)}"
     target = "" if budget.local else plan.device.name
@@ -61,8 +61,8 @@ def traced_plan(plan: Plan, budget: Budget) -> TracedPlan:
     )
 
 
-def neighbours(plan: Plan, first: str = "") -> Iterator[Plan]:
-    """The trainable plans that are one key press away from `plan`, most likely first.
+def neighbours(plan: Plan, first: str = "", kind: str | None = None) -> Iterator[Plan]:
+    """The plans one key press away from `plan` that a kind of device can train, most likely first.
 
     `first` is the key of the selected optimization. The order is: its next value, the next value of every other row,
     then its remaining values.
@@ -76,7 +76,7 @@ def neighbours(plan: Plan, first: str = "") -> Iterator[Plan]:
         presses += [(chosen, value) for value in chosen.values(plan)]
     seen = {plan}
     for row, value in presses:
-        if row.refusal(plan, value) is not None:
+        if row.refusal(plan, value, kind) is not None:
             continue
         try:
             changed = row.apply(plan, value)

@@ -75,7 +75,9 @@ class OptimizeChoice(Section, frozen=True, kw_only=True):
             "int8, nf4: as 8- or 4-bit codes"
         ),
     ] = "bf16"
-    compile: Annotated[bool, about("torch.compile the training step")] = False
+    compile: Annotated[
+        bool, about("compile each block: with torch.compile, or in JAX without a loop over blocks")
+    ] = False
     sharding: Annotated[
         Sharding, about("over several devices: copies (ddp), or weights and state split (fsdp)")
     ] = "none"

@@ -87,7 +87,7 @@ WORDS: dict[str, str] = {
     "optimize.lora_dropout": "peft",
     "optimize.lora_targets": "target_modules peft",
     "optimize.base_storage": "qlora quant quantize quantized quantization 4bit load_in_4bit load_in_8bit bnb nf4 int8",
-    "optimize.compile": "torch_compile inductor",
+    "optimize.compile": "torch.compile torch_compile inductor unroll scan",
     "optimize.sharding": "fsdp zero ddp distributed parallel",
     "optimize.heap": "malloc allocator jemalloc",
 }

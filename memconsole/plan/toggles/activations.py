@@ -112,6 +112,8 @@ def _out_of_reach(plan: Plan) -> str | None:
         return (
             f"{o.gradient_checkpointing} checkpointing keeps its outputs itself; use none or full"
         )
+    if o.compile and plan.backend == "jax":
+        return "JAX moves inputs in the loop over blocks; set optimize.compile = false"
     if o.compile:
         return "compiled blocks keep their activations inside their own graph; set optimize.compile = false"
     return None

@@ -90,14 +90,16 @@ FUSED_LOSS = Optimization(
 
 
 def _compiler_memory(plan: Plan, kind: str) -> str | None:
+    if plan.backend == "jax":
+        return "saves time; the estimate of its memory is that of blocks in a loop"
     if kind == "cpu":
         return "the compiler takes more in the trainer than compiled blocks save"
     return "at the peak, compiled blocks hold as much as others, and more with adapters"
 
 
 def _drops(plan: Plan) -> str | None:
-    """Why blocks cannot be compiled, or None."""
-    if not plan.optimize.compile:
+    """Why torch cannot compile blocks, or None."""
+    if plan.backend != "torch" or not plan.optimize.compile:
         return None
     found = [
         key
@@ -116,18 +118,18 @@ def _drops(plan: Plan) -> str | None:
 COMPILE = Optimization(
     key="optimize.compile",
     keyboard="0",
-    label="torch.compile",
-    short="torch.compile",
-    help="fuses operations into fewer kernels, which need fewer temporaries",
+    label="compiled blocks",
+    short="compiled blocks",
+    help="torch.compile fuses a block's operations into fewer kernels; in JAX each block is compiled, not one in a loop",
     costs="the first step waits for the compiler, which takes host memory",
     values=fixed(False, True),
-    absent={"jax": "the JAX step is always compiled by XLA"},
+    absent_on={("jax", "cpu"): "on a CPU, blocks in a loop are as fast and take less memory"},
     conflicts={"optimize.compile": _drops},
     result=always(Result.SAME),
     reach=Reach.STEP,
     touches=("activations",),
     saves_nothing=_compiler_memory,
     remedy=None,  # its purpose is to save time, and it needs a compiler on the machine
-    says=None,  # the torch backend logs itself what it compiles
+    says=None,  # each backend logs itself what it compiles
     evaluating=switched({"optimize.compile": False}),
 )

@@ -108,6 +108,8 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
 
     absent: dict[str, str] = {}
     """Per backend, why it trains with the plain value only. The other values are priced, but cannot be launched."""
+    absent_on: dict[tuple[str, str], str] = {}
+    """Per backend and kind of device, the same."""
     conflicts: dict[str, Callable[[Plan], str | None]]
     """Per setting of this row, why its value conflicts with the plan's other settings; None without a conflict."""
 
@@ -161,13 +163,17 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
         present = self.value(plan)
         return values[(values.index(present) + 1) % len(values)] if present in values else values[0]
 
-    def refusal(self, plan: Plan, value: Any | None = None) -> str | None:
-        """Why `plan.backend` cannot train with `value` (default: the plan's), or None if it can."""
+    def refusal(self, plan: Plan, value: Any | None = None, kind: str | None = None) -> str | None:
+        """Why `plan.backend` cannot train with `value` (default: the plan's) on a kind of device, or None if it can.
+        Without a `kind` it is that of the plan's device, unless its name leaves that open."""
         chosen = self.value(plan) if value is None else value
         absent = task_of(plan).not_applicable(plan).get(self.key)
         if absent is not None and chosen != self.value(plan):
             return absent
-        return None if chosen == self.values(plan)[0] else self.absent.get(plan.backend)
+        if chosen == self.values(plan)[0]:
+            return None
+        on = (plan.backend, kind or ("cpu" if plan.device.name == "cpu" else ""))
+        return self.absent.get(plan.backend) or self.absent_on.get(on)
 
     def result_of(self, before: Any, after: Any) -> Result:
         """What changing this toggle from one value to another does to the training result."""

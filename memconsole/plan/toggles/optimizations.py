@@ -77,10 +77,11 @@ def check_conflicts(plan: Plan) -> None:
         raise PlanError(f"{key} = {quote(plans.get(plan, key))}: {reason}", key)
 
 
-def check_trainable(plan: Plan) -> None:
-    """Raise `PlanError` if the plan's combination cannot be trained, naming key and reason."""
+def check_trainable(plan: Plan, kind: str | None = None) -> None:
+    """Raise `PlanError` if the plan's combination cannot be trained on a kind of device, naming key and reason. Without a
+    `kind` it is that of the plan's device, if its name tells."""
     for row in OPTIMIZATIONS:
-        reason = row.refusal(plan)
+        reason = row.refusal(plan, kind=kind)
         if reason:
             raise PlanError(f"{row.key} = {row.value(plan)}: {reason}", row.key)
     _check_devices(plan)

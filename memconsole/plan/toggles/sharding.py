@@ -70,6 +70,11 @@ def _in_one_program(plan: Plan) -> str | None:
             "the codes of a frozen base are not split over the devices; "
             "set optimize.base_storage = bf16, or sharding = ddp"
         )
+    if o.compile:
+        return (
+            "without a loop over blocks, the weights of several blocks may be gathered at once; "
+            "set optimize.compile = false, or sharding = ddp"
+        )
     return None
 
 

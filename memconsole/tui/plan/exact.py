@@ -141,7 +141,7 @@ class ExactNumbers:
             plan, budget, row = followed
             book = self._owner.console.open_book()
             if book is not None:
-                book.ask(plan, budget, neighbours(plan, row))
+                book.ask(plan, budget, neighbours(plan, row, budget.kind))
         self.refresh()
 
     def refresh(self) -> None:

@@ -77,6 +77,11 @@ class PlanView:
         """The estimate, outdated or not; None if the plan cannot be priced."""
         return None if self.problem else self.estimate
 
+    @property
+    def kind(self) -> str | None:
+        """The kind of the plan's device; None before the first estimate."""
+        return None if self.estimate is None else self.estimate.table.budget.kind
+
     def savings_of(self, key: str) -> tuple[Saving, ...]:
         """What each value of one toggle would save."""
         if self.estimate is None:

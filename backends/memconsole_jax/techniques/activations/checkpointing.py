@@ -1,13 +1,15 @@
 """Gradient checkpointing (JAX: remat; Chen et al. 2016): which values of a block are kept for the
 backward pass.
 
-Each wrapper is applied to one block inside the scan over layers. `prevent_cse` is off because
-forward and backward pass are separate loops, so XLA cannot undo the recomputation.
+Each wrapper is applied to one block inside the scan over layers. There `prevent_cse` is off, because
+forward and backward pass are separate loops, so XLA cannot undo the recomputation. It is on where the
+scan is unrolled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from memconsole.plan.plan import Checkpointing, Plan
 from memconsole_jax import target
+from memconsole_jax.models.blocks import Around
 from memconsole_jax.techniques.activations.activation_offload import Disk
 
 Function = Callable[..., Any]
@@ -22,26 +25,26 @@ _policies = jax.checkpoint_policies
 _INPUT = "block_input"
 
 
-def full(block: Function) -> Function:
+def full(block: Function, *, prevent_cse: bool = False) -> Function:
     """Keep only the block's input, (B, T, C) per layer, and rerun the block in the backward
     pass."""
-    return jax.checkpoint(block, prevent_cse=False, policy=_policies.nothing_saveable)
+    return jax.checkpoint(block, prevent_cse=prevent_cse, policy=_policies.nothing_saveable)
 
 
-def selective(block: Function) -> Function:
+def selective(block: Function, *, prevent_cse: bool = False) -> Function:
     """Keep the outputs of matmuls and attention; recompute norms, activations and rotations."""
     policy = _policies.save_only_these_names("product", "attention")
-    return jax.checkpoint(block, prevent_cse=False, policy=policy)
+    return jax.checkpoint(block, prevent_cse=prevent_cse, policy=policy)
 
 
-def attention(block: Function) -> Function:
+def attention(block: Function, *, prevent_cse: bool = False) -> Function:
     """Keep the block's input and attention's output, so that attention is not recomputed for the
     projection after it."""
     policy = _policies.save_only_these_names("attention")
-    return jax.checkpoint(block, prevent_cse=False, policy=policy)
+    return jax.checkpoint(block, prevent_cse=prevent_cse, policy=policy)
 
 
-def none(block: Function) -> Function:
+def none(block: Function, *, prevent_cse: bool = False) -> Function:
     """Keep everything that the backward pass reads, except pieces that the models themselves
     recompute."""
     return block
@@ -63,16 +66,25 @@ def offloaded(block: Function) -> Function:
 
 
 def around(
-    mode: Checkpointing, *, offload: bool = False, disk: Disk | None = None
+    mode: Checkpointing,
+    *,
+    unrolled: bool = False,
+    offload: bool = False,
+    disk: Disk | None = None,
 ) -> Callable[[Function], Function]:
-    """The wrapper that `optimize.gradient_checkpointing` names. `offload` keeps inputs in host
-    memory, or on a CPU in `disk`; the plan guarantees that the mode is then `full`."""
+    """The wrapper that `optimize.gradient_checkpointing` names, for blocks in a scan that may be
+    `unrolled`. `offload` keeps inputs in host memory, or on a CPU in `disk`; the plan guarantees
+    that the mode is then `full`, in a loop."""
     if offload:
         return (disk or Disk()).offloaded if target.kind() == "cpu" else offloaded
-    return {"none": none, "selective": selective, "attention": attention, "full": full}[mode]
+    modes = {"none": none, "selective": selective, "attention": attention, "full": full}
+    return partial(modes[mode], prevent_cse=unrolled)
 
 
-def of_plan(plan: Plan, disk: Disk | None = None) -> Callable[[Function], Function]:
-    """The wrapper around each block that `plan` asks for."""
+def of_plan(plan: Plan, disk: Disk | None = None) -> Around:
+    """How blocks run as `plan` asks for."""
     o = plan.optimize
-    return around(o.gradient_checkpointing, offload=o.activation_offload, disk=disk)
+    block = around(
+        o.gradient_checkpointing, unrolled=o.compile, offload=o.activation_offload, disk=disk
+    )
+    return Around(block, unrolled=o.compile)

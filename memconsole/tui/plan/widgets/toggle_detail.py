@@ -39,7 +39,7 @@ def detail_lines(view: PlanView, width: int, height: int) -> list[Line]:
     else the next value alone."""
     row = view.row
     about = _dim(f"{row.help} · costs: {row.costs}", width)
-    refusal = _refusal(row.refusal(view.plan), width)
+    refusal = _refusal(row.refusal(view.plan, kind=view.kind), width)
     notes = _notes(view, width)
     values = [line for value in row.values(view.plan) for line in _value_lines(view, value, width)]
     lines = [rule(row.label, width, row.key), *about, *refusal, *notes, *values]
@@ -59,7 +59,7 @@ def detail_lines(view: PlanView, width: int, height: int) -> list[Line]:
 
 def brief_lines(view: PlanView, width: int, height: int) -> list[Line]:
     """The same for little room: notes and what the next press does, or why the present value is refused."""
-    refusal = _refusal(view.row.refusal(view.plan), width)
+    refusal = _refusal(view.row.refusal(view.plan, kind=view.kind), width)
     lines = refusal or [*_notes(view, width), *_next(view, width)]
     lines += [brief(view.rows, width)] if view.rows else _dim(view.row.help, width)
     return lines[:height]

@@ -45,7 +45,7 @@ def toggle_line(view: PlanView, row: Optimization, width: int, current: bool) ->
     """One row of the list."""
     plan = view.plan
     value, plain = row.value(plan), row.values(plan)[0]
-    refusal = row.refusal(plan)
+    refusal = row.refusal(plan, kind=view.kind)
     on = value if isinstance(value, bool) else not row.size and value != plain
     mark = "✗" if refusal and on else "●" if on else "·" if row.size else "○"
     role = "bad" if refusal and on else "accent" if on else "dim"
