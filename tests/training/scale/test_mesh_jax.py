@@ -32,6 +32,7 @@ PAIRS: dict[str, dict[str, Any]] = {
 COPIED: dict[str, dict[str, Any]] = {
     "8 bits": {"optimize.optimizer": "adamw-8bit"},
     "codes": ADAPTERS | {"optimize.base_storage": "nf4"},
+    "compiled": {"optimize.compile": True, "optimize.accumulation_steps": 2},
 }
 """Refused with fsdp."""
 NEVER: dict[str, dict[str, Any]] = {
