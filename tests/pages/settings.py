@@ -58,7 +58,8 @@ def _in_jax(row: Optimization) -> str:
         if jax and not torch:
             reasons[written(value)] = jax
     several = len(set(reasons.values())) > 1 or len(reasons) < len(row.values(Plan())) - 1
-    words = (f"`{value}`: {why}" if several else why for value, why in reasons.items())
+    words = [f"`{value}`: {why}" if several else why for value, why in reasons.items()]
+    words += [why for (backend, _), why in row.absent_on.items() if backend == "jax"]
     return "; ".join(dict.fromkeys(words))
 
 

@@ -58,3 +58,22 @@ def _begun_backward(sums: Sums, cotangent: Array) -> tuple[Array, Sums, None]:
 
 
 begun.defvjp(_begun_forward, _begun_backward)
+
+
+@jax.custom_vjp
+def ordered(x: Array, carried: Sums) -> tuple[Array, Sums]:
+    """Return both unchanged. In the backward pass, the cotangent of x exists only once that of
+    `carried` does: outside of a loop, XLA would otherwise keep the gradients of all layers, and add
+    them to the sums at the end."""
+    return x, carried
+
+
+def _ordered_forward(x: Array, carried: Sums) -> tuple[Any, None]:
+    return (x, carried), None
+
+
+def _ordered_backward(_: None, cotangents: Any) -> Any:
+    return lax.optimization_barrier(cotangents)
+
+
+ordered.defvjp(_ordered_forward, _ordered_backward)

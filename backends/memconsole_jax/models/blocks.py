@@ -82,7 +82,7 @@ def _adding(
     sums = {name: total for name, total in sums.items() if name in paths}
 
     def layer(carry: tuple[Array, Sums], xs: Any) -> tuple[Any, None]:
-        x, carried = carry
+        x, carried = accumulation.ordered(*carry) if unrolled else carry
         index, weights, of_layer = xs
         arrays = dict(nnx.to_flat_state(weights))
         found = {name: arrays[paths[name]][...] for name in carried}

@@ -251,7 +251,8 @@ def report_of(
     device = found.after.budget
     fitted = found.plan
     if fitted.optimize.compile:
-        notes += ("the first steps compile",)
+        torch = fitted.backend == "torch"
+        notes += ("the first steps compile" if torch else "each block is compiled at the start",)
     if fitted.optimize.lora_rank and plan.model.name in catalog.models():
         notes += ("adapters here train on a base of new weights, which learns little",)
     for row in OPTIMIZATIONS:

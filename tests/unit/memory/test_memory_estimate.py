@@ -80,7 +80,7 @@ def test_every_other_value_of_every_toggle_is_the_difference_of_two_whole_estima
             after = table_of(changed, budget)
             assert found.saves_bytes == whole.table.device_bytes - after.device_bytes
             assert found.time_factor > 0
-            assert found.available == (row.refusal(plan, value) is None)
+            assert found.available == (row.refusal(plan, value, kind) is None)
             if found.saves_bytes <= 0 or not found.available:
                 assert found.reason
                 assert "\n" not in found.reason
@@ -101,7 +101,12 @@ def test_reasons_name_the_device_or_the_backend_where_those_are_why() -> None:
     )
     jax = plans.replace(Plan(), {"backend": "jax"})
     assert "XLA" in saving(jax, "optimize.precision", "bf16", "cpu").reason
-    assert "always compiled" in saving(jax, "optimize.compile", True).reason
+    on_cpu, on_gpu = (saving(jax, "optimize.compile", True, kind) for kind in ("cpu", "gpu"))
+    assert "in a loop are as fast" in on_cpu.reason
+    assert not on_cpu.available
+    assert on_cpu.time_factor == 1
+    assert on_gpu.available
+    assert on_gpu.time_factor < 1
 
 
 def test_a_value_that_needs_more_than_the_present_one_says_why_from_there() -> None:

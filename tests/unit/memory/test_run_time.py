@@ -38,6 +38,14 @@ def test_a_small_model_adds_next_to_nothing(backend: str) -> None:
     assert START_SECONDS[backend] < seconds < START_SECONDS[backend] + 0.2
 
 
+def test_every_block_that_jax_compiles_adds_to_the_start() -> None:
+    whole, loop = (
+        start(backend="jax", model__name="gpt2", optimize__compile=compiles)
+        for compiles in (True, False)
+    )
+    assert whole - loop == pytest.approx(50 - 19, rel=0.1)
+
+
 def test_what_is_not_rehearsed_or_not_trained_takes_no_time() -> None:
     whole = start(model__name="gpt2")
     none = start(model__name="gpt2", train__preflight=False)

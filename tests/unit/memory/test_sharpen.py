@@ -127,6 +127,14 @@ def test_plans_with_and_without_torch_compile_are_one_matter() -> None:
     assert one == other
 
 
+def test_jax_plans_with_and_without_a_loop_are_two_programs() -> None:
+    loop = plans.replace(PLAN, {"backend": "jax"})
+    unrolled = plans.replace(loop, {"optimize.compile": True})
+    one, other = (traced_plan(plan, device("gpu")) for plan in (loop, unrolled))
+    assert one.key != other.key
+    assert other.plan.optimize.compile
+
+
 def test_on_a_cpu_the_host_holds_the_tensors() -> None:
     before = table_of(PLAN, device("cpu"))
     after = sharpened(before, KnownExact(exact=exact(TRACED)))

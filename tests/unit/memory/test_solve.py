@@ -251,7 +251,7 @@ def test_a_fit_never_changes_the_rows_of_a_step_nor_anything_it_does_not_tell(
 
 def test_what_the_backend_does_not_train_is_given_up_unless_pinned() -> None:
     plan = plans.replace(Plan(), {"backend": "jax", "optimize.compile": True})
-    budget = device("gpu", 1 << 40)
+    budget = device("cpu", 1 << 40)
     assert not fit(plan, budget).plan.optimize.compile
     assert fit(plan, budget, frozenset({"optimize.compile"})).plan.optimize.compile
 

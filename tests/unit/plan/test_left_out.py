@@ -157,7 +157,7 @@ def test_a_file_that_cannot_be_opened_is_refused_before_a_launch(
         with pytest.raises(PlanError) as error:
             check_launch(plan(source), None)
         assert str(error.value) == words
-        assert refusal(plan(source)) == words
+        assert refusal(plan(source), "cpu") == words
     check_launch(plan(corpus / "a.txt"), None)
 
 

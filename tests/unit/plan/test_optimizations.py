@@ -41,7 +41,7 @@ def test_the_default_plan_can_be_trained_by_both_backends(backend: str) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"optimize.compile": True, "backend": "jax"},
+        {"optimize.compile": True, "backend": "jax", "device.name": "cpu"},
         {"device.count": 2},
     ],
 )
