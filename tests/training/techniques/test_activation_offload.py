@@ -195,7 +195,7 @@ def test_jax_trains_the_same_with_inputs_in_pinned_memory(monkeypatch: pytest.Mo
     _, expected = stepped("jax", FULL)
     around = checkpointing.around
 
-    def as_elsewhere(mode: Any, *, offload: bool, disk: Any) -> Any:
+    def as_elsewhere(mode: Any, *, unrolled: bool, offload: bool, disk: Any) -> Any:
         return checkpointing.offloaded if offload else around(mode)
 
     monkeypatch.setattr(checkpointing, "around", as_elsewhere)
