@@ -45,7 +45,9 @@ def losses(plan: Plan, model: str) -> list[float]:
     ("model", "changes"),
     [
         ("gpt2", ACCUMULATED | FULL),
-        ("llama", ACCUMULATED | ADAPTERS | {"optimize.lora_dropout": 0.1}),
+        pytest.param(
+            "llama", ACCUMULATED | ADAPTERS | {"optimize.lora_dropout": 0.1}, marks=pytest.mark.slow
+        ),
         ("llama", {"optimize.gradient_checkpointing": "selective", "train.dropout": 0.1}),
     ],
     ids=str,

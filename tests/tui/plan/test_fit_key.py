@@ -310,7 +310,7 @@ async def test_a_plan_too_large_for_its_device_shows_on_how_many_it_fits(
          "train.batch_size=8"],
     )  # fmt: skip
     for size, words in (
-        ((80, 24), "fits 8 × (fsdp, 43."),
+        ((80, 24), "fits 8 × (fsdp, 4"),
         ((160, 48), "fits 8 × NVIDIA H100 SXM 80 GB with fsdp"),
     ):
         app = make_console(large)
