@@ -63,7 +63,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     peers: tuple[str, ...] = ()
     backends: tuple[str, ...] = BACKENDS
     compiled: bool = False
-    """Whether torch is measured a second time with optimize.compile."""
+    """Whether each backend is measured a second time with optimize.compile."""
 
 
 def _sized(model: str, rows: int, length: int, *more: str) -> tuple[str, ...]:
@@ -128,9 +128,9 @@ def contenders(case: Case, device: str) -> list[Contender]:
     found = [(peer, peer, plan_of(case, first, device)) for peer in case.peers]
     for backend in case.backends:
         found.append((backend, "memconsole", plan_of(case, backend, device)))
-        if backend == "torch" and case.compiled:
+        if case.compiled:
             plan = plan_of(case, backend, device, "optimize.compile=true")
-            found.append(("torch, compiled", "memconsole", plan))
+            found.append((f"{backend}, compiled", "memconsole", plan))
     return found
 
 
