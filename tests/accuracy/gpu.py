@@ -42,7 +42,7 @@ from memconsole.plan.plan import Plan, apply_settings, dumps, uncompiled
 from memconsole.runs.act.environment import trainer_environment
 from tests.accuracy.results import MIB, Bar, Case, Errors, Part, unavailable, write
 
-TOTAL_SECONDS = int(os.environ.get("ACCURACY_TOTAL_SECONDS", "450"))
+TOTAL_SECONDS = 450
 RUN_SECONDS = 90
 TRACE_SECONDS = 240
 TRACERS = 3
@@ -194,7 +194,7 @@ def count(plan: Plan, device: str) -> dict[str, Any] | None:
     return found
 
 
-def measure(device: str) -> list[Measured]:
+def measure(device: str, seconds: float) -> list[Measured]:
     """Every plan that fits the card, as many at once as have room on it, while the tracers work beside them."""
     start, free = time.monotonic(), card_bytes(device)
     kind = "gpu" if device == "cuda" else "cpu"
@@ -204,7 +204,7 @@ def measure(device: str) -> list[Measured]:
     wanted = [(name, "torch") for name in plans]
     wanted += [(name, "jax") for name in plans if device == "cpu" or name in JAX_PLANS]
     wanted = [pair for pair in wanted if importlib.util.find_spec(pair[1]) is not None]
-    room, end = Room(int(SPARE * free)), start + TOTAL_SECONDS
+    room, end = Room(int(SPARE * free)), start + seconds
     with ExitStack() as stack:
         enter = stack.enter_context
         tracers = {b: enter(ThreadPoolExecutor(TRACERS)) for b in ("torch", "jax")}
@@ -323,10 +323,12 @@ def context_note(found: list[Measured]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    device = parser.parse_args().device
+    parser.add_argument("--seconds", type=float, default=TOTAL_SECONDS, help="for all plans")
+    options = parser.parse_args()
+    device = options.device
     if device == "cuda" and not (shutil.which("nvidia-smi") or Path("/dev/nvidiactl").exists()):
         unavailable("no NVIDIA card on this machine")
-    found = measure(device)
+    found = measure(device, options.seconds)
     if not found:
         sys.exit("nothing was measured")
     part = Part(

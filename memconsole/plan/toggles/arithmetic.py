@@ -91,7 +91,7 @@ FUSED_LOSS = Optimization(
 
 def _compiler_memory(plan: Plan, kind: str) -> str | None:
     if plan.backend == "jax":
-        return "saves time; the estimate of its memory is that of blocks in a loop"
+        return "it changes the time; memory is estimated as that of blocks in a loop either way"
     if kind == "cpu":
         return "the compiler takes more in the trainer than compiled blocks save"
     return "at the peak, compiled blocks hold as much as others, and more with adapters"
