@@ -15,6 +15,10 @@ def slopes(  # type: ignore[no-untyped-def]
     scores += row * stride
     target = tl.load(targets + row)
     counts = target != masked
+    # Read before the sums below, for which threads wait: after them, another thread may overwrite it.
+    picked = tl.load(scores + target, mask=counts, other=0.0).to(tl.float32)
+    if capped:
+        picked = cap * (1.0 - 2.0 / (tl.exp(2.0 * picked / cap) + 1.0))
     offsets = tl.arange(0, block)
     # Each lane has a maximum and a sum of its own; lanes are added up after the row.
     most = tl.full((block,), -1e30, tl.float32)
@@ -31,9 +35,6 @@ def slopes(  # type: ignore[no-untyped-def]
         most = higher
     highest = tl.max(most, axis=0)
     sum_of_all = tl.sum(total * tl.exp(most - highest), axis=0)
-    picked = tl.load(scores + target, mask=counts, other=0.0).to(tl.float32)
-    if capped:
-        picked = cap * (1.0 - 2.0 / (tl.exp(2.0 * picked / cap) + 1.0))
     tl.store(nats + row, tl.where(counts, tl.log(sum_of_all) + highest - picked, 0.0))
     if wanted:
         share = tl.where(counts, tl.load(factor), 0.0)
