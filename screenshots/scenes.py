@@ -15,8 +15,21 @@ from memconsole.plan.plan import Plan, apply_settings
 from memconsole.tui.app.console import ConsoleApp
 
 READING = Path(__file__).parents[1] / "tests" / "data" / "eight_gpus.json"
-CARD = ("model.name=gpt2", "data.sequence_length=512", "train.batch_size=8", "device.name=rtx-4090")
-TOO_LARGE = ("model.name=llama-3.2-1b", "data.sequence_length=1024", "device.name=rtx-3060-12gb")
+# The catalog knows the size of this dataset. That of the default one depends on the Python that is installed.
+DATA = "data.source=wikitext-2"
+CARD = (
+    DATA,
+    "model.name=gpt2",
+    "data.sequence_length=512",
+    "train.batch_size=8",
+    "device.name=rtx-4090",
+)
+TOO_LARGE = (
+    DATA,
+    "model.name=llama-3.2-1b",
+    "data.sequence_length=1024",
+    "device.name=rtx-3060-12gb",
+)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ _PRODUCTS = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_REDUCE"
 computes products. If it cannot allocate memory for one, it reports no error and the result holds arbitrary numbers: runs
 that reached their memory limit ended with weights that are not finite. Eigen's failed allocation ends the step with an
 error, or the process."""
+_TRIED = ((0, 10), (0, 11), (0, 12))
+"""Versions of jaxlib that know `_PRODUCTS`."""
 _LABELS = {"cpu": "host RAM", "gpu": "VRAM", "rocm": "VRAM", "tpu": "HBM"}
 
 
@@ -80,7 +82,7 @@ def products_by_eigen() -> None:
 
     XLA aborts on a flag that it does not know. So the flag is set only for versions of jaxlib that were tried.
     """
-    known = jaxlib.version.__version_info__[:2] == (0, 10)
+    known = jaxlib.version.__version_info__[:2] in _TRIED
     if known and _PRODUCTS.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
         _add_flag(_PRODUCTS)
 

@@ -68,7 +68,12 @@ def lowered(changes: dict[str, Any]) -> tuple[str, str]:
 def test_only_the_training_step_loses_its_loops() -> None:
     loop, looping = lowered({})
     step, evaluation = lowered(COMPILED)
-    assert step.count("stablehlo.while") == loop.count("stablehlo.while") - 2, "forward, backward"
+    within_a_block = (
+        loop.count("stablehlo.while") - 2
+    )  # without those over blocks: forward, backward
+    # JAX 0.10 lowers the calls of one block to a shared function; later versions repeat its body for each call.
+    allowed = (within_a_block, MODELS["gpt2"].layers * within_a_block)
+    assert step.count("stablehlo.while") in allowed
     assert evaluation == looping
 
 
