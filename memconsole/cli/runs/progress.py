@@ -178,8 +178,7 @@ def summary(run: RunSnapshot) -> str:
         if last.train_loss is not None:
             rows.append(("Final loss on some training rows", loss.told(last.train_loss)))
         for found in figures(task_of(run.plan), last, summary=True):
-            label = found.measure.label
-            title = f"{label[0].upper()}{label[1:]}'s loss" if found.baseline else f"Final {label}"
+            title = f"{found.title[0].upper()}{found.title[1:]}"
             rows.append((title, format_measure(found.value)))
     if ended is not None and ended.early:
         rows.append(("Ended", ended.early))

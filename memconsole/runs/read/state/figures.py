@@ -37,6 +37,12 @@ class Figure(NamedTuple):
     """Whether the number is a baseline: the loss of a trivial model, not of the trained one."""
 
     @property
+    def title(self) -> str:
+        """Its name in a table of a run's figures: ``final NDCG@10``, ``popularity's loss``."""
+        label = self.measure.label
+        return f"{label}'s loss" if self.baseline else f"final {label}"
+
+    @property
     def words(self) -> str:
         """The number with its name; a baseline is in brackets."""
         label = self.measure.label
