@@ -101,6 +101,15 @@ def checkpoints(
     return _items(((word, "") for word in words), incomplete)
 
 
+def local_devices(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The devices that a machine may have."""
+    from memconsole.plan.catalog import LOCAL_DEVICES
+
+    return _items(((name, "") for name in LOCAL_DEVICES), incomplete)
+
+
 def _values(setting: Any) -> Iterator[tuple[str, str]]:
     from memconsole.plan import catalog
 

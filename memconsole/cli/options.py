@@ -45,6 +45,12 @@ checkpoint_option = click.option(
     shell_complete=completing.checkpoints,
     help="Which checkpoint. Default: the best by the task's measure or the validation loss; the last if nothing was evaluated.",
 )
+device_option = click.option(
+    "--device",
+    metavar="NAME",
+    shell_complete=completing.local_devices,
+    help="Compute on auto, cpu, cuda:0, mps or tpu. Default: the device of the run.",
+)
 
 
 def build_plan(
