@@ -19,7 +19,7 @@ from memconsole.runs.read.report.report import Report, report
 from memconsole.runs.read.shown.jumps import saved_word
 from memconsole.runs.read.shown.missing import marked, missing_words
 from memconsole.runs.read.shown.words import ended_words
-from memconsole.runs.read.state.figures import figures
+from memconsole.runs.read.state.figures import figures, loss_units
 from memconsole.runs.record.directory import RunDirectory, find_run
 from memconsole.units import format_bytes, format_measure
 
@@ -126,11 +126,8 @@ def _told(reports: list[Report], figure: str) -> list[str]:
 
 
 def _loss_units(reports: list[Report]) -> list[str]:
-    """The unit of each run's loss: ``nats per token``. Empty if all runs learned the same task."""
-    tasks = [TASKS[made.task] for made in reports]
-    if len({task.name for task in tasks}) == 1:
-        return ["" for _ in tasks]
-    return [f"{t.loss.unit} per {t.unit}" if t.loss.unit else t.loss.label for t in tasks]
+    """The unit of each run's loss, if it must be told."""
+    return loss_units([TASKS[made.task] for made in reports])
 
 
 def _figure(value: float | None, unit: str = "") -> str:

@@ -153,6 +153,16 @@ def test_five_runs_are_too_many_for_one_chart() -> None:
     assert "r4" not in rows[0]
 
 
+def test_losses_of_runs_side_by_side_have_units_if_their_tasks_differ() -> None:
+    windows = snapshot(plan=plans.replace(Plan(), {"model.name": "lqr"}))
+    for runs, unit in (([snapshot(), windows], " nats per token "), ([snapshot()] * 2, "")):
+        rows = [plain(line) for line in run_rows(runs, 100)]
+        for name in ("train loss", "best validation"):
+            (row,) = (row for row in rows if row.strip().startswith(name))
+            assert unit in row
+            assert ("masked MSE" in row, "nats" in row) == (bool(unit), bool(unit))
+
+
 async def test_a_run_is_deleted_only_after_a_yes(make_console: Make) -> None:
     kept, gone = run_on_disk("kept"), run_on_disk("gone")
     app = make_console()

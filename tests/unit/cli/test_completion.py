@@ -61,6 +61,7 @@ def test_runs_are_offered_by_name_where_that_is_one_word(
     found = offered("memconsole report ", monkeypatch)
     assert (found[0], {*found[1:]}) == ("latest", {unnamed.id, "low-rate"})
     of_runs = "runs rename", "runs delete"
+    assert "cpu" in offered("memconsole sample --device ", monkeypatch)
     for command in ("attach", "stop", "resume", "logs", "compare", "predict", *of_runs):
         assert offered(f"memconsole {command} low", monkeypatch) == ["low-rate"], command
     assert named.id in offered("memconsole report 2", monkeypatch)
