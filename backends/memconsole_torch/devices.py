@@ -85,7 +85,7 @@ def facts(device: torch.device) -> DeviceFacts:
     return DeviceFacts("cpu", cpu_name(), "cpu", "host RAM", host_total)
 
 
-def line(device: torch.device, found: DeviceFacts) -> str:
+def line(found: DeviceFacts) -> str:
     """The log line that says which device was detected."""
     size = f"{(found.total_bytes or 0) / 2**30:.1f} GiB {found.memory_label}"
     if found.kind == "cpu":
