@@ -15,6 +15,7 @@ from memconsole_trainer.engine import Array, Keeping
 from memconsole_trainer.jumps import PREFIX, JumpingEngine, Path, along
 from memconsole_trainer.techniques import average, blockwise
 from tests.training.engine.test_regressor import batch, built
+from tests.training.harness import reference
 from tests.training.harness.adapted import State
 
 BACKENDS = ("torch", "jax")
@@ -232,8 +233,8 @@ def coded(array: Array, signed: bool) -> Array:
     for start in range(0, array.size, blockwise.BLOCK):
         block = array[start : start + blockwise.BLOCK].astype(np.float32)
         sign = -1 if block[np.abs(block).argmax()] < 0 else 1
-        codes, scales = blockwise.quantize(sign * block, signed=signed)
-        found.append(sign * blockwise.dequantize(codes, scales, signed=signed))
+        codes, scales = reference.quantize(sign * block, signed=signed)
+        found.append(sign * reference.dequantize(codes, scales, signed=signed))
     return np.concatenate(found)
 
 

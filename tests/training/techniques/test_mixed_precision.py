@@ -38,7 +38,7 @@ from memconsole_torch.tracing.trace_liveness import Liveness
 from memconsole_trainer.techniques import loss_scale, rounding
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.accuracy.torch_formula import TRAINING
-from tests.training.harness import adapted, offloaded, tiny_models
+from tests.training.harness import adapted, offloaded, reference, tiny_models
 from tests.training.harness.adapted import LENGTH, MODELS, batch, built
 from tests.training.harness.planned_step import planned_step
 
@@ -71,8 +71,8 @@ def trained(backend: str, changes: dict[str, Any], steps: int = STEPS) -> tuple[
 
 
 def in_numpy(array: np.ndarray, key: tuple[int, int]) -> np.ndarray:
-    bits = rounding.random_bits(key, array.size)
-    return rounding.rounded(array.reshape(-1), bits).reshape(array.shape)
+    bits = reference.random_bits(key, array.size)
+    return reference.rounded(array.reshape(-1), bits).reshape(array.shape)
 
 
 def test_both_backends_round_a_weight_to_the_bits_of_the_specification() -> None:
