@@ -309,7 +309,7 @@ def take(control: Hybrid, engine: JumpingEngine, step: int) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_loss_that_is_not_finite_after_a_jump_undoes_the_jump(backend: str) -> None:
+def test_a_loss_that_is_not_finite_undoes_the_latest_jumps(backend: str) -> None:
     engine = engine_of(backend, train__ema_decay=0.9)
     control = Hybrid(engine_plan(engine), 100)
     control.prepare(engine)
@@ -321,8 +321,11 @@ def test_a_loss_that_is_not_finite_after_a_jump_undoes_the_jump(backend: str) ->
             break
     spoiled = batch(seed=99)
     spoiled.arrays["windows"][...] = np.inf
+    control.take_events()
     control.step(engine, spoiled)
     assert control.take_metrics(engine)[-1].undone
+    (told,) = control.take_events()
+    assert "the latest jumps are undone" in told.message
     assert same(tensors(engine, "model."), before)
     assert same(tensors(engine, average.PREFIX), before), "the average begins again"
     assert control.phase == "full"
