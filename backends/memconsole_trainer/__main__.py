@@ -41,7 +41,8 @@ def run(attempt: Attempt) -> int:
     from memconsole_trainer.engine import WeightsError
     from memconsole_trainer.gang import ElsewhereError
     from memconsole_trainer.host.memory_limit import lift_limit
-    from memconsole_trainer.loop.setup import StopRequestedError, set_up
+    from memconsole_trainer.loop.announcing import StopRequestedError
+    from memconsole_trainer.loop.setup import set_up
     from memconsole_trainer.loop.training import NonFiniteLossError, Trainer
     from memconsole_trainer.weights.checkpoint import FencedError
 
