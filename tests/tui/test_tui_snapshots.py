@@ -35,6 +35,7 @@ from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.plan.pricing import Priced
 from memconsole.tui.runs import screen as runs_screen
+from memconsole.tui.runs.runs_list import RunList
 from tests.tui.harness import (
     Console,
     cpu_reading,
@@ -102,7 +103,7 @@ def _given_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memconsole.tui.run.predictions.price", price)
     monkeypatch.setattr(runs_screen.time, "time", lambda: NOW)
     LISTED.clear()
-    monkeypatch.setattr(runs_screen, "list_statuses", lambda: (tuple(LISTED), ()))
+    monkeypatch.setattr(runs_screen, "list_statuses", lambda: RunList(tuple(LISTED), len(LISTED)))
     # Nothing that comes after a while.
     monkeypatch.setattr("memconsole.tui.plan.exact.REST_SECONDS", 1e6)
 
