@@ -99,6 +99,10 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
         last = None
         while not stop.is_set():
             snapshot = follower.poll()
+            if not run.path.is_dir():  # after the poll, which may have read it half deleted
+                name = last.name if last is not None else run.id
+                self.post_message(FollowFailed(f"run {name} has been deleted"))
+                return
             if snapshot != last:
                 last = snapshot
                 self._snapshot_shown.clear()

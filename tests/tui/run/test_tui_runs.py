@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import shutil
+import time
 from collections.abc import Callable
 from typing import Any
 
 from memconsole.plan import plan as plans
 from memconsole.plan.differences import differing
 from memconsole.plan.plan import Plan
+from memconsole.runs.act.delete import delete_run
 from memconsole.runs.record.directory import RunDirectory, create_run, list_runs
 from memconsole.runs.record.labels import read_labels
 from memconsole.runs.record.log import events
@@ -182,6 +184,33 @@ async def test_a_run_is_deleted_only_after_a_yes(make_console: Make) -> None:
         assert list_runs() == [kept]
         assert "deleted gone" in screen_text(app)
         assert "no run holds" in screen_text(app)
+
+
+async def test_a_watched_run_that_another_process_deletes_keeps_its_figures(
+    make_console: Make,
+) -> None:
+    run = run_on_disk("gone")
+    app = make_console()
+    app.interval_seconds = 0.05
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        await app.watch_run(run.id)
+        await shown(app, pilot, "train 3.047")
+        delete_run(run)
+        await shown(app, pilot, "run gone has been deleted")
+        view = app.run_view
+        assert view.snapshot is not None
+        assert view.snapshot.facts.step == 40
+        await settle(pilot)
+        assert all(worker.is_finished for worker in app.workers if worker.group == "follow")
+
+
+async def shown(app: Console, pilot: Any, words: str) -> None:
+    """Wait until the screen shows `words`."""
+    deadline = time.monotonic() + 10
+    while words not in screen_text(app) and time.monotonic() < deadline:
+        await pilot.pause(0.02)
+    assert words in screen_text(app)
 
 
 async def test_name_tags_and_note_are_typed_in_the_list_and_told_there(make_console: Make) -> None:
