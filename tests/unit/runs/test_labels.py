@@ -166,6 +166,32 @@ def test_delete_asks_and_spares_what_trains_and_what_a_training_run_started_from
     assert list_runs() == []
 
 
+def test_deleting_several_runs_reads_each_plan_once_and_sees_a_run_that_began_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"old-{number}" for number in range(4)]
+    runs = [ended(create_run(Plan(), name), "finished") for name in names]
+    base, plans = runs[-1], RunDirectory.read_given_plan
+    saved = base.checkpoints_path / "step-000000001"
+    saved.mkdir()
+    read: list[RunDirectory] = []
+    monkeypatch.setattr(RunDirectory, "read_given_plan", lambda run: read.append(run) or plans(run))
+    taken = []
+
+    def launched(*arguments: object, **options: object) -> None:
+        late = create_run(replace(Plan(), {"model.weights": str(saved)}), "late")
+        taken.append(locks.take(late.supervisor_lock))
+
+    monkeypatch.setattr("memconsole.cli.runs.keeping.click.confirm", launched)
+    try:
+        said = command("delete", *names, code=2)
+        assert f"run {base.id}: run {find_run('late').id} started from its weights" in said
+    finally:
+        taken[0].release()
+    assert list_runs() == [find_run("late"), base]
+    assert sorted(run.id for run in read) == sorted(run.id for run in [*runs, find_run("late")])
+
+
 @pytest.mark.parametrize(
     ("reason", "checkpoint", "word", "words"),
     [
