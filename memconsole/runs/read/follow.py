@@ -128,6 +128,8 @@ class Follower:
         self._beat_at = self._step_at = self._opened = monotonic()
         self._beat_step = -1
         self._saved: tuple[int, int, int] | None = None
+        self._pieces = 0
+        """How many pieces of at most `READ_BYTES` were read."""
         record = run.record()
         self._created = run.created_wall
         self._plan, self._by_recipe, self._problems = _read_plan(run)
@@ -204,9 +206,14 @@ class Follower:
         return self._state
 
     def status(self) -> RunStatus:
-        """One line about the run, without its log."""
+        """One line about the run, without its log.
+
+        An ended run has no supervisor that writes `state.json`. If much of the event log had to be read, this writes it.
+        """
         life = liveness(self.run)
         self._catch_up()
+        if not life.live and life.supervisor_pid is None and self._pieces > 1:
+            self.save_state()
         number = self._state.attempt
         beat = read_heartbeat(self.run.attempt_path(number)) if life.live and number else None
         unsaved = unsaved_words(self.run, beat)
@@ -246,7 +253,7 @@ class Follower:
     def save_state(self) -> bool:
         """Write `state.json` for the next reader. The supervisor calls this about once a second.
 
-        Returns False if there is nothing new or the disk refuses.
+        Needs no lock: the file is replaced as a whole, and a reader can continue from any state of the run. Returns False if there is nothing new or the disk refuses.
         """
         self._catch_up()
         reader = self._reader
@@ -307,6 +314,7 @@ class Follower:
             before = reader.position
             for record in reader.read(READ_BYTES):
                 state = reduce(state, record)
+            self._pieces += reader.position != before
         self._state = state
 
     def _stalled(self, beat: Any, phase: str) -> float | None:

@@ -19,7 +19,7 @@ from memconsole.runs.read.life.liveness import Liveness
 from memconsole.runs.read.report.report import report
 from memconsole.runs.read.state.pace import eta_seconds, seconds_per_step
 from memconsole.runs.read.state.reduce import RunState, reduce
-from memconsole.runs.read.state.saved_state import SavedState
+from memconsole.runs.read.state.saved_state import SavedState, write_saved
 from memconsole.runs.read.state.stages import stage_words
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.log import events
@@ -93,6 +93,10 @@ def step_event(step: int, seconds: float = 0.5, loss: float | None = -1.0) -> ev
         tokens_per_second=128.0,
         step_seconds=seconds,
     )
+
+
+def content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
 
 
 def live(monkeypatch: pytest.MonkeyPatch, state: str = "running") -> None:
@@ -370,6 +374,38 @@ def test_a_damaged_saved_state_is_ignored(run: RunDirectory, clock: Clock, conte
     trainer.steps(10, 50)
     run.state_path.write_bytes(content)
     assert Follower(run).poll().facts.step == 50
+
+
+@pytest.mark.parametrize("old", ["none", "damaged", "of another version", "far behind"])
+def test_a_list_reads_the_log_of_a_long_ended_run_once(
+    run: RunDirectory, clock: Clock, monkeypatch: pytest.MonkeyPatch, old: str
+) -> None:
+    monkeypatch.setattr(follow, "READ_BYTES", 4096)
+    trainer = Trainer(run, clock)
+    trainer.start()
+    trainer.steps(1, 10, every=1)
+    saver = Follower(run)
+    saver.save_state()
+    trainer.steps(11, 300, every=1)
+    if old == "none":
+        run.state_path.unlink()
+    elif old == "damaged":
+        run.state_path.write_bytes(run.state_path.read_bytes()[:-100])
+    elif old == "of another version":
+        saved = SavedState(version=2, position=(1, 0, 0), damaged=0, state=saver.state)
+        write_saved(run.state_path, saved)
+    with monkeypatch.context() as patched:
+        live(patched)
+        before = content(run.state_path)
+        status(run)
+        assert content(run.state_path) == before, "the supervisor of a live run writes it"
+    first = status(run)
+    assert (first.state, first.step) == ("lost", 300)
+    kept = Follower(run)
+    assert kept.state.step == 300, "without reading the log"
+    written = run.state_path.stat().st_ino
+    assert kept.status() == first
+    assert run.state_path.stat().st_ino == written
 
 
 def test_a_saved_state_beyond_the_log_is_ignored(run: RunDirectory, clock: Clock) -> None:
