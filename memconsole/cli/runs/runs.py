@@ -54,7 +54,7 @@ def command(ctx: click.Context, as_json: bool, live: bool, tags: tuple[str, ...]
     found = [run for run in found if set(tags) <= set(run.tags)]
     if live:
         found = [run for run in found if run.state in LIVE]
-    found.sort(key=lambda run: (run.state not in LIVE, -run.created_wall))
+    found.sort(key=lambda run: run.state not in LIVE)
     if as_json:
         click.echo(json_module.dumps([_document(run) for run in found], indent=2))
         return

@@ -10,8 +10,8 @@ from memconsole.cli.completing import run_names
 from memconsole.runs.act.control import request_kill, request_stop
 from memconsole.runs.act.launch import attend
 from memconsole.runs.read.follow import status
+from memconsole.runs.read.life.newest import find_live
 from memconsole.runs.read.shown.words import resume_command, state_word
-from memconsole.runs.record.directory import find_run
 from memconsole.runs.record.processes.identity import user_name
 from memconsole.runs.record.states import LIVE
 
@@ -19,14 +19,14 @@ POLL_SECONDS = 0.2
 
 
 @click.command()
-@click.argument("run", default="latest", shell_complete=run_names)
+@click.argument("run", required=False, shell_complete=run_names)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--kill", is_flag=True, help="Kill it: no step is finished, no checkpoint written.")
 @click.option("--wait/--no-wait", default=True, help="Wait until it has stopped.")
 @click.pass_context
-def command(ctx: click.Context, run: str, yes: bool, kill: bool, wait: bool) -> None:
-    """Stop RUN: it finishes its step, writes a checkpoint, and can be resumed."""
-    found = find_run(run)
+def command(ctx: click.Context, run: str | None, yes: bool, kill: bool, wait: bool) -> None:
+    """Stop RUN, by default the newest live one: it finishes its step, writes a checkpoint, and can be resumed."""
+    found = find_live(run)
     before = status(found)
     if before.state not in LIVE:
         click.echo(f"{found.id} is not running: {state_word(before)}")
