@@ -50,7 +50,8 @@ def command(ctx: click.Context, as_json: bool, live: bool, tags: tuple[str, ...]
         if as_json or live or tags:
             ctx.fail(f"--json, --live and --tag are for the list, not for {ctx.invoked_subcommand}")
         return
-    found = [status(run) for run in list_runs()]
+    runs = list_runs()
+    found = [status(run) for run in runs]
     found = [run for run in found if set(tags) <= set(run.tags)]
     if live:
         found = [run for run in found if run.state in LIVE]
@@ -59,7 +60,8 @@ def command(ctx: click.Context, as_json: bool, live: bool, tags: tuple[str, ...]
         click.echo(json_module.dumps([_document(run) for run in found], indent=2))
         return
     if not found:
-        click.echo("no such run" if tags else "no runs yet: memconsole train starts one")
+        none = "no such run" if tags else "no run is live"
+        click.echo(none if runs else "no runs yet: memconsole train starts one")
         return
     rows = [_row(run) for run in found]
     shown = [n for n, head in enumerate(HEADS) if head != "tags" or any(run.tags for run in found)]

@@ -51,6 +51,14 @@ def step(number: int, speed: float, seconds: float) -> events.Step:
     )  # fmt: skip
 
 
+def test_a_list_without_runs_says_why() -> None:
+    for arguments in ((), ("--live",), ("--tag", "paper")):
+        assert command(*arguments) == "no runs yet: memconsole train starts one\n"
+    ended(create_run(Plan()), "finished")
+    assert command("--live") == "no run is live\n"
+    assert command("--tag", "paper") == "no such run\n"
+
+
 def test_a_renamed_run_keeps_its_paths_while_it_trains_and_is_found_by_its_new_name() -> None:
     run = create_run(Plan(), "first try")
     lock = locks.take(run.supervisor_lock)
