@@ -14,9 +14,8 @@ import click
 from memconsole.cli import output
 from memconsole.cli.completing import run_names
 from memconsole.regular_file import NotRegularError, open_regular
-from memconsole.runs.read.follow import status
+from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record.directory import RunDirectory, RunError, find_run
-from memconsole.runs.record.states import LIVE
 from memconsole.sanitize import clean
 from memconsole.units import format_bytes
 
@@ -78,7 +77,7 @@ def texts(source: BinaryIO, live: RunDirectory | None, *, raw: bool) -> Iterator
     shown = str if raw else clean
     rest = ""
     while True:
-        over = live is None or status(live).state not in LIVE
+        over = live is None or not liveness(live).live
         while chunk := source.read(CHUNK):
             lines, newline, rest = (rest + decode(chunk)).rpartition("\n")
             if newline:

@@ -9,7 +9,7 @@ import click
 from memconsole.cli.completing import run_names
 from memconsole.runs.act.control import request_kill, request_stop
 from memconsole.runs.act.launch import attend
-from memconsole.runs.read.follow import status
+from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.life.newest import find_live
 from memconsole.runs.read.shown.words import resume_command, state_word
 from memconsole.runs.record.processes.identity import user_name
@@ -27,7 +27,8 @@ POLL_SECONDS = 0.2
 def command(ctx: click.Context, run: str | None, yes: bool, kill: bool, wait: bool) -> None:
     """Stop RUN, by default the newest live one: it finishes its step, writes a checkpoint, and can be resumed."""
     found = find_live(run)
-    before = status(found)
+    follower = Follower(found)
+    before = follower.status()
     if before.state not in LIVE:
         click.echo(f"{found.id} is not running: {state_word(before)}")
         return
@@ -41,7 +42,7 @@ def command(ctx: click.Context, run: str | None, yes: bool, kill: bool, wait: bo
     (request_kill if kill else request_stop)(found, who)
     told = kill
     while wait:
-        now = status(found)
+        now = follower.status()
         if now.state not in LIVE:
             resumable = now.state != "finished"
             more = f"; {resume_command(found.id, now.ended_by)}" if resumable else ""

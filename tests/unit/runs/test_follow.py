@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from memconsole.cli.runs import logs
 from memconsole.cli.runs.progress import ProgressLines
 from memconsole.plan.plan import Plan, apply_settings
 from memconsole.runs.read import follow
@@ -406,6 +407,20 @@ def test_a_list_reads_the_log_of_a_long_ended_run_once(
     written = run.state_path.stat().st_ino
     assert kept.status() == first
     assert run.state_path.stat().st_ino == written
+
+
+def test_following_the_output_of_a_live_run_reads_no_event_log(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = run.attempt_path(run.new_attempt()) / "out.log"
+    log.write_text("one\n")
+    lives = iter([True, True, False])
+    there = Liveness("running", 1), Liveness("finished", 1)
+    monkeypatch.setattr(logs, "liveness", lambda run: there[not next(lives)])
+    monkeypatch.setattr(logs.time, "sleep", lambda seconds: log.open("a").write("more\n"))
+    monkeypatch.setattr(follow.EventReader, "read", lambda *ignored: pytest.fail("it was read"))
+    with log.open("rb") as source:
+        assert "".join(logs.texts(source, run, raw=False)) == "one\nmore\nmore\n"
 
 
 def test_a_saved_state_beyond_the_log_is_ignored(run: RunDirectory, clock: Clock) -> None:
