@@ -73,6 +73,8 @@ def command(ctx: click.Context, as_json: bool, live: bool, tags: tuple[str, ...]
     _echo_list("notes", [(run.id, " ".join(run.note.split())) for run in found if run.note])
     _echo_list("on a cluster", [(run.id, run.job) for run in found if run.job])
     _echo_list("damaged", [(run.id, run.damaged) for run in found if run.damaged])
+    other = [(run.id, run.other_version) for run in found if run.other_version]
+    _echo_list("of another version", other)
     missing = [(run.id, missing_words(n)) for run in found if (n := run.missing_records)]
     _echo_list("damaged records", missing)
     refused = [(run.id, run.refused) for run in found if run.refused]

@@ -18,6 +18,7 @@ from memconsole.runs.read.shown.log_tail import LogTail
 from memconsole.runs.read.shown.missing import MissingCounts
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.shown.symptoms import symptoms_of
+from memconsole.runs.read.shown.unread import Unread, unread
 from memconsole.runs.read.shown.unsaved import unsaved_words
 from memconsole.runs.read.shown.words import units_per_second
 from memconsole.runs.read.state.facts import facts_of
@@ -102,6 +103,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Its Slurm job and where it runs or why it waits, while it lives; "" for a run of this machine."""
     damaged: str = ""
     """Which of the run's files cannot be read, and why; the other figures may be wrong then."""
+    other_version: str = ""
+    """Why its plan cannot be read, if another version of memconsole wrote it."""
 
     @property
     def current_phase(self) -> str:
@@ -132,8 +135,14 @@ class Follower:
         """How many pieces of at most `READ_BYTES` were read."""
         record = run.record()
         self._created = run.created_wall
-        self._plan, self._by_recipe, self._problems = _read_plan(run)
-        self._plan_read = not self._problems
+        self._plan, self._by_recipe, why = _read_plan(run)
+        self._plan_read = why is None
+        self._problems: tuple[str, ...] = ()
+        self._other_version = ""
+        if why is not None and why.other_version:
+            self._other_version = why.words
+        elif why is not None:
+            self._problems = (why.words,)
         if record is None:
             self._problems += ("run.json is missing or damaged",)
         self._load()
@@ -186,7 +195,12 @@ class Follower:
             epochs=tuple(mark.event for mark in state.epochs),
             evaluations=tuple(state.evaluations),
             gauges=state.gauges.curves(),
-            warnings=(*self._problems, *tracker_problems(self.run.path), *state.warnings),
+            warnings=(
+                *self._problems,
+                *filter(None, (self._other_version,)),
+                *tracker_problems(self.run.path),
+                *state.warnings,
+            ),
             log_tail=self._log.poll() if self._log else (),
             unsaved=clean_line(unsaved, 500),
             job=clean_line(life.job, 300),
@@ -248,6 +262,7 @@ class Follower:
             missing_records=self.missing,
             job=clean_line(life.job, 300),
             damaged="; ".join(self._problems),
+            other_version=self._other_version,
         )
 
     def save_state(self) -> bool:
@@ -401,14 +416,13 @@ def clean_texts(value: Any) -> Any:
     return value
 
 
-def _read_plan(run: RunDirectory) -> tuple[Plan, frozenset[str], tuple[str, ...]]:
+def _read_plan(run: RunDirectory) -> tuple[Plan, frozenset[str], Unread | None]:
     """The run's plan, the settings that the recipe chose, and why it cannot be read."""
     try:
         plan, by_recipe = run.read_settled_plan()
-        return clean_texts(plan), by_recipe, ()
+        return clean_texts(plan), by_recipe, None
     except PlanError as error:
-        problem = clean_line(f"the run's plan cannot be read: {error}", 500)
-        return Plan(), frozenset(), (problem,)
+        return Plan(), frozenset(), unread(run, error)
 
 
 def _begun_from(plan: Plan) -> str:

@@ -167,6 +167,7 @@ def test_the_document_has_the_keys_the_design_promises(run: RunDirectory) -> Non
         "jumps",
         "missing_records",
         "uncertain",
+        "plan_problem",
     ]
     assert document["verdict"] == {"reason": "finished", "evidence": "exit code 0"}
     assert set(document["steps"][0]) == {"step", "loss", "tokens_per_second"}

@@ -24,6 +24,7 @@ from memconsole.runs.read.shown.missing import MissingCounts, uncertain_figures
 from memconsole.runs.read.shown.ranks import each_per_second
 from memconsole.runs.read.shown.snapshot import Symptom
 from memconsole.runs.read.shown.symptoms import symptoms_of
+from memconsole.runs.read.shown.unread import unread
 from memconsole.runs.read.shown.unsaved import unsaved_words
 from memconsole.runs.read.shown.words import total_minutes
 from memconsole.runs.read.state.figures import best_evaluation
@@ -155,6 +156,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Records of the event log that could not be read or are not there."""
     uncertain: tuple[str, ...] = ()
     """The figures of this document that may be wrong because of missing records."""
+    plan_problem: str = ""
+    """Why `plan` is empty, if it cannot be read."""
 
 
 class StoredEstimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,7 +241,7 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
         )
         for e in (mark.event for mark in state.epochs)
     )
-    plan, task = _plan(run), _task(run)
+    (plan, plan_problem), task = _plan(run), _task(run)
     elapsed, labels = state.earlier_seconds + state.attempt_seconds, read_labels(run.path)
     average = sum(e.minutes for e in epochs) / len(epochs) if epochs else None
     losses = [e.loss for e in evaluations if e.loss is not None]
@@ -287,6 +290,7 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
         jumps=_jumps(state),
         missing_records=story.missing,
         uncertain=uncertain_figures(story.missing, ended is not None),
+        plan_problem=plan_problem,
     )
 
 
@@ -392,12 +396,12 @@ def verdict_line(why: Verdict) -> VerdictLine:
     return VerdictLine(reason=clean_line(why.reason, 80), evidence=clean_line(why.evidence, 500))
 
 
-def _plan(run: RunDirectory) -> dict[str, Any]:
+def _plan(run: RunDirectory) -> tuple[dict[str, Any], str]:
+    """The run's plan as a document, or an empty one and why the plan cannot be read."""
     try:
-        document = plans.to_document(clean_texts(present_plan(run)), full=True)
-    except PlanError:
-        return {}
-    return document
+        return plans.to_document(clean_texts(present_plan(run)), full=True), ""
+    except PlanError as error:
+        return {}, unread(run, error).words
 
 
 def _symptoms(run: RunDirectory, state: RunState) -> tuple[Symptom, ...]:
