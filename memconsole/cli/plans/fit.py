@@ -113,7 +113,7 @@ def command(
     readings = read_devices(plan)
     device = budget(plan, readings)
     here = devices_allowed(plan, readings, device)
-    most = here if most is None else several(most, here, device)
+    most = here if most is None else several(most, device)
     if amount is not None:
         device = limited(device, amount)
     pinned, notes = with_machine(plan, device, pinned)
@@ -202,7 +202,7 @@ def limited(device: Budget, amount: str) -> Budget:
     )
 
 
-def several(most: int, here: int, device: Budget) -> int:
+def several(most: int, device: Budget) -> int:
     """`most` from --devices. Raises `PlanError` if there is only one device of this kind in a machine."""
     if most > 1 and device.kind not in SEVERAL:
         raise PlanError(
