@@ -25,6 +25,7 @@ from memconsole.units import (
 )
 
 WIDTH = 80
+SECONDS_BETWEEN_STEPS = 5.0
 _STEADY = ("queued", "train", *PHASES, "evaluate", "checkpoint", "sample", WAIT_DISK)
 """Phases that alternate all the time; a change between them gets no line."""
 
@@ -32,8 +33,7 @@ _STEADY = ("queued", "train", *PHASES, "evaluate", "checkpoint", "sample", WAIT_
 class ProgressLines:
     """Turns successive snapshots into new lines."""
 
-    def __init__(self, seconds_between_steps: float = 5.0) -> None:
-        self._between = seconds_between_steps
+    def __init__(self) -> None:
         self._phase = ""
         self._built = False
         self._attempt = 0
@@ -79,7 +79,7 @@ class ProgressLines:
         if run.missing_records > self._missing:
             self._missing = run.missing_records
             yield f"warning: {missing_words(run.missing_records)}"
-        due = run.elapsed_seconds - self._step_at >= self._between
+        due = run.elapsed_seconds - self._step_at >= SECONDS_BETWEEN_STEPS
         if due and facts.step > self._step and facts.loss is not None:
             self._step, self._step_at = facts.step, run.elapsed_seconds
             yield step_line(run)

@@ -23,8 +23,7 @@ POLL_SECONDS = 0.2
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--kill", is_flag=True, help="Kill it: no step is finished, no checkpoint written.")
 @click.option("--wait/--no-wait", default=True, help="Wait until it has stopped.")
-@click.pass_context
-def command(ctx: click.Context, run: str | None, yes: bool, kill: bool, wait: bool) -> None:
+def command(run: str | None, yes: bool, kill: bool, wait: bool) -> None:
     """Stop RUN, by default the newest live one: it finishes its step, writes a checkpoint, and can be resumed."""
     found = find_live(run)
     follower = Follower(found)

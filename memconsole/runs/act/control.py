@@ -13,6 +13,9 @@ from memconsole.runs.record.directory import RunDirectory, RunError, WriteError
 from memconsole.runs.record.requests import Order, Reply, Request, pause_asked, reply_to
 from memconsole.sanitize import clean_line
 
+ANSWER_SECONDS = 10.0
+"""How long a supervisor may take to reply."""
+
 
 def request_stop(run: RunDirectory, who: str) -> str:
     """Ask the trainer to finish its step, save and stop. A second request shortens the deadline.
@@ -83,9 +86,9 @@ def _request(run: RunDirectory, command: Order, who: str, steps: int = 0) -> str
     return request.id
 
 
-def wait_answer(run: RunDirectory, request_id: str, seconds: float = 10.0) -> Reply | None:
+def wait_answer(run: RunDirectory, request_id: str) -> Reply | None:
     """Wait for the supervisor's reply; None if it does not come in time."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + ANSWER_SECONDS
     while (found := reply_to(run, request_id)) is None and time.monotonic() < deadline:
         time.sleep(0.05)
     return found

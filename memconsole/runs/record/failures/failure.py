@@ -45,7 +45,6 @@ _DIED_OF_MEMORY = re.compile(
         (
             *map(re.escape, _OUT_OF_MEMORY),
             r"std::bad_alloc",
-            r"cannot allocate memory for thread-local data",
             r"memory allocation of \d+ bytes failed",  # Rust: tokenizers, safetensors
         )
     ),
