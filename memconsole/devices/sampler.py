@@ -113,7 +113,6 @@ class Sampler:
                 for asking in (self._nvidia, self._amd)
                 if asking is not None and asking.unanswered
             ),
-            taken_monotonic_seconds=time.monotonic(),
         )
 
 

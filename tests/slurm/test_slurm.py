@@ -20,6 +20,7 @@ from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.life.liveness import Liveness, liveness
 from memconsole.runs.read.report.report import report
 from memconsole.runs.record.directory import RunDirectory, find_run
+from memconsole.runs.record.processes import locks
 from memconsole.runs.record.requests import replies
 
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta")
@@ -83,7 +84,12 @@ def said(run: RunDirectory) -> str:
 
 def wait_step(run: RunDirectory, step: int) -> None:
     follower = Follower(run)
-    wait(run, lambda now: now.live and now.trainer_pid and follower.poll().facts.step >= step)
+    wait(
+        run,
+        lambda now: (
+            now.live and locks.holder(run.trainer_lock) and follower.poll().facts.step >= step
+        ),
+    )
 
 
 def end(run: RunDirectory) -> End:
@@ -173,7 +179,7 @@ def test_a_killed_trainer_ends_its_job_and_the_run_can_be_resumed(
 ) -> None:
     run = train(text)
     wait_step(run, 60)
-    pid = liveness(run).trainer_pid
+    pid = locks.holder(run.trainer_lock)
     assert pid
     os.kill(pid, signal.SIGKILL)
     now = wait(run, lambda now: not now.live)
@@ -337,7 +343,7 @@ def test_a_killed_process_of_two_nodes_makes_both_begin_again(
 ) -> None:
     run = train(text, *TWO, "--set=launch.devices_per_node=1")
     wait_step(run, 60)
-    leader = liveness(run).trainer_pid
+    leader = locks.holder(run.trainer_lock)
     second = member(run)
     assert leader != second
     os.kill(second, signal.SIGKILL)

@@ -102,7 +102,7 @@ def content(path: Path) -> bytes | None:
 
 def live(monkeypatch: pytest.MonkeyPatch, state: str = "running") -> None:
     def fake(run: RunDirectory) -> Liveness:
-        return Liveness(state, run.newest_attempt(), 1, 2)  # type: ignore[arg-type]
+        return Liveness(state, run.newest_attempt(), supervisor_pid=1)  # type: ignore[arg-type]
 
     monkeypatch.setattr(follow, "liveness", fake)
 

@@ -42,7 +42,7 @@ def test_a_removed_folder_of_requests_is_made_again(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     run = create_run(Plan())
     shutil.rmtree(run.control_path)
-    live = Liveness("running", 1, os.getpid(), os.getpid())
+    live = Liveness("running", 1, supervisor_pid=os.getpid())
     monkeypatch.setattr(control, "liveness", lambda run: live)
     asked = [control.request_stop(run, "me"), control.request_kill(run, "me")]
     assert [request.id for request, _ in requests.pending(run) if request] == asked

@@ -126,7 +126,7 @@ def test_a_request_whose_reply_finds_no_room_is_served_once(
     for number in range(2):  # of the requests; their replies find none
         run.spares_path.mkdir(exist_ok=True)
         (run.spares_path / str(number)).write_bytes(bytes(spares.SPARE_BYTES))
-    live = Liveness("running", 1, os.getpid(), os.getpid())
+    live = Liveness("running", 1, supervisor_pid=os.getpid())
     monkeypatch.setattr("memconsole.runs.act.control.liveness", lambda run: live)
     asked = [request_stop(run, "me"), request_stop(run, "me")]
     said: list[str] = []
