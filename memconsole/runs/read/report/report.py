@@ -19,6 +19,7 @@ from memconsole.runs.read.report.comparison import (
     MemoryLine,
     compare,
 )
+from memconsole.runs.read.report.measured import measured_of, shortfall_of
 from memconsole.runs.read.report.ranks import RankLine, SlowestLine, rank_lines, slowest_line
 from memconsole.runs.read.shown.missing import MissingCounts, uncertain_figures
 from memconsole.runs.read.shown.ranks import each_per_second
@@ -27,11 +28,16 @@ from memconsole.runs.read.shown.symptoms import symptoms_of
 from memconsole.runs.read.shown.unread import unread
 from memconsole.runs.read.shown.unsaved import unsaved_words
 from memconsole.runs.read.shown.words import total_minutes
-from memconsole.runs.read.state.figures import best_evaluation
+from memconsole.runs.read.state.figures import (
+    average_epoch_minutes,
+    best_evaluation,
+    best_validation_loss,
+    final_train_loss,
+)
 from memconsole.runs.read.state.reduce import RunState, begin_attempt, forget_memory, reduce
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
-from memconsole.runs.record.failures.shortfall import Shortfall, shortfall
+from memconsole.runs.record.failures.shortfall import Shortfall
 from memconsole.runs.record.labels import read_labels
 from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventreader import EventReader
@@ -125,7 +131,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryReport
     best_validation_loss: float | None
     final_train_loss: float | None
-    """Mean over the last log window; `epochs` hold the means of whole epochs."""
+    """Mean over the last log window, None if nothing was learned in it; `epochs` hold the means of whole epochs."""
     unigram_loss: float | None
     """Loss on the validation tokens of a unigram model of the training tokens: a baseline."""
     total_minutes: float
@@ -232,6 +238,7 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
         )
         for e in state.evaluations
     )
+    ended_epochs = [mark.event for mark in state.epochs]
     epochs = tuple(
         EpochLine(
             epoch=e.epoch,
@@ -239,15 +246,10 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
             validation_loss=e.validation_loss,
             minutes=e.minutes,
         )
-        for e in (mark.event for mark in state.epochs)
+        for e in ended_epochs
     )
     (plan, plan_problem), task = _plan(run), _task(run)
     elapsed, labels = state.earlier_seconds + state.attempt_seconds, read_labels(run.path)
-    average = sum(e.minutes for e in epochs) / len(epochs) if epochs else None
-    losses = [e.loss for e in evaluations if e.loss is not None]
-    losses += [e.validation_loss for e in epochs if e.validation_loss is not None]
-    if ended and ended.best_validation_loss is not None:
-        losses.append(ended.best_validation_loss)  # its evaluation may be among the missing records
     stored = stored_estimate(run)
     speed = state.average_units_per_second or state.tokens_per_second
     return Report(
@@ -264,8 +266,8 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
         evaluations=evaluations,
         epochs=epochs,
         memory=_memory(state, stored.table if stored else None, why),
-        best_validation_loss=min(losses, default=None),
-        final_train_loss=_final_train_loss(story),
+        best_validation_loss=best_validation_loss(state, evaluations),
+        final_train_loss=final_train_loss(state),
         unigram_loss=next(
             (
                 e.metrics["unigram_loss"]
@@ -275,9 +277,7 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
             None,
         ),
         total_minutes=total_minutes(state, elapsed),
-        average_epoch_minutes=ended.average_epoch_minutes
-        if ended and ended.average_epoch_minutes is not None
-        else average,
+        average_epoch_minutes=average_epoch_minutes(state, ended_epochs),
         attempts=len(run.attempt_numbers()),
         average_units_per_second=speed,
         average_units_per_second_each=_each(run, speed),
@@ -302,20 +302,7 @@ def _best(task: Task, evaluations: tuple[EvaluationLine, ...]) -> BestLine | Non
 
 
 def _memory(state: RunState, table: EstimatedTable | None, why: VerdictLine) -> MemoryReport:
-    measured = _measured(state)
-    died = why.reason in OUT_OF_MEMORY
-    error = state.error
-    lacked = None
-    if died:
-        lacked = shortfall(
-            state.phase,
-            state.peak_bytes,
-            error.held_bytes if error else None,
-            error.requested_bytes if error else None,
-            # On a CPU, freed heap pages may not be returned yet, so after a whole step the held
-            # bytes do not count as evidence.
-            counts_held=_kind(state) != "cpu" or state.step == 0,
-        )
+    measured, died = measured_of(state), why.reason in OUT_OF_MEMORY
     return MemoryReport(
         estimated=MemoryLine(
             peak_bytes=table.peak_bytes,
@@ -329,7 +316,7 @@ def _memory(state: RunState, table: EstimatedTable | None, why: VerdictLine) -> 
         by_phase=dict(state.peaks_by_phase),
         comparison=compare(table, measured, state.peaks_by_phase, died),
         band_from=table.band_from if table else "",
-        shortfall=lacked,
+        shortfall=shortfall_of(state) if died else None,
         ranks=rank_lines(state),
     )
 
@@ -341,45 +328,10 @@ def _each(run: RunDirectory, speed: float | None) -> float | None:
         return None
 
 
-def _kind(state: RunState) -> str:
-    return state.started.device_kind if state.started else ""
-
-
-def _measured(state: RunState) -> MeasuredLine:
-    """The run's peaks, and the reason for each missing one."""
-    if state.memory is None:
-        return MeasuredLine()
-    on_cpu = _kind(state) == "cpu"
-    silent = "not reported by this device"
-    found = {
-        "peak_bytes": state.peak_bytes,
-        # On a CPU, only the trainer's own allocations are charged to it.
-        "device_bytes": state.peak_bytes if on_cpu else state.peak_device_bytes,
-        "host_bytes": state.peak_host_bytes,
-        "reserved_bytes": None if on_cpu else state.peak_reserved_bytes,
-        "host_anonymous_bytes": state.peak_host_anonymous_bytes,
-        "host_shared_bytes": state.peak_host_shared_bytes,
-    }
-    missing = {name: silent for name, value in found.items() if value is None}
-    if on_cpu:
-        missing["reserved_bytes"] = (
-            "not measured on a CPU, whose allocator does not report what it keeps in reserve"
-        )
-    return MeasuredLine(**found, missing=missing)
-
-
 def _jumps(state: RunState) -> JumpsLine | None:
     if state.jump is None:
         return None
     return JumpsLine(**{name: getattr(state.jump, name) for name in JumpsLine.__struct_fields__})
-
-
-def _final_train_loss(story: Story) -> float | None:
-    """The loss of the last log window; the last step record has it too."""
-    ended = story.state.ended
-    if ended is not None and ended.final_train_loss is not None:
-        return ended.final_train_loss
-    return next((step.loss for step in reversed(story.steps) if step.loss is not None), None)
 
 
 def _verdict(run: RunDirectory) -> VerdictLine:

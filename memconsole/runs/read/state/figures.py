@@ -1,12 +1,15 @@
-"""The measures of an evaluation besides its loss, named by the run's task."""
+"""The figures of a run: its best and final losses, and the measures of an evaluation, named by the run's task."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple, Protocol
 
 from memconsole.plan.tasks import Measure, Task
 from memconsole.plan.tasks.judging import best_of, measure_of, scores_of
+from memconsole.runs.read.state.facts import FactsSoFar
+from memconsole.runs.record.log import events
 from memconsole.units import format_measure
 
 
@@ -87,6 +90,30 @@ def best_evaluation(task: Task, evaluations: Iterable[StoredEvaluation]) -> Best
         return None
     evaluation, score = found
     return Best(measure_of(task, score.key), score.value, evaluation.step)
+
+
+def best_validation_loss(
+    facts: FactsSoFar, evaluations: Iterable[StoredEvaluation]
+) -> float | None:
+    """The least loss of all evaluations; None before the first one with a finite loss."""
+    losses = [evaluation.loss for evaluation in evaluations]
+    # The record of the best evaluation may be missing, and the last record tells its loss again.
+    losses.append(facts.ended.best_validation_loss if facts.ended else None)
+    return min((loss for loss in losses if loss is not None), default=None)
+
+
+def final_train_loss(facts: FactsSoFar) -> float | None:
+    """The mean loss of the newest steps; None before the first one, if it was not finite, or if no unit of them was
+    learned."""
+    return facts.loss if facts.ended is None else facts.ended.final_train_loss
+
+
+def average_epoch_minutes(facts: FactsSoFar, epochs: Iterable[events.Epoch]) -> float | None:
+    """The mean of all epochs of a finished run, of `epochs` of another; None before the first has ended."""
+    if facts.ended is not None and facts.ended.average_epoch_minutes is not None:
+        return facts.ended.average_epoch_minutes
+    minutes = [epoch.minutes for epoch in epochs]
+    return fmean(minutes) if minutes else None
 
 
 def figures(task: Task, evaluation: Evaluated, *, summary: bool = False) -> tuple[Figure, ...]:
