@@ -187,7 +187,7 @@ SCENES: dict[str, tuple[Devices | None, Callable[[Scene], Any]]] = {
     "run-64-ranks": (GPUS, lambda s: s.run(with_ranks(64))),
     "runs-empty": (readings(), lambda s: s.runs()),
     "runs-running": (readings(), lambda s: s.runs(status("tonight", "running", 301), status("older", "finished", 1200))),
-    "runs-failed": (readings(), lambda s: s.runs(status("no room", "failed", 7, loss=None), status("gone", "lost", 8))),
+    "runs-failed": (readings(), lambda s: s.runs(status("no room", "failed", 7, loss=None, resumable=True), status("gone", "lost", 8))),
     "devices-empty": (None, lambda s: s.keys("g")),
     "devices-failed": (SILENT, lambda s: s.keys("g")),
     "devices-8-devices": (GPUS, lambda s: s.keys("g")),

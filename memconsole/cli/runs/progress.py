@@ -213,7 +213,7 @@ def summary(run: RunSnapshot) -> str:
         rows.append(("Records", missing_words(run.missing_records)))
     width = max(len(label) for label, _ in rows) + 2
     lines += [f"  {label + ':':<{width}} {value}" for label, value in rows]
-    if run.verdict is not None and run.verdict.resumable and run.state != "finished":
+    if run.verdict is not None and run.resumable:
         lines.append(f"  resume with: {resume_command(run.id, run.verdict.reason)}")
     return "\n".join(lines)
 

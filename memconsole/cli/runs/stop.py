@@ -43,8 +43,7 @@ def command(run: str | None, yes: bool, kill: bool, wait: bool) -> None:
     while wait:
         now = follower.status()
         if now.state not in LIVE:
-            resumable = now.state != "finished"
-            more = f"; {resume_command(found.id, now.ended_by)}" if resumable else ""
+            more = f"; {resume_command(found.id, now.ended_by)}" if now.resumable else ""
             click.echo(f"{found.id}: {state_word(now)} at step {now.step:,}{more}")
             return
         if now.unsaved and not told:

@@ -33,7 +33,7 @@ from memconsole.runs.record.log.eventreader import EventReader
 from memconsole.runs.record.processes.heartbeat import Heartbeat, read_heartbeat
 from memconsole.runs.record.processes.identity import boot_seconds
 from memconsole.runs.record.requests import pause_asked, stop_requests
-from memconsole.runs.record.states import WAIT_DISK, State, Verdict
+from memconsole.runs.record.states import WAIT_DISK, State, Verdict, may_resume
 from memconsole.runs.record.trackers import tracked_at, tracker_problems
 from memconsole.sanitize import clean, clean_line
 
@@ -97,6 +97,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One sentence that supports `ended_by`."""
     refused: str = ""
     """Why the trainer refused the plan, if nothing was trained."""
+    resumable: bool = False
+    """Whether it has ended and can be resumed."""
     missing_records: int = 0
     """Records of the event log that could not be read or are not there."""
     job: str = ""
@@ -259,6 +261,7 @@ class Follower:
             tags=labels.tags,
             note=labels.note,
             refused=clean_line(refusal(self.run, life.verdict), 500),
+            resumable=may_resume(life.state, life.verdict),
             missing_records=self.missing,
             job=clean_line(life.job, 300),
             damaged="; ".join(self._problems),

@@ -144,7 +144,7 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
         run = self._selected()
         if run is not None:
             found.add("run")
-            if run.state not in LIVE and run.state != "finished":
+            if run.resumable:
                 found.add("resumable")
             if run.state not in LIVE and run.state != "orphaned":
                 found.add("deletable")

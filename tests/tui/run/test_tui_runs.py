@@ -8,15 +8,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from memconsole.plan import plan as plans
 from memconsole.plan.differences import differing
 from memconsole.plan.plan import Plan
 from memconsole.runs.act.delete import delete_run
+from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, create_run, list_runs
 from memconsole.runs.record.labels import read_labels
 from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventlog import EventWriter
 from memconsole.runs.record.processes import locks
+from memconsole.runs.record.records import ExitRecord
+from memconsole.runs.record.states import Verdict
 from memconsole.tui.draw.comparing import PricedPlan, chart_lines, plan_rows, run_rows
 from memconsole.tui.draw.ink import plain
 from memconsole.tui.plan.dialogs.side_by_side import ComparePlansScreen
@@ -235,6 +240,19 @@ async def test_name_tags_and_note_are_typed_in_the_list_and_told_there(make_cons
         assert "alpha" not in text
         assert "#sweep too slow" in text
         assert (run.name, read_labels(run.path).tags) == ("omega", ("sweep",))
+
+
+@pytest.mark.parametrize(("reason", "offered"), [("stopped", True), ("bad_plan", False)])
+async def test_the_list_offers_to_resume_what_its_verdict_says_can_be_resumed(
+    make_console: Make, reason: str, offered: bool
+) -> None:
+    run = run_on_disk("ended")
+    why = Verdict(reason=reason, evidence="it ended", resumable=offered)
+    files.write_struct(run.attempt_path(1) / "exit.json", ExitRecord(verdict=why, time_wall=1.0))
+    app = make_console()
+    async with app.run_test(size=(100, 30)) as pilot:
+        await listed(app, pilot)
+        assert ("r resume" in screen_text(app)) == offered
 
 
 async def test_a_run_with_a_living_process_is_not_deleted(make_console: Make) -> None:

@@ -18,7 +18,7 @@ from memconsole.runs.read.state.figures import (
 )
 from memconsole.runs.read.state.stages import Stage
 from memconsole.runs.record.log import events
-from memconsole.runs.record.states import LIVE, State, Verdict
+from memconsole.runs.record.states import LIVE, State, Verdict, may_resume
 
 
 class Help(msgspec.Struct, frozen=True):
@@ -125,6 +125,11 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     def ended_by(self) -> str:
         """The reason of the verdict; empty while the run lives."""
         return self.verdict.reason if self.verdict is not None else ""
+
+    @property
+    def resumable(self) -> bool:
+        """Whether it has ended and can be resumed."""
+        return may_resume(self.state, self.verdict)
 
     @property
     def minutes(self) -> float:
