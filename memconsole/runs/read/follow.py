@@ -12,7 +12,7 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.sections.hybrid import PHASES as STEPPING
 from memconsole.plan.tasks import task_of
 from memconsole.plan.training.origin import checkpoint_of
-from memconsole.runs.read.life.ladder import rungs
+from memconsole.runs.read.history import History
 from memconsole.runs.read.life.liveness import Liveness, liveness, refusal
 from memconsole.runs.read.shown.log_tail import LogTail
 from memconsole.runs.read.shown.missing import MissingCounts
@@ -24,7 +24,7 @@ from memconsole.runs.read.shown.words import units_per_second
 from memconsole.runs.read.state.facts import facts_of
 from memconsole.runs.read.state.figures import best_evaluation
 from memconsole.runs.read.state.pace import eta_seconds, pace_seconds, slow_step_seconds
-from memconsole.runs.read.state.reduce import RunState, begin_attempt, forget_memory, reduce
+from memconsole.runs.read.state.reduce import RunState
 from memconsole.runs.read.state.saved_state import SavedState, read_saved, write_saved
 from memconsole.runs.read.state.stages import Stage, stages_of
 from memconsole.runs.record.directory import RunDirectory
@@ -55,8 +55,6 @@ FIRST_STEP_SECONDS = 1800.0
 """Limit for the first step of an attempt, which may compile."""
 MOST_OF_A_STEP = 0.95
 """The greatest share of the current step that is shown as done, if it takes longer than the steps before it."""
-READ_BYTES = 1 << 20
-"""Log bytes read at a time. This bounds the memory needed to read a long run."""
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,15 +123,12 @@ class Follower:
         """Continues from `state.json` if there is one, so attaching to a long run is instant."""
         self.run = run
         self._monotonic = monotonic
-        self._state = RunState()
-        self._reader: EventReader | None = None
-        self._missing = MissingCounts()
+        self._history = History(run, RunState())
         self._log: LogTail | None = None
         self._beat: object = None
         self._beat_at = self._step_at = self._opened = monotonic()
         self._beat_step = -1
         self._saved: tuple[int, int, int] | None = None
-        self._pieces = 0
         """How many pieces of at most `READ_BYTES` were read."""
         record = run.record()
         self._created = run.created_wall
@@ -154,7 +149,7 @@ class Follower:
         # Check liveness before the events, so that the last records of an ended run are included.
         life = liveness(self.run)
         self._catch_up()
-        state = self._state
+        state = self.state
         beat = read_heartbeat(self.run.attempt_path(state.attempt)) if state.attempt else None
         phase, unsaved = (
             "queued" if life.state == "queued" else state.phase,
@@ -208,18 +203,13 @@ class Follower:
             job=clean_line(life.job, 300),
             stop_requested_by=self._stop_requested_by(life),
             pause_requested=life.live and pause_asked(self.run),
-            missing_records=self.missing,
+            missing_records=self._history.missing,
         )
-
-    @property
-    def missing(self) -> int:
-        """How many records could not be read, are not there, or had impossible values."""
-        return self._missing.records(self._reader) + self._state.odd
 
     @property
     def state(self) -> RunState:
         """The state after the events read so far; `poll` updates it."""
-        return self._state
+        return self._history.state
 
     def status(self) -> RunStatus:
         """One line about the run, without its log.
@@ -228,12 +218,12 @@ class Follower:
         """
         life = liveness(self.run)
         self._catch_up()
-        if not life.live and life.supervisor_pid is None and self._pieces > 1:
+        if not life.live and life.supervisor_pid is None and self._history.pieces > 1:
             self.save_state()
-        number = self._state.attempt
+        number = self.state.attempt
         beat = read_heartbeat(self.run.attempt_path(number)) if life.live and number else None
         unsaved = unsaved_words(self.run, beat)
-        labels, state = read_labels(self.run.path), self._state
+        labels, state = read_labels(self.run.path), self.state
         task = task_of(self._plan)
         best = best_evaluation(task, state.evaluations)
         return RunStatus(
@@ -243,11 +233,11 @@ class Follower:
             ended_by=clean_line(life.verdict.reason, 80) if life.verdict else "",
             begun_from=_begun_from(self._plan),
             evidence=clean_line(life.verdict.evidence, 500) if life.verdict else "",
-            phase=WAIT_DISK if unsaved else self._state.phase,
+            phase=WAIT_DISK if unsaved else self.state.phase,
             unsaved=clean_line(unsaved, 500),
-            step=self._state.step,
-            total_steps=self._state.total_steps or self._plan.train.max_steps,
-            loss=self._state.loss,
+            step=self.state.step,
+            total_steps=self.state.total_steps or self._plan.train.max_steps,
+            loss=self.state.loss,
             backend=self._plan.backend if self._plan_read else "?",
             model=self._plan.model.name if self._plan_read else "?",
             created_wall=self._created,
@@ -262,7 +252,7 @@ class Follower:
             note=labels.note,
             refused=clean_line(refusal(self.run, life.verdict), 500),
             resumable=may_resume(life.state, life.verdict),
-            missing_records=self.missing,
+            missing_records=self._history.missing,
             job=clean_line(life.job, 300),
             damaged="; ".join(self._problems),
             other_version=self._other_version,
@@ -274,12 +264,12 @@ class Follower:
         Needs no lock: the file is replaced as a whole, and a reader can continue from any state of the run. Returns False if there is nothing new or the disk refuses.
         """
         self._catch_up()
-        reader = self._reader
+        reader = self._history.reader
         if reader is None or reader.position == self._saved:
             return False
-        damaged, unseen = self._missing.counts(reader)
+        damaged, unseen = self._history.counts.counts(reader)
         saved = SavedState(
-            position=reader.position, damaged=damaged, unseen=unseen, state=self._state
+            position=reader.position, damaged=damaged, unseen=unseen, state=self.state
         )
         try:
             write_saved(self.run.state_path, saved)
@@ -302,38 +292,18 @@ class Follower:
                 return
         except OSError:
             return
-        self._state = clean_texts(saved.state)
-        self._missing = MissingCounts(saved.damaged, saved.unseen)
-        self._reader = EventReader(directory, saved.position)
+        self._history.state = clean_texts(saved.state)
+        self._history.counts = MissingCounts(saved.damaged, saved.unseen)
+        self._history.reader = EventReader(directory, saved.position)
         self._saved = saved.position
-        self._log = LogTail(directory / "out.log")
 
     def _catch_up(self) -> None:
-        """Read every new record of this attempt and of later attempts."""
-        # List the attempts first: once a later one exists, earlier ones get no more records.
-        later = [n for n in self.run.attempt_numbers() if n > self._state.attempt]
-        self._drain()
-        for number in later:
-            self._missing.leave(self._reader)
-            directory = self.run.attempt_path(number)
-            self._reader = EventReader(directory)
-            self._log = LogTail(directory / "out.log")
-            self._state = begin_attempt(self._state, number)
-            if any(rung.attempt == number - 1 for rung in rungs(self.run)):
-                forget_memory(self._state)
-            self._drain()
-
-    def _drain(self) -> None:
-        reader = self._reader
-        if reader is None:
-            return
-        state, before = self._state, None
-        while reader.position != before:
-            before = reader.position
-            for record in reader.read(READ_BYTES):
-                state = reduce(state, record)
-            self._pieces += reader.position != before
-        self._state = state
+        """Read every new record."""
+        for _ in self._history.new():
+            pass
+        path = self.run.attempt_path(self.state.attempt) / "out.log"
+        if self._history.reader is not None and (self._log is None or self._log.path != path):
+            self._log = LogTail(path)
 
     def _stalled(self, beat: Any, phase: str) -> float | None:
         """Seconds since the heartbeat or the log changed, if that is too long for the phase.
@@ -341,18 +311,19 @@ class Follower:
         None otherwise. Only this reader's own clock is used: clocks of two hosts cannot be
         subtracted.
         """
-        position = self._reader.position if self._reader else None
+        reader = self._history.reader
+        position = reader.position if reader else None
         now = self._monotonic()
         if (beat, position) != self._beat:
             self._beat, self._beat_at = (beat, position), now
         if beat is not None:
             phase = beat.phase
         silent = now - self._beat_at
-        return silent if silent > stall_limit_seconds(self._state, phase) else None
+        return silent if silent > stall_limit_seconds(self.state, phase) else None
 
     def _steps_done(self, beat: Heartbeat | None, phase: str) -> float:
         """The steps done by the heartbeat, plus a share of the next step by this reader's clock."""
-        state, now = self._state, self._monotonic()
+        state, now = self.state, self._monotonic()
         done = max(state.step, beat.step if beat is not None else 0)
         if done != self._beat_step:
             self._beat_step, self._step_at = done, now
@@ -369,7 +340,7 @@ class Follower:
 
     def _stages(self, life: Liveness) -> tuple[Stage, ...]:
         """The start-up of this attempt. A live run started in this boot, so its clock is usable."""
-        state = self._state
+        state = self.state
         starting = life.live and not state.trained
         marks = state.stages[:-1] if state.trained else state.stages
         if state.trained:

@@ -9,7 +9,8 @@ import msgspec
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import PlanError
 from memconsole.plan.tasks import TASKS, Task, task_of
-from memconsole.runs.read.follow import READ_BYTES, clean_texts
+from memconsole.runs.read.follow import clean_texts
+from memconsole.runs.read.history import History
 from memconsole.runs.read.life.ladder import Rung, present_plan, rungs
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.read.report.comparison import (
@@ -21,7 +22,7 @@ from memconsole.runs.read.report.comparison import (
 )
 from memconsole.runs.read.report.measured import measured_of, shortfall_of
 from memconsole.runs.read.report.ranks import RankLine, SlowestLine, rank_lines, slowest_line
-from memconsole.runs.read.shown.missing import MissingCounts, uncertain_figures
+from memconsole.runs.read.shown.missing import uncertain_figures
 from memconsole.runs.read.shown.ranks import each_per_second
 from memconsole.runs.read.shown.snapshot import Symptom
 from memconsole.runs.read.shown.symptoms import symptoms_of
@@ -34,13 +35,12 @@ from memconsole.runs.read.state.figures import (
     best_validation_loss,
     final_train_loss,
 )
-from memconsole.runs.read.state.reduce import RunState, begin_attempt, forget_memory, reduce
+from memconsole.runs.read.state.reduce import RunState
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.failures.shortfall import Shortfall
 from memconsole.runs.record.labels import read_labels
 from memconsole.runs.record.log import events
-from memconsole.runs.record.log.eventreader import EventReader
 from memconsole.runs.record.processes.heartbeat import read_heartbeat
 from memconsole.runs.record.states import OUT_OF_MEMORY, Verdict
 from memconsole.sanitize import clean_line
@@ -191,33 +191,22 @@ def report(run: RunDirectory) -> Report:
 
 def read_story(run: RunDirectory) -> Story:
     """Read every attempt's events. Steps repeated after a resume replace the earlier ones."""
-    state = RunState(evaluation_limit=_EVERYTHING, epoch_limit=_EVERYTHING)
-    steps: list[StepLine] = []
-    left = {rung.attempt for rung in rungs(run)}
-    missing, reader = MissingCounts(), None
-    for number in run.attempt_numbers():
-        state = begin_attempt(state, number)
-        if number - 1 in left:
-            forget_memory(state)
-        missing.leave(reader)
-        reader, before = EventReader(run.attempt_path(number)), None
-        while reader.position != before:
-            before = reader.position
-            for record in reader.read(READ_BYTES):
-                odd = state.odd
-                state = reduce(state, record)
-                if isinstance(record, events.Started):
-                    _truncate(steps, state.step)
-                elif isinstance(record, events.Step) and state.odd == odd:
-                    _truncate(steps, record.step - 1)
-                    steps.append(
-                        StepLine(
-                            step=record.step,
-                            loss=record.loss,
-                            tokens_per_second=record.tokens_per_second,
-                        )
-                    )
-    return Story(state, steps, missing.records(reader) + state.odd)
+    history = History(run, RunState(evaluation_limit=_EVERYTHING, epoch_limit=_EVERYTHING))
+    state, steps, odd = history.state, list[StepLine](), 0
+    for record in history.new():
+        if isinstance(record, events.Started):
+            _truncate(steps, state.step)
+        elif isinstance(record, events.Step) and state.odd == odd:
+            _truncate(steps, record.step - 1)
+            steps.append(
+                StepLine(
+                    step=record.step,
+                    loss=record.loss,
+                    tokens_per_second=record.tokens_per_second,
+                )
+            )
+        odd = state.odd
+    return Story(state, steps, history.missing)
 
 
 def _truncate(steps: list[StepLine], last: int) -> None:
