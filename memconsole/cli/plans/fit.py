@@ -13,11 +13,11 @@ from memconsole.cli import completing
 from memconsole.cli.data.lengths import document as rows_document
 from memconsole.cli.data.lengths import lines as rows_lines
 from memconsole.cli.data.lengths import row_lengths
+from memconsole.cli.exits import Exit
 from memconsole.cli.machine.reading import read_devices
 from memconsole.cli.options import build_plan, plan_options
 from memconsole.cli.plans.fit_exact import fit_exactly, known
 from memconsole.cli.plans.fit_words import ALLOW, FitReport, document, hopeless, text
-from memconsole.cli.plans.plan import DOES_NOT_FIT, NOT_EXACT
 from memconsole.devices.budget import budget
 from memconsole.devices.planned import catalog_budgets, devices_allowed, missing_compiler
 from memconsole.memory.answers.advice import largest_micro_batch, largest_sequence_length
@@ -156,8 +156,8 @@ def command(
             book.close()
     if problem:
         click.echo(f"memconsole: not exact: {problem}", err=True)
-        ctx.exit(NOT_EXACT)
-    ctx.exit(0 if found.fits else DOES_NOT_FIT)
+        ctx.exit(Exit.NOT_EXACT)
+    ctx.exit(0 if found.fits else Exit.DOES_NOT_FIT)
 
 
 def _print_toml(found: Fit) -> None:

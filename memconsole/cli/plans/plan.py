@@ -11,10 +11,12 @@ from typing import Any
 
 import click
 
+from memconsole.announcing import slow_words
 from memconsole.calibration import calibrated_here
 from memconsole.cli.data.lengths import document as rows_document
 from memconsole.cli.data.lengths import lines as rows_lines
 from memconsole.cli.data.lengths import row_lengths
+from memconsole.cli.exits import Exit
 from memconsole.cli.machine.reading import read_devices
 from memconsole.cli.options import build_plan, plan_options
 from memconsole.cli.plans.cards import cards_document, table_document, table_lines
@@ -22,7 +24,6 @@ from memconsole.cli.plans.disk import disk_lines
 from memconsole.cli.plans.sources import refusal, source_lines, weights_lines
 from memconsole.cli.tables import columns, in_blocks
 from memconsole.devices.budget import budget
-from memconsole.launching import slow_words
 from memconsole.memory.answers.cards import Needed, cards_table, needed
 from memconsole.memory.estimate import estimate
 from memconsole.memory.run_time import start_seconds, steps_are_known
@@ -44,9 +45,6 @@ from memconsole.units import (
     format_rate,
     format_step,
 )
-
-DOES_NOT_FIT = 3
-NOT_EXACT = 1
 
 
 @click.command()
@@ -126,8 +124,8 @@ def command(
         click.echo("\n".join(lines))
     if problem:
         click.echo(f"memconsole: not exact: {problem}", err=True)
-        ctx.exit(NOT_EXACT)
-    ctx.exit(0 if found.table.fits else DOES_NOT_FIT)
+        ctx.exit(Exit.NOT_EXACT)
+    ctx.exit(0 if found.table.fits else Exit.DOES_NOT_FIT)
 
 
 def _exact(plan: Plan, device: Budget, limit_seconds: float) -> tuple[Estimate, str]:
