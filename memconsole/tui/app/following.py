@@ -173,7 +173,7 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
     @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
     def launch(self, plan: Plan, name: str | None = None) -> None:
         """Check, price and start `plan` as a new run."""
-        from memconsole.launching import numbered_words
+        from memconsole.announcing import numbered_words
         from memconsole.runs.record.directory import RunError
         from memconsole.start import start
 

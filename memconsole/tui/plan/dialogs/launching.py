@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from memconsole.announcing import default_name, free_name, launch_rows
 from memconsole.devices.reading import Devices
-from memconsole.launching import default_name, free_name, launch_rows
 from memconsole.memory.table import Estimate
 from memconsole.memory.verdict import Verdict
 from memconsole.plan.plan import Plan, PlanError
