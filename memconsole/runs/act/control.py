@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 
 from memconsole.runs.act import launch, slurm
@@ -70,7 +69,7 @@ def _request(run: RunDirectory, command: Order, who: str, steps: int = 0) -> str
         hint = "; only a kill ends its children" if now.state == "orphaned" else ""
         raise RunError(f"run {run.id} is not running: it is {now.state}{hint}")
     request = Request(
-        id=f"{time.time_ns():016x}-{secrets.token_hex(5)}",
+        id=requests.new_id(),
         command=command,
         who=clean_line(who, 200),
         attempt=now.attempt,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import signal
 import sys
 import time
@@ -97,7 +96,7 @@ class JobSupervisor(Supervisor):
 
     def _ask_to_stop(self, who: str) -> None:
         request = Request(
-            id=f"{time.time_ns():016x}-{secrets.token_hex(5)}",
+            id=requests.new_id(),
             command="stop",
             who=who,
             attempt=self.attempt,

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import stat
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +26,11 @@ COMMAND_BYTES = 4096
 Order = Literal["stop", "kill", "pause", "continue", "profile"]
 PROFILE = "profile.json"
 _COMMAND_ID = re.compile(r"[0-9a-f]{16}-[0-9a-f]{10}")
+
+
+def new_id() -> str:
+    """An id for a request or a reply; ids sort by the time at which they were made."""
+    return f"{time.time_ns():016x}-{secrets.token_hex(5)}"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
