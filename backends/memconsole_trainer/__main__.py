@@ -25,7 +25,7 @@ from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.failures.failure import ExitCode, exit_code_of
 from memconsole.runs.record.log import events
-from memconsole.runs.record.records import ErrorRecord, FinalRecord
+from memconsole.runs.record.records import ERROR, FINAL, ErrorRecord, FinalRecord
 from memconsole_trainer.backends import Launch, launcher, rank
 
 if TYPE_CHECKING:
@@ -99,12 +99,12 @@ def run_together(run: RunDirectory, number: int, count: int, launch: Launch) -> 
     failed = launch(count, arguments, path / "processes", path / STOPPING)
     if failed < 0:
         with contextlib.suppress(OSError):
-            (path / "error.json").unlink()  # written after the other one died
+            (path / ERROR).unlink()  # written after the other one died
         _die_of(-failed)
     if not failed and together.here().node:
         return 0  # the first node records how the run ended
-    final = files.read_struct(path / "final.json", FinalRecord)
-    error = files.read_struct(path / "error.json", ErrorRecord)
+    final = files.read_struct(path / FINAL, FinalRecord)
+    error = files.read_struct(path / ERROR, ErrorRecord)
     if failed and error is not None and (final is None or final.exit_code != ExitCode.STOPPED):
         return int(exit_code_of(error.cause))
     return failed if final is None else final.exit_code

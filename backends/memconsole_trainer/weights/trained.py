@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from memconsole.plan import catalog
 from memconsole.plan.models.architecture import Architecture
-from memconsole.plan.models.files import has_weights
+from memconsole.plan.models.files import TOKENIZER_JSON, has_weights
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.recommender import Recommender, is_of_decoder
 from memconsole.plan.models.regressor import Regressor
@@ -154,7 +154,7 @@ def read(path: Path, which: str = "last", device: str | None = None) -> TrainedM
     stored = chosen(Checkpoints(run.checkpoints_path, plan.train.keep_checkpoints), which)
     if stored is None:
         raise NothingTrainedError(f"{run.id} has no intact checkpoint yet")
-    tokenizer = path / "tokenizer.json"
+    tokenizer = path / TOKENIZER_JSON
     known = stored.fingerprints.get("tokenizer")
     if known and tokenizer.is_file() and file_fingerprint(tokenizer) != known:
         print(

@@ -22,6 +22,7 @@ from memconsole.cli.runs.memory_report import document, memory_lines, remedies_a
 from memconsole.cli.runs.progress import ProgressLines, summary
 from memconsole.cli.tables import columns
 from memconsole.devices.reading import Devices
+from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.plan import Plan, PlanError, quote, replace
 from memconsole.runs.act.control import request_stop
 from memconsole.runs.read.follow import Follower
@@ -119,8 +120,8 @@ def weights_of(named: str) -> Plan:
         kept = ", ".join(f"step-{step_of(p)}" for p in committed) or "none"
         raise PlanError(f"--from {quote(named)}: no such checkpoint; run {run.id} has {kept}")
     changes: dict[str, object] = {"model.weights": str(found[0])}
-    if (run.path / "tokenizer.json").is_file():
-        changes["data.tokenizer"] = str(run.path / "tokenizer.json")
+    if (run.path / TOKENIZER_JSON).is_file():
+        changes["data.tokenizer"] = str(run.path / TOKENIZER_JSON)
     return replace(plan, changes)
 
 

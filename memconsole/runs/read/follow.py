@@ -32,6 +32,7 @@ from memconsole.runs.record.labels import read_labels
 from memconsole.runs.record.log.eventreader import EventReader
 from memconsole.runs.record.processes.heartbeat import Heartbeat, read_heartbeat
 from memconsole.runs.record.processes.identity import boot_seconds
+from memconsole.runs.record.records import OUTPUT
 from memconsole.runs.record.requests import pause_asked, stop_requests
 from memconsole.runs.record.states import WAIT_DISK, State, Verdict, may_resume
 from memconsole.runs.record.trackers import tracked_at, tracker_problems
@@ -129,7 +130,6 @@ class Follower:
         self._beat_at = self._step_at = self._opened = monotonic()
         self._beat_step = -1
         self._saved: tuple[int, int, int] | None = None
-        """How many pieces of at most `READ_BYTES` were read."""
         record = run.record()
         self._created = run.created_wall
         self._plan, self._by_recipe, why = _read_plan(run)
@@ -301,7 +301,7 @@ class Follower:
         """Read every new record."""
         for _ in self._history.new():
             pass
-        path = self.run.attempt_path(self.state.attempt) / "out.log"
+        path = self.run.attempt_path(self.state.attempt) / OUTPUT
         if self._history.reader is not None and (self._log is None or self._log.path != path):
             self._log = LogTail(path)
 

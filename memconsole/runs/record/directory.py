@@ -22,7 +22,7 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.record import files
 from memconsole.runs.record.labels import NAME_CHARACTERS, read_labels, shown_name
 from memconsole.runs.record.processes.identity import host_name
-from memconsole.runs.record.records import AttemptRecord, JobRecord, RunRecord
+from memconsole.runs.record.records import EXIT, AttemptRecord, ExitRecord, JobRecord, RunRecord
 from memconsole.sanitize import clean_line
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z2-7]{6}")
@@ -182,6 +182,10 @@ class RunDirectory:
 
     def attempt_record(self, number: int) -> AttemptRecord | None:
         return files.read_struct(self.attempt_path(number) / "attempt.json", AttemptRecord)
+
+    def exit_record(self, number: int) -> ExitRecord | None:
+        """How an attempt ended, as its supervisor recorded it."""
+        return files.read_struct(self.attempt_path(number) / EXIT, ExitRecord)
 
     @property
     def name(self) -> str:

@@ -21,6 +21,7 @@ import msgspec
 from memconsole import typed_json
 from memconsole.runs.record import files, spares
 from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.records import PAUSED
 
 COMMAND_BYTES = 4096
 Order = Literal["stop", "kill", "pause", "continue", "profile"]
@@ -62,7 +63,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 def pause_asked(run: RunDirectory) -> bool:
     """Whether the newest attempt is paused or asked to pause."""
     attempt = run.newest_attempt()
-    return attempt is not None and files.exists(run.attempt_path(attempt) / "paused")
+    return attempt is not None and files.exists(run.attempt_path(attempt) / PAUSED)
 
 
 def reply_to(run: RunDirectory, request_id: str) -> Reply | None:

@@ -12,7 +12,7 @@ from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.failures import failed_process
 from memconsole.runs.record.processes import identity, locks
-from memconsole.runs.record.records import ExitRecord, Identity, JobRecord
+from memconsole.runs.record.records import EXIT, FINAL, Identity, JobRecord
 from memconsole.runs.record.states import LIVE, State, Verdict
 
 SUBMITTED_SECONDS = 15.0
@@ -62,7 +62,7 @@ def _of_job(run: RunDirectory, job: JobRecord, here: Liveness) -> Liveness:
     if begun and here.live:
         away = record is not None and not identity.is_visible(record.supervisor)
         return replace(here, elsewhere=away, job=on)
-    end = _exit_record(run, number) if begun else None
+    end = run.exit_record(number) if begun else None
     if begun and (here.state in ("finished", "orphaned") or (end and job.cancelled_by)):
         return here
     if job.cancelled_by and not begun:
@@ -107,14 +107,10 @@ def _away(run: RunDirectory, attempt: int, words: str) -> Liveness:
     return Liveness(state, attempt, supervisor_pid=0, gang_held=True, elsewhere=True, job=words)
 
 
-def _exit_record(run: RunDirectory, attempt: int) -> ExitRecord | None:
-    return files.read_struct(run.attempt_path(attempt) / "exit.json", ExitRecord)
-
-
 def _here(run: RunDirectory) -> Liveness:
     """What locks and records show on this machine."""
     attempt = run.newest_attempt()
-    recorded = None if attempt is None else _exit_record(run, attempt)
+    recorded = None if attempt is None else run.exit_record(attempt)
     if recorded is not None:
         gang, supervisor = locks.gang_held(run.gang_lock), locks.holder(run.supervisor_lock)
         if recorded.continues and supervisor is not None:
@@ -149,7 +145,7 @@ def _here(run: RunDirectory) -> Liveness:
         return Liveness("orphaned", attempt, gang_held=True, verdict=why)
     # The supervisor may have written exit.json and exited since it was read above.
     path = run.attempt_path(attempt)
-    known = any(files.exists(path / name) for name in ("exit.json", "final.json"))
+    known = any(files.exists(path / name) for name in (EXIT, FINAL))
     known = known or failed_process.kept(path / "processes") is not None
     return _ended(attempt, why) if known else Liveness("lost", attempt, verdict=why)
 
@@ -163,13 +159,13 @@ def _unrecorded(run: RunDirectory, attempt: int, held: locks.Holders) -> Livenes
     deadline = time.monotonic() + RECORD_SECONDS
     while (
         supervisor
-        and not files.exists(path / "exit.json")
+        and not files.exists(path / EXIT)
         and not identity.is_suspended(supervisor)
         and locks.holder(run.supervisor_lock) == supervisor
         and time.monotonic() < deadline
     ):
         time.sleep(0.01)
-    recorded = _exit_record(run, attempt)
+    recorded = run.exit_record(attempt)
     if recorded is not None and recorded.continues:
         return Liveness("starting", attempt, supervisor_pid=supervisor, gang_held=held.gang)
     why = verdict(run, attempt, supervisor or None)

@@ -19,7 +19,14 @@ from memconsole.runs.record.failures.oom import oom_evidence, oom_kills
 from memconsole.runs.record.failures.shortfall import lacked_words, requested_bytes
 from memconsole.runs.record.processes import identity
 from memconsole.runs.record.processes.heartbeat import Heartbeat, read_heartbeat
-from memconsole.runs.record.records import ErrorRecord, ExitRecord, FinalRecord, OomCounts
+from memconsole.runs.record.records import (
+    ERROR,
+    FINAL,
+    OUTPUT,
+    ErrorRecord,
+    FinalRecord,
+    OomCounts,
+)
 from memconsole.runs.record.states import Verdict
 from memconsole.sanitize import clean_line
 
@@ -95,7 +102,7 @@ class Evidence:
 
 def verdict(run: RunDirectory, attempt: int, silent_supervisor: int | None = None) -> Verdict:
     """Why an ended attempt ended: the supervisor's verdict, or one derived from its files."""
-    recorded = files.read_struct(run.attempt_path(attempt) / "exit.json", ExitRecord)
+    recorded = run.exit_record(attempt)
     if recorded is not None:
         return recorded.verdict
     found = gather(run, attempt)
@@ -121,8 +128,8 @@ def gather(
         exit_code=exit_code,
         signal=signal_number,
         failed=failed_process.kept(path / "processes"),
-        final=files.read_struct(path / "final.json", FinalRecord),
-        error=files.read_struct(path / "error.json", ErrorRecord),
+        final=files.read_struct(path / FINAL, FinalRecord),
+        error=files.read_struct(path / ERROR, ErrorRecord),
         oom_before=record.oom_kills if record else OomCounts(),
         oom_now=oom_kills() if same_boot else OomCounts(),
         rebooted=same_host and not same_boot,
@@ -132,7 +139,7 @@ def gather(
         kill_note=kills[0].note if kills else "",
         heartbeat=read_heartbeat(path),
         has_checkpoint=bool(run.committed_checkpoints()),
-        words_of_memory=words_of_memory(last_output(path / "out.log")),
+        words_of_memory=words_of_memory(last_output(path / OUTPUT)),
     )
 
 
