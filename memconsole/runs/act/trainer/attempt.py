@@ -205,7 +205,7 @@ class Attempt:
     def report(self, exception: BaseException) -> str:
         """Record the exception that ends this attempt, once, as `error.json` and an `Error` event.
 
-        Returns its cause, for `failure.exit_code_of`.
+        Returns its cause, for `failure.failure_of`.
         """
         if self._reported is exception:
             return cause_of(exception)
