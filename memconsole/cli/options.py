@@ -1,4 +1,4 @@
-"""The command-line options that describe a plan."""
+"""Command-line options that several commands have, and the plan that they describe."""
 
 from __future__ import annotations
 
@@ -50,6 +50,20 @@ device_option = click.option(
     metavar="NAME",
     shell_complete=completing.local_devices,
     help="Compute on auto, cpu, cuda:0, mps or tpu. Default: the device of the run.",
+)
+
+
+timeout_option = click.option(
+    "--timeout",
+    "limit_seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="The most that --exact waits.",
+)
+lengths_option = click.option(
+    "--lengths", is_flag=True, help="Measure how many tokens documents hold."
 )
 
 

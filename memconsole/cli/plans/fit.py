@@ -15,7 +15,7 @@ from memconsole.cli.data.lengths import lines as rows_lines
 from memconsole.cli.data.lengths import row_lengths
 from memconsole.cli.exits import Exit
 from memconsole.cli.machine.reading import read_devices
-from memconsole.cli.options import build_plan, plan_options
+from memconsole.cli.options import build_plan, lengths_option, plan_options, timeout_option
 from memconsole.cli.plans.fit_exact import fit_exactly, known
 from memconsole.cli.plans.fit_words import ALLOW, FitReport, document, hopeless, text
 from memconsole.devices.budget import budget
@@ -74,16 +74,8 @@ LEAST_BUDGET = MIB
     help="Use at most N devices; by default those of this machine, or device.count.",
 )
 @click.option("--exact", is_flag=True, help="Decide by traced or compiled numbers; takes minutes.")
-@click.option(
-    "--timeout",
-    "limit_seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    default=600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="The most that --exact waits.",
-)
-@click.option("--lengths", is_flag=True, help="Measure how many tokens documents hold.")
+@timeout_option
+@lengths_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--toml", "as_toml", is_flag=True, help="Print the fitted plan file instead.")
 @click.pass_context

@@ -18,8 +18,9 @@ from memconsole.cli.data.lengths import lines as rows_lines
 from memconsole.cli.data.lengths import row_lengths
 from memconsole.cli.exits import Exit
 from memconsole.cli.machine.reading import read_devices
-from memconsole.cli.options import build_plan, plan_options
+from memconsole.cli.options import build_plan, lengths_option, plan_options, timeout_option
 from memconsole.cli.plans.cards import cards_document, table_document, table_lines
+from memconsole.cli.plans.device import device_document, device_words
 from memconsole.cli.plans.disk import disk_lines
 from memconsole.cli.plans.sources import refusal, source_lines, weights_lines
 from memconsole.cli.tables import columns, in_blocks
@@ -51,16 +52,8 @@ from memconsole.units import (
 @plan_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--exact", is_flag=True, help="Wait for traced or compiled numbers.")
-@click.option(
-    "--timeout",
-    "limit_seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    default=600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="The most that --exact waits.",
-)
-@click.option("--lengths", is_flag=True, help="Measure how many tokens documents hold.")
+@timeout_option
+@lengths_option
 @click.option("--cards", "all_cards", is_flag=True, help="Show the memory of 1, 2, 4 … devices.")
 @click.option("--toml", "as_toml", is_flag=True, help="Print the plan file instead.")
 @click.option("--keys", is_flag=True, help="List every setting of a plan file.")
@@ -148,14 +141,7 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
     budget = table.budget
     return {
         "backend": plan.backend,
-        "device": {
-            "name": budget.name,
-            "kind": budget.kind,
-            "memory": budget.memory_label,
-            "total_bytes": budget.total_bytes,
-            "usable_bytes": budget.usable_bytes,
-            "usable_because": budget.why,
-        },
+        "device": device_document(budget),
         "weights": origin(plan).words,
         "refused": refusal(plan, budget.kind),
         "files": left_out(plan),
@@ -232,8 +218,7 @@ def text(plan: Plan, found: Estimate, more: Needed | None = None) -> str:
             if found.trainable_parameters != found.parameters
             else ""
         )
-        + f"   {plan.backend} on {budget.name} ({format_bytes(budget.usable_bytes)} of "
-        f"{format_bytes(budget.total_bytes)} {budget.memory_label} usable: {budget.why})",
+        + f"   {plan.backend} on {device_words(budget)}",
         *weights_lines(plan, budget.kind),
         f"{plan.train.batch_size} x {plan.data.sequence_length} {task_of(plan).positions} per micro-batch, "
         f"{plan.effective_batch} rows per step",
