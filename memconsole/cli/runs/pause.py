@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from memconsole.cli.completing import run_names
-from memconsole.runs.act.control import request_pause, wait_accepted
+from memconsole.runs.act.control import request, wait_accepted
 from memconsole.runs.read.life.newest import find_live
 from memconsole.runs.record.processes.identity import user_name
 
@@ -19,5 +19,5 @@ def command(run: str | None) -> None:
     To free the memory, stop it instead.
     """
     found = find_live(run)
-    wait_accepted(found, request_pause(found, f"{user_name()} (memconsole pause)"))
+    wait_accepted(found, request(found, "pause", f"{user_name()} (memconsole pause)"))
     click.echo(f"{found.id}: pauses after its present step; memconsole resume {found.id} goes on")

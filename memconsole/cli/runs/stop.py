@@ -7,7 +7,7 @@ import time
 import click
 
 from memconsole.cli.completing import run_names
-from memconsole.runs.act.control import request_kill, request_stop
+from memconsole.runs.act.control import request
 from memconsole.runs.act.launch import attend
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.life.newest import find_live
@@ -38,7 +38,7 @@ def command(run: str | None, yes: bool, kill: bool, wait: bool) -> None:
             f"{verb} {found.id} ({before.name}) at step {before.step:,}?{unsaved}", abort=True
         )
     who = f"{user_name()} (memconsole stop)"
-    (request_kill if kill else request_stop)(found, who)
+    request(found, "kill" if kill else "stop", who)
     told = kill
     while wait:
         now = follower.status()

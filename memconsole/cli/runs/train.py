@@ -24,7 +24,7 @@ from memconsole.cli.tables import columns
 from memconsole.devices.reading import Devices
 from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.plan import Plan, PlanError, quote, replace
-from memconsole.runs.act.control import request_stop
+from memconsole.runs.act.control import request
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.report.report import report
 from memconsole.runs.read.shown.snapshot import RunSnapshot
@@ -240,7 +240,7 @@ def _naming(run: RunDirectory) -> Iterator[None]:
 
 
 def _ask_to_stop(run: RunDirectory) -> None:
-    request_stop(run, "memconsole train (Ctrl-C)")
+    request(run, "stop", "memconsole train (Ctrl-C)")
     click.echo("stopping: finishing the step, then a checkpoint", err=True)
 
 

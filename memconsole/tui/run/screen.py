@@ -11,6 +11,7 @@ from textual.containers import Horizontal, Vertical
 from memconsole.devices.reading import Devices
 from memconsole.plan import plan as plans
 from memconsole.runs.read.shown.words import state_word
+from memconsole.runs.record.requests import Order
 from memconsole.tui.draw.chart import GLYPHS
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.run.charts import charts_of, chosen, is_logarithmic
@@ -154,10 +155,10 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
             return
 
         def answered(value: object) -> None:
-            if value in ("stop", "kill"):
-                self._ask(
-                    str(value), "asked the run to " + ("stop" if value == "stop" else "end at once")
-                )
+            if value == "stop":
+                self._ask("stop", "asked the run to stop")
+            elif value == "kill":
+                self._ask("kill", "asked the run to end at once")
 
         answers = (
             ConfirmAnswer(
@@ -221,7 +222,7 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
         """Let a paused run go on."""
         self._ask("continue", "asked the run to go on")
 
-    def _ask(self, what: str, words: str) -> None:
+    def _ask(self, what: Order, words: str) -> None:
         run = self.console.run_view.snapshot
         if run is not None:
             self.notice(words)

@@ -228,7 +228,7 @@ def test_a_stop_names_the_command_that_resumes_if_there_is_something_to_resume(
     seen = iter((live, killed))
     monkeypatch.setattr(stop, "find_run", lambda word: SimpleNamespace(id="one"))
     monkeypatch.setattr(stop, "status", lambda run: next(seen))
-    monkeypatch.setattr(stop, "request_kill", lambda run, who: "")
+    monkeypatch.setattr(stop, "request", lambda run, order, who: "")
     output = CliRunner().invoke(stop.command, ["one", "--kill", "--yes"]).output
     assert "one: killed at step 3" in output
     assert ("memconsole resume one" in output) == resumable

@@ -141,8 +141,8 @@ def test_a_launched_job_waits_and_a_stop_takes_it_out_of_the_queue(commands: Pat
     assert called(commands) == [f"sbatch --parsable --chdir={run.path} {run.path}/job.sh"]
     assert liveness(run).state == "queued"
     with pytest.raises(RunError, match="is queued"):
-        control.request_pause(run, "me")
-    assert control.request_stop(run, "me") == ""
+        control.request(run, "pause", "me")
+    assert control.request(run, "stop", "me") == ""
     assert called(commands)[1:] == ["scancel 41"]
     now = liveness(run)
     assert now.state == "stopped"
