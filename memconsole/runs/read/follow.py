@@ -214,7 +214,8 @@ class Follower:
     def status(self) -> RunStatus:
         """One line about the run, without its log.
 
-        An ended run has no supervisor that writes `state.json`. If much of the event log had to be read, this writes it.
+        An ended run has no supervisor that writes `state.json`. If much of the event log had to be read, this
+        writes it.
         """
         life = liveness(self.run)
         self._catch_up()
@@ -261,7 +262,8 @@ class Follower:
     def save_state(self) -> bool:
         """Write `state.json` for the next reader. The supervisor calls this about once a second.
 
-        Needs no lock: the file is replaced as a whole, and a reader can continue from any state of the run. Returns False if there is nothing new or the disk refuses.
+        Needs no lock: the file is replaced as a whole, and a reader can continue from any state of the run. Returns
+        False if there is nothing new or the disk refuses.
         """
         self._catch_up()
         reader = self._history.reader

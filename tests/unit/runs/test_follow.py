@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memconsole.cli.runs import logs
 from memconsole.cli.runs.progress import ProgressLines
 from memconsole.plan.plan import Plan, apply_settings
-from memconsole.runs.read import follow
+from memconsole.runs.read import follow, history
 from memconsole.runs.read.curves.curve import Curve
 from memconsole.runs.read.follow import Follower, stall_limit_seconds, status
 from memconsole.runs.read.life.liveness import Liveness
@@ -381,7 +381,7 @@ def test_a_damaged_saved_state_is_ignored(run: RunDirectory, clock: Clock, conte
 def test_a_list_reads_the_log_of_a_long_ended_run_once(
     run: RunDirectory, clock: Clock, monkeypatch: pytest.MonkeyPatch, old: str
 ) -> None:
-    monkeypatch.setattr(follow, "READ_BYTES", 4096)
+    monkeypatch.setattr(history, "READ_BYTES", 4096)
     trainer = Trainer(run, clock)
     trainer.start()
     trainer.steps(1, 10, every=1)

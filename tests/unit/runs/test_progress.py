@@ -226,8 +226,8 @@ def test_a_stop_names_the_command_that_resumes_if_there_is_something_to_resume(
     )  # fmt: skip
     killed = msgspec.structs.replace(live, state="failed", ended_by="killed", resumable=resumable)
     seen = iter((live, killed))
-    monkeypatch.setattr(stop, "find_run", lambda word: SimpleNamespace(id="one"))
-    monkeypatch.setattr(stop, "status", lambda run: next(seen))
+    monkeypatch.setattr(stop, "find_live", lambda word: SimpleNamespace(id="one"))
+    monkeypatch.setattr(stop, "Follower", lambda run: SimpleNamespace(status=lambda: next(seen)))
     monkeypatch.setattr(stop, "request", lambda run, order, who: "")
     output = CliRunner().invoke(stop.command, ["one", "--kill", "--yes"]).output
     assert "one: killed at step 3" in output
