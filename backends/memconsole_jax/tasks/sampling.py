@@ -1,5 +1,5 @@
-"""Samples with a key-value cache, one token at a time. Shapes are fixed: one compilation per cache
-length."""
+"""Samples with a key-value cache: reads the prompt in blocks, then draws one token at a time. Shapes are fixed: one
+compilation per cache length."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from memconsole_trainer.data.text.rows.validation import PROMPT_TOKENS
 
 STOPS = 8
 """The most tokens that may end a sample."""
+READ_TOKENS = 128
+"""A prompt is read in blocks of so many tokens. Attention is causal, so what fills up the last block changes nothing."""
 Cache = tuple[Array, Array]
 """Keys and values of every position so far, each (L, S, K, D)."""
 
@@ -135,60 +137,69 @@ def sample(
     """
     decoder = assembled(a, weights, adapter_scale)
     size = prompt.shape[0]
+    block = min(READ_TOKENS, size)
     empty = jnp.zeros((a.layers, size, a.kv_heads, a.head_size))
     key = jax.random.key(seed)
+
+    def reading(carry: tuple[Array, Cache]) -> tuple[Array, Cache]:
+        position, cache = carry
+        part = lax.dynamic_slice(prompt, (position,), (block,))
+        return position + block, _read(decoder, part, position, length, cache)[1]
 
     def going_on(carry: tuple[Array, Array, Cache]) -> Array:
         position, tokens, _ = carry
         stopped = (position >= prompt_length) & jnp.any(tokens[position] == stop)
         return (position < length - 1) & ~stopped
 
-    def body(carry: tuple[Array, Array, Cache]) -> tuple[Array, Array, Cache]:
+    def drawing(carry: tuple[Array, Array, Cache]) -> tuple[Array, Array, Cache]:
         position, tokens, cache = carry
-        logits, cache = _next_logits(decoder, tokens[position], position, length, cache)
+        x, cache = _read(decoder, tokens[position][None], position, length, cache)
+        logits = decoder.logits(decoder.norm(x))[0, 0]
         drawn = _draw(logits, temperature, top_k, top_p, jax.random.fold_in(key, position))
-        following = jnp.where(position + 1 < prompt_length, tokens[position + 1], drawn)
-        return position + 1, tokens.at[position + 1].set(following), cache
+        return position + 1, tokens.at[position + 1].set(drawn), cache
 
-    begin = jnp.zeros((), jnp.int32)
-    last, tokens, _ = lax.while_loop(going_on, body, (begin, prompt, (empty, empty)))
+    # All but the last token of the prompt: what follows that one is drawn.
+    begin = jnp.zeros((), jnp.int32), (empty, empty)
+    _, cache = lax.while_loop(lambda carry: carry[0] < prompt_length - 1, reading, begin)
+    last, tokens, _ = lax.while_loop(going_on, drawing, (prompt_length - 1, prompt, cache))
     return tokens, last + 1
 
 
-def _next_logits(
-    decoder: Decoder, token: Array, position: Array, length: Array, cache: Cache
+def _read(
+    decoder: Decoder, tokens: Array, begin: Array, length: Array, cache: Cache
 ) -> tuple[Array, Cache]:
-    """Logits (V,) of the position after `position`, and the cache including this token. `length` tokens are read in
-    all."""
+    """Output of the last block (1, T, C) for `tokens` (T,) at the positions from `begin` on, and the cache including
+    them. `length` tokens are read in all."""
     a = decoder.architecture
-    size = cache[0].shape[1]
-    at = position[None]
-    x = decoder.embed(token[None, None], at)  # (1, 1, C)
+    count, size = tokens.shape[0], cache[0].shape[1]
+    at = begin + jnp.arange(count)
+    x = decoder.embed(tokens[None], at)  # (1, T, C)
     rotations = all_rotations(a, at, length)
-    other = differing(a)
     graph, stacked = nnx.split(decoder.layers)
 
-    def layer(x: Array, inputs: Any) -> tuple[Array, Cache]:
-        weights, differs, keys, values = inputs
+    def layer(carry: tuple[Array, Cache], inputs: Any) -> tuple[tuple[Array, Cache], None]:
+        x, (keys, values) = carry
+        index, weights, differs = inputs
         block = nnx.merge(graph, weights)
         rotation, window = layer_view(a, rotations, differs, size)
         q, k, v = block.attention.project(block.attention_norm(x), rotation)
-        keys = lax.dynamic_update_slice(keys, k[0], (position, 0, 0))  # (S, K, D)
-        values = lax.dynamic_update_slice(values, v[0], (position, 0, 0))
-        q = q.reshape(a.kv_heads, -1, a.head_size)  # (K, G, D)
-        scores = jnp.einsum("kgd,skd->kgs", q, keys) * a.scale
+        keys = lax.dynamic_update_slice(keys, k, (index, begin, 0, 0))  # (L, S, K, D)
+        values = lax.dynamic_update_slice(values, v, (index, begin, 0, 0))
+        q = q.reshape(count, a.kv_heads, -1, a.head_size)  # (T, K, G, D)
+        scores = jnp.einsum("tkgd,skd->kgts", q, keys[index]) * a.scale
         if a.attention_cap is not None:
             scores = a.attention_cap * jnp.tanh(scores / a.attention_cap)
         column = jnp.arange(size)
-        seen = column <= position
+        seen = column <= at[:, None]  # (T, S)
         if window is not None:
-            seen &= position - column < window
+            seen &= at[:, None] - column < window
         share = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
-        y = jnp.einsum("kgs,skd->kgd", share, values).reshape(1, 1, -1)
-        return block.feed(x, block.attention.output(y)), (keys, values)
+        y = jnp.einsum("kgts,skd->tkgd", share, values[index]).reshape(1, count, -1)
+        return (block.feed(x, block.attention.output(y)), (keys, values)), None
 
-    x, cache = lax.scan(layer, x, (stacked, other, *cache))
-    return decoder.logits(decoder.norm(x))[0, 0], cache
+    inputs = jnp.arange(a.layers), stacked, differing(a)
+    (x, cache), _ = lax.scan(layer, (x, cache), inputs)
+    return x, cache
 
 
 def _draw(

@@ -305,7 +305,10 @@ def test_sampled_tokens_are_of_the_nucleus_of_the_whole_forward_pass(
             assert likelier < top_p + 1e-4
 
 
-def test_local_layers_and_learned_positions_sample_as_they_train() -> None:
+def test_local_layers_and_learned_positions_sample_as_they_train(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sampling, "READ_TOKENS", 4)  # the prompt has several blocks
     phi = tiny_models.ARCHITECTURES["phi4-mini"]
     assert phi.rope_scaling is not None
     # 16 tokens are a short row here, and the cache of 32 would be a long one.
@@ -325,6 +328,24 @@ def test_local_layers_and_learned_positions_sample_as_they_train() -> None:
         logits = comparison.logits(architecture, weights, found[None])[0]
         assert list(found[:9]) == list(prompt)
         assert list(found[9:]) == list(logits[8:-1].argmax(-1))
+
+
+def test_a_prompt_is_read_in_blocks(
+    accumulating: JaxEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, places = sampling._read, []
+
+    def told(decoder: Any, tokens: Any, begin: Any, *rest: Any) -> Any:
+        jax.debug.callback(lambda place: places.append(int(place)), begin, ordered=True)
+        return read(decoder, tokens, begin, *rest)
+
+    monkeypatch.setattr(sampling, "_read", told)
+    monkeypatch.setattr(sampling, "READ_TOKENS", 8)
+    weights = accumulating._evaluated | accumulating._kept
+    sample = jax.jit(sampling.sample, static_argnums=0)
+    sample(ARCHITECTURE, weights, np.zeros(32, np.int32), 19, 21, 0.0, 0, np.uint32(0))
+    jax.effects_barrier()
+    assert places == [0, 8, 16, 18, 19]
 
 
 def test_old_compilations_make_room_for_new_ones(tmp_path: Path) -> None:
