@@ -22,7 +22,7 @@ from memconsole_jax.techniques.weights.lora import assembled
 from memconsole_trainer.data.text.rows.validation import PROMPT_TOKENS
 
 STOPS = 8
-"""The most tokens that may end a sample."""
+"""Tokens that end a sample are filled up to a multiple of this, so that few programs are compiled."""
 READ_TOKENS = 128
 """A prompt is read in blocks of so many tokens. Attention is causal, so what fills up the last block changes nothing."""
 Cache = tuple[Array, Array]
@@ -37,8 +37,8 @@ class TokenSampler:
     ) -> None:
         self._scale = adapter_scale
         self._architecture, self._weights, self._place = architecture, weights, place
-        self._programs: dict[int, Any] = {}
-        """Compiled programs by cache length."""
+        self._programs: dict[tuple[int, int], Any] = {}
+        """Compiled programs by cache length and number of stops."""
 
     def prepare(self, tokens: int) -> Callable[[], None]:
         """Trace the program for samples of `tokens` tokens in a training run. Returns what compiles it."""
@@ -46,10 +46,10 @@ class TokenSampler:
         if not tokens or room <= PROMPT_TOKENS + 1:
             return lambda: None
         positions = cache_length(PROMPT_TOKENS, min(tokens, room - PROMPT_TOKENS - 1))
-        lowered = self._lowered(positions)
+        lowered = self._lowered(positions, STOPS)
 
         def compiled() -> None:
-            self._programs[positions] = lowered.compile()
+            self._programs[positions, STOPS] = lowered.compile()
 
         return compiled
 
@@ -75,6 +75,8 @@ class TokenSampler:
         length = len(prompt) + tokens
         row = np.zeros(cache_length(len(prompt), tokens), np.int32)
         row[: len(prompt)] = prompt
+        stops = np.full(max(1, -(-len(stop) // STOPS)) * STOPS, -1, np.int32)
+        stops[: len(stop)] = list(stop)
         arguments = (
             row,
             np.int32(len(prompt)),
@@ -82,24 +84,24 @@ class TokenSampler:
             np.float32(temperature),
             np.int32(top_k),
             np.uint32(seed % 2**32),
-            np.array(sorted(stop)[:STOPS] + [-1] * (STOPS - len(stop)), np.int32),
+            stops,
             np.float32(top_p),
         )
-        filled, filled_to = self._program(len(row))(
+        filled, filled_to = self._program(len(row), len(stops))(
             weights, *(put(value, self._place) for value in arguments)
         )
         return [int(token) for token in np.asarray(filled)[len(prompt) : int(filled_to)]]
 
-    def _program(self, positions: int) -> Any:
-        if positions not in self._programs:
-            self._programs[positions] = self._lowered(positions).compile()
-        return self._programs[positions]
+    def _program(self, *sizes: int) -> Any:
+        if sizes not in self._programs:
+            self._programs[sizes] = self._lowered(*sizes).compile()
+        return self._programs[sizes]
 
-    def _lowered(self, positions: int) -> Any:
+    def _lowered(self, positions: int, stops: int) -> Any:
         row, count = self._shape(jnp.int32, positions), self._shape(jnp.int32)
         number = self._shape(jnp.float32)
-        stops = self._shape(jnp.int32, STOPS)
-        more = count, count, number, count, self._shape(jnp.uint32), stops, number
+        ends = self._shape(jnp.int32, stops)
+        more = count, count, number, count, self._shape(jnp.uint32), ends, number
         step = jax.jit(
             partial(sample, adapter_scale=self._scale),
             static_argnums=0,

@@ -290,6 +290,9 @@ def test_sampling_repeats_with_its_seed_and_stays_within_top_k(accumulating: Jax
     last = next(i for i, token in enumerate(free) if i > 2 and token not in free[:i])
     stopped = accumulating.generate([1, 2], 12, 1.5, 50, 3, (95, free[last]))
     assert stopped == free[: min(last, (*free, 95).index(95)) + 1]
+    absent = [token for token in range(96) if token not in free]
+    several = (*absent[:9], free[last])
+    assert accumulating.generate([1, 2], 12, 1.5, 50, 3, several) == free[: last + 1]
 
 
 def test_sampled_tokens_are_of_the_nucleus_of_the_whole_forward_pass(
