@@ -77,20 +77,26 @@ class TokenSampler:
         row[: len(prompt)] = prompt
         stops = np.full(max(1, -(-len(stop) // STOPS)) * STOPS, -1, np.int32)
         stops[: len(stop)] = list(stop)
-        arguments = (
-            row,
-            np.int32(len(prompt)),
-            np.int32(length),
-            np.float32(temperature),
-            np.int32(top_k),
-            np.uint32(seed % 2**32),
-            stops,
-            np.float32(top_p),
-        )
-        filled, filled_to = self._program(len(row), len(stops))(
-            weights, *(put(value, self._place) for value in arguments)
-        )
-        return [int(token) for token in np.asarray(filled)[len(prompt) : int(filled_to)]]
+        program = self._program(len(row), len(stops))
+        known = len(prompt)
+        while known < length:
+            # LongRoPE turns all positions of a longer row by other angles, so the next call reads the row again.
+            until = min(length, a.longest_alike(known, length) + 1)
+            arguments = (
+                row,
+                np.int32(known),
+                np.int32(until),
+                np.float32(temperature),
+                np.int32(top_k),
+                np.uint32(seed % 2**32),
+                stops,
+                np.float32(top_p),
+            )
+            filled, filled_to = program(weights, *(put(x, self._place) for x in arguments))
+            row, known = np.asarray(filled), int(filled_to)
+            if row[known - 1] in stop:
+                break
+        return [int(token) for token in row[len(prompt) : known]]
 
     def _program(self, *sizes: int) -> Any:
         if sizes not in self._programs:
@@ -132,7 +138,8 @@ def sample(
     adapter_scale: float = 2.0,
 ) -> tuple[Array, Array]:
     """Fill positions `prompt_length` .. `length` of `prompt` (S,) by sampling, up to a token in
-    `stop`. Also returns how many positions are filled. Jit with `a` static.
+    `stop`. Also returns how many positions are filled. Jit with `a` static. Positions turn by the angles of a row as
+    long as the prompt.
 
     `temperature` 0 takes the most likely token; `top_k` 0 and `top_p` 1 mean all tokens. The token at a position
     depends only on the seed, the position and the tokens before it.
@@ -146,7 +153,7 @@ def sample(
     def reading(carry: tuple[Array, Cache]) -> tuple[Array, Cache]:
         position, cache = carry
         part = lax.dynamic_slice(prompt, (position,), (block,))
-        return position + block, _read(decoder, part, position, length, cache)[1]
+        return position + block, _read(decoder, part, position, prompt_length, cache)[1]
 
     def going_on(carry: tuple[Array, Array, Cache]) -> Array:
         position, tokens, _ = carry
@@ -155,7 +162,7 @@ def sample(
 
     def drawing(carry: tuple[Array, Array, Cache]) -> tuple[Array, Array, Cache]:
         position, tokens, cache = carry
-        x, cache = _read(decoder, tokens[position][None], position, length, cache)
+        x, cache = _read(decoder, tokens[position][None], position, prompt_length, cache)
         logits = decoder.logits(decoder.norm(x))[0, 0]
         drawn = _draw(logits, temperature, top_k, top_p, jax.random.fold_in(key, position))
         return position + 1, tokens.at[position + 1].set(drawn), cache
@@ -171,7 +178,7 @@ def _read(
     decoder: Decoder, tokens: Array, begin: Array, length: Array, cache: Cache
 ) -> tuple[Array, Cache]:
     """Output of the last block (1, T, C) for `tokens` (T,) at the positions from `begin` on, and the cache including
-    them. `length` tokens are read in all."""
+    them. Positions turn by the angles of a row of `length` tokens."""
     a = decoder.architecture
     count, size = tokens.shape[0], cache[0].shape[1]
     at = begin + jnp.arange(count)

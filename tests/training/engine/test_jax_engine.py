@@ -312,25 +312,30 @@ def test_local_layers_and_learned_positions_sample_as_they_train(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sampling, "READ_TOKENS", 4)  # the prompt has several blocks
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     phi = tiny_models.ARCHITECTURES["phi4-mini"]
     assert phi.rope_scaling is not None
-    # 16 tokens are a short row here, and the cache of 32 would be a long one.
-    scaling = msgspec.structs.replace(phi.rope_scaling, original_positions=20)
+    scaling = msgspec.structs.replace(phi.rope_scaling, original_positions=12)  # LongRoPE
     short = msgspec.structs.replace(phi, rope_scaling=scaling, initializer_range=0.3)
     kinds = (tiny_models.ARCHITECTURES[kind] for kind in ("gemma3", "gpt2", "smollm3"))
     for architecture in (*kinds, short):
         weights = InitialWeights(architecture, 1)
         stacked = {
-            n: jax.numpy.asarray(s.gather(weights.tensor)) for n, s in stacks(architecture).items()
+            n: jax.device_put(s.gather(weights.tensor), place)
+            for n, s in stacks(architecture).items()
         }
-        prompt = tiny_models.tokens(1, 9)[0]
-        row = np.zeros(32, np.int32)
-        row[:9] = prompt
-        sample = jax.jit(sampling.sample, static_argnums=0)
-        found = np.asarray(sample(architecture, stacked, row, 9, 16, 0.0, 0, np.uint32(0))[0])[:16]
-        logits = comparison.logits(architecture, weights, found[None])[0]
-        assert list(found[:9]) == list(prompt)
-        assert list(found[9:]) == list(logits[8:-1].argmax(-1))
+        shapes = {
+            n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place) for n, x in stacked.items()
+        }
+        prompt = [int(token) for token in tiny_models.tokens(1, 9)[0]]
+        sampler = sampling.TokenSampler(architecture, shapes, place)
+        found = prompt + sampler(stacked, prompt, 7, 0.0, 0, 0)
+        assert len(found) == 16
+        # Each token follows the row before it, of which 12 tokens are a short one.
+        for first, last in ((9, 12), (13, 15)) if architecture is short else ((9, 15),):
+            row = np.array([found[:last]], np.int32)
+            logits = comparison.logits(architecture, weights, row)[0]
+            assert found[first : last + 1] == list(logits[first - 1 :].argmax(-1))
 
 
 def test_a_prompt_is_read_in_blocks(

@@ -37,6 +37,19 @@ def test_each_token_has_the_logits_of_the_whole_row(kind: str) -> None:
         torch.testing.assert_close(found, whole[place], rtol=1e-4, atol=1e-4)
 
 
+@torch.no_grad()
+def test_each_token_follows_a_row_of_its_own_length() -> None:
+    """LongRoPE: 32 tokens are a short row, and 33 a long one."""
+    model = decoder("phi4-mini")
+    prompt = [int(token) for token in tokens(1, 28)[0]]
+    row = list(prompt)
+    while len(row) < 40:
+        row.append(int(model.logits(torch.tensor([row]))[0, -1].argmax()))
+    assert prompt + generate(model, prompt, 12, **GREEDY) == row
+    assert generate(model, prompt, 4, **GREEDY) == row[28:32]
+    assert generate(model, row[:33], 3, **GREEDY) == row[33:36]
+
+
 def test_rows_are_read_in_few_lengths() -> None:
     model, seen = decoder("llama"), set()
     model.layers[0].mlp.register_forward_pre_hook(lambda _, x: seen.add(x[0].shape[1]))
