@@ -20,11 +20,14 @@ from memconsole_jax.models.rotary import all_rotations
 from memconsole_jax.tasks.task import Tree
 from memconsole_jax.techniques.weights.lora import assembled
 from memconsole_trainer.data.text.rows.validation import PROMPT_TOKENS
+from memconsole_trainer.engine import Heard
 
 STOPS = 8
 """Tokens that end a sample are filled up to a multiple of this, so that few programs are compiled."""
 READ_TOKENS = 128
 """A prompt is read in blocks of so many tokens. Attention is causal, so what fills up the last block changes nothing."""
+HEARD_TOKENS = 4
+"""So many tokens are drawn by one call of a program if somebody hears them."""
 Cache = tuple[Array, Array]
 """Keys and values of every position so far, each (L, S, K, D)."""
 
@@ -63,6 +66,7 @@ class TokenSampler:
         seed: int,
         stop: Collection[int] = (),
         top_p: float = 1.0,
+        heard: Heard | None = None,
     ) -> list[int]:
         """Sample `tokens` tokens that continue `prompt`, or fewer that end with one of `stop`. With
         learned positions, only the end of `prompt` that fits is used."""
@@ -78,25 +82,34 @@ class TokenSampler:
         stops = np.full(max(1, -(-len(stop) // STOPS)) * STOPS, -1, np.int32)
         stops[: len(stop)] = list(stop)
         program = self._program(len(row), len(stops))
-        known = len(prompt)
+        known, read, alike = len(prompt), 0, a.longest_alike(len(prompt), length)
+        at_once = length if heard is None else HEARD_TOKENS
+        shape = (a.layers, len(row), a.kv_heads, a.head_size)
+        cache = tuple(jnp.zeros(shape, device=self._place) for _ in range(2))
         while known < length:
-            # LongRoPE turns all positions of a longer row by other angles, so the next call reads the row again.
-            until = min(length, a.longest_alike(known, length) + 1)
+            if known > alike:  # LongRoPE turns all positions of a longer row by other angles
+                read, alike = 0, length
             arguments = (
                 row,
+                np.int32(read),
                 np.int32(known),
-                np.int32(until),
+                np.int32(min(length, alike + 1, known + at_once)),
                 np.float32(temperature),
                 np.int32(top_k),
                 np.uint32(seed % 2**32),
                 stops,
                 np.float32(top_p),
             )
-            filled, filled_to = program(weights, *(put(x, self._place) for x in arguments))
-            row, known = np.asarray(filled), int(filled_to)
+            placed = (put(value, self._place) for value in arguments)
+            filled, cache, filled_to = program(weights, cache, *placed)
+            row, before, known = np.asarray(filled), known, int(filled_to)
+            read = known - 1
+            if heard is not None:
+                heard(row[before:known].tolist())
             if row[known - 1] in stop:
                 break
-        return [int(token) for token in row[len(prompt) : known]]
+        found: list[int] = row[len(prompt) : known].tolist()
+        return found
 
     def _program(self, *sizes: int) -> Any:
         if sizes not in self._programs:
@@ -107,13 +120,16 @@ class TokenSampler:
         row, count = self._shape(jnp.int32, positions), self._shape(jnp.int32)
         number = self._shape(jnp.float32)
         ends = self._shape(jnp.int32, stops)
-        more = count, count, number, count, self._shape(jnp.uint32), ends, number
+        a = self._architecture
+        cached = self._shape(jnp.float32, a.layers, positions, a.kv_heads, a.head_size)
+        more = count, count, count, number, count, self._shape(jnp.uint32), ends, number
         step = jax.jit(
             partial(sample, adapter_scale=self._scale),
             static_argnums=0,
+            donate_argnames="cache",
             out_shardings=self._place,
         )
-        return step.lower(self._architecture, self._weights, row, *more)
+        return step.lower(a, self._weights, (cached, cached), row, *more)
 
     def _shape(self, dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._place)
@@ -127,51 +143,50 @@ def cache_length(prompt: int, tokens: int) -> int:
 def sample(
     a: Architecture,
     weights: dict[str, Array],
-    prompt: Array,
-    prompt_length: Array,
-    length: Array,
+    cache: Cache,
+    tokens: Array,
+    read: Array,
+    known: Array,
+    until: Array,
     temperature: Array,
     top_k: Array,
     seed: Array,
-    stop: Array | int = -1,
+    stop: Array,
     top_p: Array | float = 1.0,
     adapter_scale: float = 2.0,
-) -> tuple[Array, Array]:
-    """Fill positions `prompt_length` .. `length` of `prompt` (S,) by sampling, up to a token in
-    `stop`. Also returns how many positions are filled. Jit with `a` static. Positions turn by the angles of a row as
-    long as the prompt.
+) -> tuple[Array, Cache, Array]:
+    """Draw positions `known` .. `until` of `tokens` (S,), up to a token in `stop`. The first `read` tokens are in the
+    `cache`. Also returns the cache, and how many tokens are known. Jit with `a` static. Positions turn by the angles
+    of a row of `known` tokens.
 
     `temperature` 0 takes the most likely token; `top_k` 0 and `top_p` 1 mean all tokens. The token at a position
     depends only on the seed, the position and the tokens before it.
     """
     decoder = assembled(a, weights, adapter_scale)
-    size = prompt.shape[0]
-    block = min(READ_TOKENS, size)
-    empty = jnp.zeros((a.layers, size, a.kv_heads, a.head_size))
+    block = min(READ_TOKENS, tokens.shape[0])
     key = jax.random.key(seed)
 
     def reading(carry: tuple[Array, Cache]) -> tuple[Array, Cache]:
         position, cache = carry
-        part = lax.dynamic_slice(prompt, (position,), (block,))
-        return position + block, _read(decoder, part, position, prompt_length, cache)[1]
+        part = lax.dynamic_slice(tokens, (position,), (block,))
+        return position + block, _read(decoder, part, position, known, cache)[1]
 
     def going_on(carry: tuple[Array, Array, Cache]) -> Array:
         position, tokens, _ = carry
-        stopped = (position >= prompt_length) & jnp.any(tokens[position] == stop)
-        return (position < length - 1) & ~stopped
+        stopped = (position >= known) & jnp.any(tokens[position] == stop)
+        return (position < until - 1) & ~stopped
 
     def drawing(carry: tuple[Array, Array, Cache]) -> tuple[Array, Array, Cache]:
         position, tokens, cache = carry
-        x, cache = _read(decoder, tokens[position][None], position, prompt_length, cache)
+        x, cache = _read(decoder, tokens[position][None], position, known, cache)
         logits = decoder.logits(decoder.norm(x))[0, 0]
         drawn = _draw(logits, temperature, top_k, top_p, jax.random.fold_in(key, position))
         return position + 1, tokens.at[position + 1].set(drawn), cache
 
-    # All but the last token of the prompt: what follows that one is drawn.
-    begin = jnp.zeros((), jnp.int32), (empty, empty)
-    _, cache = lax.while_loop(lambda carry: carry[0] < prompt_length - 1, reading, begin)
-    last, tokens, _ = lax.while_loop(going_on, drawing, (prompt_length - 1, prompt, cache))
-    return tokens, last + 1
+    # All known tokens but the last one: what follows that one is drawn.
+    _, cache = lax.while_loop(lambda carry: carry[0] < known - 1, reading, (read, cache))
+    last, tokens, cache = lax.while_loop(going_on, drawing, (known - 1, tokens, cache))
+    return tokens, cache, last + 1
 
 
 def _read(

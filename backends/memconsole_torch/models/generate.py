@@ -18,6 +18,7 @@ from memconsole_torch.models.decoder import (
     sliding_window_mask,
 )
 from memconsole_torch.shards import gathered
+from memconsole_trainer.engine import Heard
 
 ROW_TOKENS = 64
 """A prompt is padded at its end to a multiple of this, because oneDNN caches a kernel for each shape
@@ -35,12 +36,13 @@ def generate(
     seed: int,
     top_p: float = 1.0,
     stop: Collection[int] = (),
+    heard: Heard | None = None,
 ) -> list[int]:
     """Sample `tokens` tokens that continue `prompt`, or fewer that end with the first one of
     `stop`.
 
     Temperature 0 takes the most likely token; `top_k` 0 and `top_p` 1 draw from all. With learned
-    positions, only the end of `prompt` that fits is used. Raises ValueError for an empty prompt, and
+    positions, only the end of `prompt` that fits is used. `heard` is called with each token. Raises ValueError for an empty prompt, and
     for more tokens than there are positions.
     """
     a = decoder.architecture
@@ -62,6 +64,8 @@ def generate(
             cached, seen = Cached(decoder, length), prompt + found
         logits = cached.logits(seen).float().cpu().numpy()  # (V,)
         found.append(choose(logits, temperature, top_k, random, top_p))
+        if heard is not None:
+            heard(found[-1:])
         if found[-1] in stop:
             break
         seen = found[-1:]

@@ -338,7 +338,7 @@ def test_local_layers_and_learned_positions_sample_as_they_train(
             assert found[first : last + 1] == list(logits[first - 1 :].argmax(-1))
 
 
-def test_a_prompt_is_read_in_blocks(
+def test_a_prompt_is_read_once_in_blocks_and_tokens_are_heard_as_they_come(
     accumulating: JaxEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, places = sampling._read, []
@@ -350,10 +350,16 @@ def test_a_prompt_is_read_in_blocks(
     monkeypatch.setattr(sampling, "_read", told)
     monkeypatch.setattr(sampling, "READ_TOKENS", 8)
     weights = accumulating._evaluated | accumulating._kept
-    sample = jax.jit(sampling.sample, static_argnums=0)
-    sample(ARCHITECTURE, weights, np.zeros(32, np.int32), 19, 21, 0.0, 0, np.uint32(0))
+    monkeypatch.setattr(sampling, "HEARD_TOKENS", 2)
+    place = accumulating._sampler._place
+    sampler = sampling.TokenSampler(ARCHITECTURE, accumulating._sampler._weights, place)
+    heard: list[list[int]] = []
+    found = sampler(weights, [7] * 19, 5, 0.0, 0, 0, heard=heard.append)
     jax.effects_barrier()
-    assert places == [0, 8, 16, 18, 19]
+    assert places == [0, 8, 16, 18, 19, 20, 21, 22]
+    assert [len(part) for part in heard] == [2, 2, 1]
+    assert [token for part in heard for token in part] == found
+    assert found == accumulating.generate([7] * 19, 5, 0.0, 0, 0)
 
 
 def test_old_compilations_make_room_for_new_ones(tmp_path: Path) -> None:

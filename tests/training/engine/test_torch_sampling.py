@@ -58,13 +58,16 @@ def test_rows_are_read_in_few_lengths() -> None:
     assert seen == {1, 64, 128}
 
 
-def test_a_sample_ends_with_the_first_stop() -> None:
+def test_a_sample_ends_with_the_first_stop_and_is_heard_as_it_comes() -> None:
     model = decoder("gpt2")
     free = generate(model, [1, 2], 20, **GREEDY)
     assert len(free) == 20
     place = next(i for i, token in enumerate(free) if token not in free[:i] and i > 2)
     stops = {free[place], free[-1]} - set(free[:place])
-    assert generate(model, [1, 2], 20, stop=stops, **GREEDY) == free[: place + 1]
+    heard: list[list[int]] = []
+    found = generate(model, [1, 2], 20, stop=stops, heard=heard.append, **GREEDY)
+    assert found == free[: place + 1]
+    assert heard == [[token] for token in found]
 
 
 def test_learned_positions_hold_the_end_of_a_prompt() -> None:
