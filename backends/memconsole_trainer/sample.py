@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from memconsole.plan.plan import Plan, PlanError, nearest, quote, replace
 from memconsole.plan.templates.chat import CHAT_ANSWER, FIELDS, RecordError
 from memconsole.plan.templates.choice import template_of
+from memconsole_trainer import live
 from memconsole_trainer.data.sources.records import Record
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 from memconsole_trainer.engine import Engine
@@ -51,7 +52,10 @@ def main() -> int:
     if room < 1:
         return too_long(len(prompt), found.architecture.max_positions)
     stops = stop_tokens(found.plan, tokenizer)
-    new = engine.generate(
+    shown = live.Live(
+        engine, lambda prompt, new: options.prompt + tokenizer.continuation(prompt, new, stops)
+    )
+    new = shown.generate(
         prompt,
         min(options.tokens or TOKENS, room),
         TEMPERATURE if options.temperature is None else options.temperature,
@@ -60,8 +64,8 @@ def main() -> int:
         stops,
         options.top_p,
     )
-    print(options.prompt + tokenizer.continuation(prompt, new, stops))
-    return 0
+    shown.end(options.prompt + tokenizer.continuation(prompt, new, stops))
+    return shown.code
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -140,9 +144,11 @@ def answer(
     most = options.tokens or MOST_ANSWER_TOKENS
     ends = ends_of_source(found.plan, tokenizer)
     answerer = Answerer(template, tokenizer, most, positions, ends)
+    asked = Record("the record", record)
+    shown = live.of_record(engine, answerer, asked)
     said = answerer.answer(
-        engine,
-        Record("the record", record),
+        shown,
+        asked,
         options.temperature or 0.0,
         options.top_k,
         options.seed,
@@ -151,10 +157,10 @@ def answer(
     if said.room < 1:
         return too_long(said.prompt_tokens, positions)
     if list(said.answers) == [CHAT_ANSWER]:
-        print(said.answers[CHAT_ANSWER])
+        shown.end(said.answers[CHAT_ANSWER])
     else:
-        print("\n".join(f"{name}: {text}" for name, text in said.answers.items()))
-    return 0
+        shown.end("\n".join(f"{name}: {text}" for name, text in said.answers.items()))
+    return shown.code
 
 
 def _missing(template: Template, given: Sequence[str]) -> str:

@@ -111,7 +111,8 @@ class TokenSampler:
         found: list[int] = row[len(prompt) : known].tolist()
         return found
 
-    def _program(self, *sizes: int) -> Any:
+    def _program(self, positions: int, stops: int) -> Any:
+        sizes = positions, stops
         if sizes not in self._programs:
             self._programs[sizes] = self._lowered(*sizes).compile()
         return self._programs[sizes]

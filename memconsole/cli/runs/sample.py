@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import click
 
 from memconsole.cli.completing import run_names
 from memconsole.cli.options import checkpoint_option
-from memconsole.cli.runs.program import run_program
+from memconsole.cli.runs.program import run_on_terminal, run_program
 from memconsole.runs.record.directory import find_run
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -81,4 +82,5 @@ def command(
         if value is not None
     ]
     arguments += [f"--record={field}" for field in fields]
-    ctx.exit(run_program("sample", found, arguments))
+    run_it = run_on_terminal if sys.stdout.isatty() else run_program
+    ctx.exit(run_it("sample", found, arguments))
