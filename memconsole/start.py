@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from memconsole.announcing import launch_name
 from memconsole.calibration import calibrated_here
 from memconsole.devices.budget import budget
 from memconsole.devices.reading import Devices
 from memconsole.inspection import count_items
-from memconsole.launching import launch_name
 from memconsole.memory.estimate import Lookup, estimate
 from memconsole.memory.table import Estimate
 from memconsole.plan import catalog

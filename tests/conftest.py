@@ -46,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ |= {
         "XDG_STATE_HOME": f"{folder}/state",
         "XDG_CACHE_HOME": f"{folder}/cache",
+        "HF_DATASETS_CACHE": f"{folder}/tables",
         "JAX_COMPILATION_CACHE_DIR": f"{folder}/xla",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",

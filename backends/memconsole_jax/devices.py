@@ -17,12 +17,12 @@ import jaxlib
 import psutil
 
 from memconsole.cache import cache_folder, private_folder
-from memconsole.plan.machine.processor import missing_instructions
+from memconsole.plan.machine import processor
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_trainer.engine import DeviceFacts, MemoryReading
 from memconsole_trainer.host.gpu_memory import GpuMemory
 from memconsole_trainer.host.host_memory import HostMemory
-from memconsole_trainer.host.platform_lines import cpu_name, optimization_lines
+from memconsole_trainer.host.platform_lines import optimization_lines
 
 LEAST_COMPILE_SECONDS = 0.1
 """Programs that compile faster are not stored: reading one takes about as long."""
@@ -151,7 +151,9 @@ def facts(device: Any) -> DeviceFacts:
     kind = kind_of(device)
     stats = device.memory_stats() or {}
     if kind == "cpu":
-        return DeviceFacts("cpu", cpu_name(), kind, _LABELS[kind], psutil.virtual_memory().total)
+        return DeviceFacts(
+            "cpu", processor.name(), kind, _LABELS[kind], psutil.virtual_memory().total
+        )
     prefix = {"gpu": "cuda", "rocm": "cuda"}.get(kind, kind)
     identity = f"{prefix}:{device.local_hardware_id or 0}"
     return DeviceFacts(identity, device.device_kind, kind, _LABELS[kind], stats.get("bytes_limit"))
@@ -201,11 +203,7 @@ def _forget_oldest(directory: Path, most: int) -> None:
 
 
 def _cpu_features() -> str:
-    lines: list[str] = []
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    found = [x.partition(":")[2] for x in lines if x.startswith(("flags", "Features"))]
-    return "".join(found[:1]) + platform.machine() + cpu_name()
+    return " ".join([*sorted(processor.flags()), platform.machine(), processor.name()])
 
 
 class DeviceMemory:
@@ -286,7 +284,7 @@ def platform_lines(plan: Plan, device: DeviceFacts) -> list[str]:
     name = {"cpu": "CPU", "gpu": "NVIDIA GPU", "rocm": "AMD GPU (ROCm)", "tpu": "TPU"}[device.kind]
     lines = [f"Detected platform: {name} ({device.name}) with JAX {jax.__version__}"]
     if o.precision != "fp32":
-        missing = missing_instructions(o.precision) if device.kind == "cpu" else ""
+        missing = processor.missing_instructions(o.precision) if device.kind == "cpu" else ""
         if missing:
             note = f"this CPU has no {missing}: expect it slower than fp32"
         else:

@@ -15,6 +15,7 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.processes import processes
 from memconsole.runs.act.environment import ATTEMPT
 from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.records import ERROR
 from memconsole_trainer.backends import MEMBER
 from memconsole_trainer.gang import Alone
 
@@ -124,7 +125,7 @@ def join(plan: Plan, run_directory: Path | None = None) -> Processes | Alone:
         _meet(plan, count)
     error = None
     if run_directory is not None and os.environ.get(ATTEMPT):
-        error = RunDirectory(run_directory).attempt_path(int(os.environ[ATTEMPT])) / "error.json"
+        error = RunDirectory(run_directory).attempt_path(int(os.environ[ATTEMPT])) / ERROR
     return Processes(error)
 
 

@@ -187,7 +187,7 @@ class JaxJumps:
         self._before = {}
 
     def settle(self) -> None:
-        """Forget the weights before the last move."""
+        """Forget the weights to which `undo` would set back."""
         self._before = {}
 
     def tensors(self) -> Iterator[tuple[str, engine.Array]]:

@@ -7,11 +7,11 @@ import os
 import psutil
 import torch
 
+from memconsole.plan.machine import processor
 from memconsole.plan.plan import DeviceChoice, Plan, PlanError
 from memconsole_trainer.engine import DeviceFacts, MemoryReading
 from memconsole_trainer.host.gpu_memory import GpuMemory
 from memconsole_trainer.host.host_memory import HostMemory
-from memconsole_trainer.host.platform_lines import cpu_name
 
 
 def resolve(choice: DeviceChoice, place: int = 0) -> torch.device:
@@ -81,11 +81,11 @@ def facts(device: torch.device) -> DeviceFacts:
         kind = "rocm" if torch.version.hip else "gpu"
         return DeviceFacts(str(device), properties.name, kind, "VRAM", properties.total_memory)
     if device.type == "mps":
-        return DeviceFacts("mps", cpu_name(), "apple", "unified memory", host_total)
-    return DeviceFacts("cpu", cpu_name(), "cpu", "host RAM", host_total)
+        return DeviceFacts("mps", processor.name(), "apple", "unified memory", host_total)
+    return DeviceFacts("cpu", processor.name(), "cpu", "host RAM", host_total)
 
 
-def line(device: torch.device, found: DeviceFacts) -> str:
+def line(found: DeviceFacts) -> str:
     """The log line that says which device was detected."""
     size = f"{(found.total_bytes or 0) / 2**30:.1f} GiB {found.memory_label}"
     if found.kind == "cpu":

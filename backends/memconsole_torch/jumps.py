@@ -154,7 +154,7 @@ class TorchJumps:
         self._before = {}
 
     def settle(self) -> None:
-        """Forget the weights before the last move."""
+        """Forget the weights to which `undo` would set back."""
         self._before = {}
 
     def tensors(self) -> Iterator[tuple[str, Array]]:

@@ -15,6 +15,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from memconsole.plan.machine.processor import process_cpus
 from memconsole.runs.act import together
 from memconsole.runs.record.failures import failed_process
 from memconsole_trainer.backends import MEMBER
@@ -75,10 +76,7 @@ def first_of(failures: Mapping[int, ProcessFailure]) -> tuple[int, int]:
 
 def _settings(own: int, nodes: int, inherited: Mapping[str, str]) -> dict[str, str]:
     """Variables that the processes need, unless the user set them."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    wanted = {"OMP_NUM_THREADS": str(max(1, cores // own))}
+    wanted = {"OMP_NUM_THREADS": str(max(1, process_cpus() // own))}
     if (
         nodes == 1 and Path("/sys/class/net/lo").exists()
     ):  # the name of this host may lead to no address

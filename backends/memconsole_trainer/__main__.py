@@ -23,16 +23,14 @@ from memconsole.runs.act.trainer.attempt import STOPPING, Attempt
 from memconsole.runs.act.trainer.member import Member
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
-from memconsole.runs.record.failures.failure import ExitCode, exit_code_of
+from memconsole.runs.record.failures.failure import ExitCode, failure_of
 from memconsole.runs.record.log import events
-from memconsole.runs.record.records import ErrorRecord, FinalRecord
+from memconsole.runs.record.records import ERROR, FINAL, ErrorRecord, FinalRecord
 from memconsole_trainer.backends import Launch, launcher, rank
 
 if TYPE_CHECKING:
     from memconsole_trainer.loop.setup import Job
     from memconsole_trainer.loop.tensorboard import TensorBoard
-
-_REASONS = {"disk": "disk_full", "device_lost": "crashed"}
 
 
 def run(attempt: Attempt) -> int:
@@ -41,7 +39,8 @@ def run(attempt: Attempt) -> int:
     from memconsole_trainer.engine import WeightsError
     from memconsole_trainer.gang import ElsewhereError
     from memconsole_trainer.host.memory_limit import lift_limit
-    from memconsole_trainer.loop.setup import StopRequestedError, set_up
+    from memconsole_trainer.loop.announcing import StopRequestedError
+    from memconsole_trainer.loop.setup import set_up
     from memconsole_trainer.loop.training import NonFiniteLossError, Trainer
     from memconsole_trainer.weights.checkpoint import FencedError
 
@@ -71,8 +70,8 @@ def run(attempt: Attempt) -> int:
             # The other processes were asked to stop, too, and have left.
             attempt.finish(ExitCode.STOPPED, attempt.step, "stopped", attempt.checkpoint)
             return 0
-        cause = attempt.report(error)
-        code, reason = exit_code_of(cause), _REASONS.get(cause, cause)
+        failure = failure_of(attempt.report(error))
+        code, reason = failure.code, failure.reason
         if isinstance(error, PlanError | DataError | WeightsError | NonFiniteLossError):
             print(f"memconsole: {error}", file=sys.stderr, flush=True)
         else:
@@ -98,14 +97,14 @@ def run_together(run: RunDirectory, number: int, count: int, launch: Launch) -> 
     failed = launch(count, arguments, path / "processes", path / STOPPING)
     if failed < 0:
         with contextlib.suppress(OSError):
-            (path / "error.json").unlink()  # written after the other one died
+            (path / ERROR).unlink()  # written after the other one died
         _die_of(-failed)
     if not failed and together.here().node:
         return 0  # the first node records how the run ended
-    final = files.read_struct(path / "final.json", FinalRecord)
-    error = files.read_struct(path / "error.json", ErrorRecord)
+    final = files.read_struct(path / FINAL, FinalRecord)
+    error = files.read_struct(path / ERROR, ErrorRecord)
     if failed and error is not None and (final is None or final.exit_code != ExitCode.STOPPED):
-        return int(exit_code_of(error.cause))
+        return int(failure_of(error.cause).code)
     return failed if final is None else final.exit_code
 
 

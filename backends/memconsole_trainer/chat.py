@@ -14,7 +14,7 @@ from memconsole.plan.templates.choice import template_of, templates
 from memconsole_trainer import live
 from memconsole_trainer.data.sources.records import Record
 from memconsole_trainer.engine import Generator
-from memconsole_trainer.sample import add_options, given_fields, ready
+from memconsole_trainer.sample import add_options, given_fields, ready, tell_full
 from memconsole_trainer.tasks.answering import MOST_ANSWER_TOKENS, Answered, Answerer
 from memconsole_trainer.weights import trained
 from memconsole_trainer.weights.companions import ends_of_source
@@ -37,7 +37,7 @@ def main() -> int:
 def talk(options: argparse.Namespace) -> int:
     """Answer the user's messages until the user ends the chat. Returns the exit code."""
     try:
-        found = trained.read(options.run, options.checkpoint)
+        found = trained.read(options.run, options.checkpoint, options.device)
         positions = found.architecture.max_positions
         template = template_of(found.plan)
         if template is None or not template.chat:
@@ -87,6 +87,8 @@ def talk(options: argparse.Namespace) -> int:
             continue
         answer = one.answers[CHAT_ANSWER]
         shown.end(answer)
+        if one.filled:
+            tell_full(positions)
         if answer or not shown.interrupted:
             said.append({"role": "assistant", "content": answer})
         else:

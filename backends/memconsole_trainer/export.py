@@ -56,5 +56,4 @@ def _written(
     if form == "peft":
         export_adapters(found, out, dtype)
         return adapter_notes(found.plan)
-    export_run(found, out, dtype)
-    return []
+    return export_run(found, out, dtype)

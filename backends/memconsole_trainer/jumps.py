@@ -73,11 +73,11 @@ class Jumps(Protocol):
         ...
 
     def undo(self) -> None:
-        """Set the weights back to before the last move, bit for bit."""
+        """Set the weights back to before the first move since `settle`, bit for bit."""
         ...
 
     def settle(self) -> None:
-        """Forget the weights before the last move."""
+        """Forget the weights to which `undo` would set back."""
         ...
 
     def tensors(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
@@ -120,7 +120,7 @@ class SavedSnapshots:
     names: tuple[str, ...]
     snapshots: int
     before: bool
-    """Whether it also contains the weights from before the last move."""
+    """Whether it also contains the weights from before the first move since `settle`."""
 
 
 def saved_snapshots(source: StateSource) -> SavedSnapshots:

@@ -29,9 +29,10 @@ def main() -> int:
     parser.add_argument("--seen", action="store_true")
     parser.add_argument("--overwrite", action="store_true")
     parser.add_argument("--checkpoint", default=trained.BEST_OR_LAST)
+    parser.add_argument("--device")
     options = parser.parse_args()
     try:
-        found = trained.read(options.run, options.checkpoint)
+        found = trained.read(options.run, options.checkpoint, options.device)
         task = task_of_model(found.model).name
         if task == "language":
             raise PlanError("the run learned language: use memconsole sample")

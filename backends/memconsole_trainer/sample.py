@@ -37,7 +37,8 @@ def main() -> int:
     add_options(parser)
     options = parser.parse_args()
     try:
-        found = trained.read(options.run, options.checkpoint)
+        options.prompt, options.message = typed(options.prompt), typed(options.message)
+        found = trained.read(options.run, options.checkpoint, options.device)
         record = asked(found.plan, options.record, options.message)
         tokenizer, engine = ready(found)
     except (PlanError, ValueError, OSError) as error:
@@ -52,12 +53,13 @@ def main() -> int:
     if room < 1:
         return too_long(len(prompt), found.architecture.max_positions)
     stops = stop_tokens(found.plan, tokenizer)
+    most = options.tokens or TOKENS
     shown = live.Live(
         engine, lambda prompt, new: options.prompt + tokenizer.continuation(prompt, new, stops)
     )
     new = shown.generate(
         prompt,
-        min(options.tokens or TOKENS, room),
+        min(most, room),
         TEMPERATURE if options.temperature is None else options.temperature,
         options.top_k,
         options.seed,
@@ -65,7 +67,16 @@ def main() -> int:
         options.top_p,
     )
     shown.end(options.prompt + tokenizer.continuation(prompt, new, stops))
+    if len(new) == room < most and new[-1] not in stops:
+        tell_full(found.architecture.max_positions)
     return shown.code
+
+
+def typed(given: str | None) -> str | None:
+    """A text of the command line; of "-", what standard input holds, without the line break at its end."""
+    if given != "-":
+        return given
+    return sys.stdin.buffer.read().decode("utf-8", "replace").removesuffix("\n")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -77,6 +88,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", default=trained.BEST_OR_LAST)
+    parser.add_argument("--device")
 
 
 def ready(found: trained.TrainedModel) -> tuple[Tokenizer, Engine]:
@@ -160,12 +172,18 @@ def answer(
         shown.end(said.answers[CHAT_ANSWER])
     else:
         shown.end("\n".join(f"{name}: {text}" for name, text in said.answers.items()))
+    if said.filled:
+        tell_full(positions)
     return shown.code
 
 
 def _missing(template: Template, given: Sequence[str]) -> str:
     names = [n for n in template.fields if n not in (*template.answer_fields, *given)]
     return " --record ".join(f"{name}=…" for name in names)
+
+
+def tell_full(positions: int) -> None:
+    print(f"the context of {positions} tokens is full", file=sys.stderr)
 
 
 def too_long(tokens: int, positions: int) -> int:

@@ -11,7 +11,8 @@ from click.shell_completion import CompletionItem
 
 VARIABLE = "_MEMCONSOLE_COMPLETE"
 """Set by the shell's script to ask for completions."""
-MOST_RUNS = 200
+MOST = 200
+"""How many runs or tags are offered."""
 
 
 def run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -19,16 +20,18 @@ def run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     from memconsole.runs.record.directory import RunError, list_runs
 
     try:
-        runs = list_runs()[:MOST_RUNS]
+        runs = list_runs()
     except (RunError, OSError):
         return []
     words: dict[str, str] = {"latest": "the newest run"}
     for run in runs:
         name = run.name
-        if re.fullmatch(r"[\w.@+-]+", name) and not incomplete[:1].isdigit():
-            words.setdefault(name, run.id)
-        else:
-            words[run.id] = name
+        by_name = re.fullmatch(r"[\w.@+-]+", name) and not incomplete[:1].isdigit()
+        word, about = (name, run.id) if by_name else (run.id, name)
+        if word.startswith(incomplete):
+            words.setdefault(word, about)
+        if len(words) > MOST:
+            break
     return _items(words.items(), incomplete)
 
 
@@ -76,10 +79,10 @@ def tags(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
     from memconsole.runs.record.labels import read_labels
 
     try:
-        found = {tag for run in list_runs()[:MOST_RUNS] for tag in read_labels(run.path).tags}
+        found = {tag for run in list_runs() for tag in read_labels(run.path).tags}
     except (RunError, OSError):
         return []
-    return _items(((tag, "") for tag in sorted(found)), incomplete)
+    return _items(((tag, "") for tag in sorted(found)), incomplete)[:MOST]
 
 
 def checkpoints(
@@ -99,6 +102,15 @@ def checkpoints(
     except (UserError, OSError):
         pass
     return _items(((word, "") for word in words), incomplete)
+
+
+def local_devices(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The devices that a machine may have."""
+    from memconsole.plan.catalog import LOCAL_DEVICES
+
+    return _items(((name, "") for name in LOCAL_DEVICES), incomplete)
 
 
 def _values(setting: Any) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The command-line options that describe a plan."""
+"""Command-line options that several commands have, and the plan that they describe."""
 
 from __future__ import annotations
 
@@ -44,6 +44,26 @@ checkpoint_option = click.option(
     metavar="best|last|step-N",
     shell_complete=completing.checkpoints,
     help="Which checkpoint. Default: the best by the task's measure or the validation loss; the last if nothing was evaluated.",
+)
+device_option = click.option(
+    "--device",
+    metavar="NAME",
+    shell_complete=completing.local_devices,
+    help="Compute on auto, cpu, cuda:0, mps or tpu. Default: the device of the run.",
+)
+
+
+timeout_option = click.option(
+    "--timeout",
+    "limit_seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="The most that --exact waits.",
+)
+lengths_option = click.option(
+    "--lengths", is_flag=True, help="Measure how many tokens documents hold."
 )
 
 

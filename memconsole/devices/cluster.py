@@ -13,7 +13,7 @@ from memconsole.plan.plan import Plan
 from memconsole.sanitize import clean_line
 from memconsole.slurm_command import SlurmError, output_of
 
-SINFO = ("sinfo", "--noheader", "--format=%R|%G|%c|%m|%l|%D")
+SINFO = ("sinfo", "--noheader", "--format=%R|%G|%c|%l|%D")
 TIMEOUT_SECONDS = 10.0
 FRESH_SECONDS = 60.0
 _GRES = re.compile(r"gpu(?::(?P<type>[^:(,]+))?:(?P<count>\d+)")
@@ -31,7 +31,6 @@ class Partition:
     gpu_type: str
     """The cluster's name for the GPU; "" if it does not say."""
     cores: str
-    mebibytes: str
     time_limit: str
     nodes: str
 
@@ -46,12 +45,12 @@ def parse(output: str) -> tuple[Partition, ...]:
     found: dict[str, Partition] = {}
     for line in output.splitlines():
         words = [clean_line(word.strip(), 100) for word in line.split("|")]
-        if len(words) != 6 or not words[0]:
+        if len(words) != 5 or not words[0]:
             continue
-        name, gres, cores, memory, limit, nodes = words
+        name, gres, cores, limit, nodes = words
         cards = _GRES.search(gres)
         count, kind = (int(cards["count"]), cards["type"] or "") if cards else (0, "")
-        found.setdefault(name, Partition(name, count, kind, cores, memory, limit, nodes))
+        found.setdefault(name, Partition(name, count, kind, cores, limit, nodes))
     return tuple(found.values())
 
 

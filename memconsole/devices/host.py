@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import psutil
 from memconsole.available_memory import MemoryLimit, memory_limit
 from memconsole.devices.apple import sysctl
 from memconsole.devices.reading import DeviceReading, Missing
+from memconsole.plan.machine import processor
 from memconsole.sanitize import clean_line
 from memconsole.units import format_bytes
 
@@ -95,21 +95,10 @@ class Host:
         return min(100.0, max(0.0, 100.0 * busy / (total - before[0])))
 
 
-def processor_name(root: Path = Path("/"), ask: Callable[[str], str | None] = sysctl) -> str:
+def processor_name(root: Path = Path("/")) -> str:
     """The processor's model name, as its maker spells it."""
-    try:
-        text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    for key in ("model name", "Hardware", "cpu model", "uarch"):
-        match = re.search(rf"^{key}\s*:\s*(.+)$", text, re.MULTILINE)
-        if match:
-            return clean_line(match[1].strip(), 120)
-    if platform.system() == "Darwin":
-        named = ask("machdep.cpu.brand_string")
-        if named:
-            return clean_line(named, 120)
-    return clean_line(platform.processor() or platform.machine() or "processor", 120)
+    named = sysctl("machdep.cpu.brand_string") if platform.system() == "Darwin" else None
+    return clean_line(named or processor.name(root / "proc/cpuinfo"), 120)
 
 
 def _temperature() -> float | Missing:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from importlib.util import find_spec
 from itertools import takewhile
 
 import msgspec
@@ -13,6 +10,7 @@ from memconsole.devices.budget import budget
 from memconsole.devices.reading import DeviceReading, Devices, Missing
 from memconsole.plan import catalog
 from memconsole.plan.check import check
+from memconsole.plan.machine import compilers
 from memconsole.plan.machine.budget import SEVERAL, Budget
 from memconsole.plan.plan import Plan, PlanError
 
@@ -55,18 +53,6 @@ def _as_good(reading: DeviceReading, device: Budget) -> bool:
 
 
 def missing_compiler(plan: Plan, device: Budget) -> str:
-    """The compiler that torch.compile needs and this machine lacks.
-
-    Empty if nothing is missing or the device is in another machine.
-    `memconsole_torch.techniques.compilation` checks the same at launch; this check does not import
-    torch.
-    """
-    if plan.backend != "torch" or not device.local:
-        return ""
-    if device.kind in ("gpu", "rocm"):
-        return "" if find_spec("triton") else "triton"
-    if device.kind != "cpu":
-        return ""
-    compilers = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
-    found = any(name and shutil.which(name) for name in compilers)
-    return "" if found else "a C++ compiler (g++ or clang++)"
+    """The compiler that torch.compile needs and this machine lacks; empty if the device is in another machine."""
+    here = plan.backend == "torch" and device.local
+    return compilers.missing_compiler(device.kind) if here else ""

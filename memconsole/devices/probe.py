@@ -219,7 +219,6 @@ def read_once(
         devices=(reading,),
         notes=(*notes, f"device probe: {why}; other devices are unknown"),
         unanswered=() if blame else ("device probe",),
-        taken_monotonic_seconds=time.monotonic(),
     )
 
 

@@ -53,7 +53,6 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
     """
     unanswered: tuple[str, ...] = ()
     """The drivers that have not answered yet, by the first word of their notes: NVIDIA, AMD, or device probe for all."""
-    taken_monotonic_seconds: float = 0.0
 
 
 def without_numbers(device: DeviceReading, reason: str) -> DeviceReading:

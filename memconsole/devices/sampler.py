@@ -22,6 +22,7 @@ Readings = tuple[list[DeviceReading], list[str]]
 FIRST_PATIENCE_SECONDS = 1.5
 """A driver that has to wake a GPU may take about a second for its first answer."""
 PATIENCE_SECONDS = 0.25
+PRIME_SECONDS = 0.1
 SILENCE_SECONDS = 2.0
 """If a driver does not answer for this long, that is reported and its old numbers are dropped."""
 
@@ -81,10 +82,10 @@ class Sampler:
         self._amd = Asking("AMD", lambda: read_amd(os.environ, first=self._nvidia_count))
         self._nvidia_count = 0
 
-    def prime(self, seconds: float = 0.1) -> None:
+    def prime(self) -> None:
         """Start the interval over which the first sample measures the processor's utilization."""
         self._host.read()
-        time.sleep(seconds)
+        time.sleep(PRIME_SECONDS)
 
     def sample(self, patience_seconds: float) -> Devices:
         """One reading of everything, within about `patience_seconds`."""
@@ -112,7 +113,6 @@ class Sampler:
                 for asking in (self._nvidia, self._amd)
                 if asking is not None and asking.unanswered
             ),
-            taken_monotonic_seconds=time.monotonic(),
         )
 
 

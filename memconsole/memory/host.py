@@ -8,6 +8,7 @@ from memconsole.memory.activations.jax_step import library_bytes
 from memconsole.memory.activations.kept import kept_by_blocks
 from memconsole.memory.coefficients import Heap, Runtime
 from memconsole.memory.state.data import data_bytes, held_out_bytes, waiting_bytes
+from memconsole.memory.state.saving import SHARD_BYTES
 from memconsole.memory.state.step_sizes import Moment, StepSizes
 from memconsole.memory.table import HostBytes
 from memconsole.plan.models.architecture import Architecture
@@ -92,10 +93,6 @@ def _of_blocks(step: StepSizes, heap: Heap) -> float:
         return 0.0
     blocks = kept_by_blocks(step.plan, step.model, step.flow, "none", step.kind)
     return share * blocks * step.tokens
-
-
-SHARD_BYTES = 64 * 2**20
-"""`memconsole_trainer.weights.checkpoint.SHARD_BYTES`."""
 
 
 def saved_bytes(step: StepSizes) -> int:

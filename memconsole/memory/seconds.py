@@ -6,7 +6,6 @@ training is known to reach on that kind of device (coefficients.json, with sourc
 
 from __future__ import annotations
 
-import os
 from functools import lru_cache
 
 import msgspec
@@ -19,6 +18,7 @@ from memconsole.memory.state.gradient_flow import Flow, flow_of
 from memconsole.memory.state.optimizer_state import state_bytes
 from memconsole.memory.state.sizes import sizes
 from memconsole.memory.state.step_sizes import trained_group
+from memconsole.plan.machine import processor
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.machine.processor import missing_instructions, slow_vectors, wide_vectors
 from memconsole.plan.models.architecture import Architecture
@@ -149,22 +149,10 @@ def _vector_share(precision: str) -> float:
 @lru_cache(maxsize=1)
 def _cpu_peak() -> float:
     """fp32 FLOP/s of this machine: cores × Hz × 2 FMA × lanes × 2."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    hertz, flags = 2.5e9, ""
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
-            for line in file:
-                key, _, value = line.partition(":")
-                if key.strip() == "cpu MHz":
-                    hertz = float(value) * 1e6
-                elif key.strip() == "flags":
-                    flags = value
-                    break
-    except (OSError, ValueError):
-        pass
-    words = set(flags.split())
-    lanes = 16 if "avx512f" in words else 8 if "avx2" in words else 4
-    return (cores or 1) * hertz * 2 * lanes * 2
+    flags = processor.flags()
+    lanes = 16 if "avx512f" in flags else 8 if "avx2" in flags else 4
+    hertz = (processor.megahertz() or 2500) * 1e6
+    return processor.process_cpus() * hertz * 2 * lanes * 2
 
 
 def _traffic(plan: Plan, model: Model, kind: str) -> float:

@@ -100,8 +100,8 @@ def traced(name: str) -> block_programs.StructurePrograms:
     """The programs of a structure from a trace."""
     import torch
 
-    from memconsole_torch.tracing.block_moments import packed, traced_program
-    from memconsole_torch.tracing.trace_block import BlockTracer
+    from tests.accuracy.block_moments import packed, traced_program
+    from tests.accuracy.trace_block import BlockTracer
 
     torch.set_num_threads(1)
     tracer, a = BlockTracer(), structures()[name]

@@ -119,7 +119,8 @@ def stored() -> list[Truth]:
 
 def compile_plans(target: str, *, again: bool) -> None:
     """Ask XLA, one plan after another; each answer is stored as it comes. Raises `PlanError` without its compiler."""
-    from memconsole_jax.tracing import trace, trace_targets
+    from memconsole_jax.tracing import trace_targets
+    from tests.training.harness.planned_step import planned_step
 
     trace_targets.environment()
     kind = kind_of(target)
@@ -130,7 +131,7 @@ def compile_plans(target: str, *, again: bool) -> None:
         started = time.monotonic()
         plan = wanted.plan(target)
         place = trace_targets.target("" if kind == "cpu" else target, kind, wanted.count)
-        planned = trace.planned_step(plan, catalog.model(plan), place)
+        planned = planned_step(plan, catalog.model(plan), place)
         truth = Truth(
             target=target,
             name=wanted.name,

@@ -55,7 +55,7 @@ def plans() -> list[tuple[str, Plan]]:
 def compiled(plan: Plan) -> dict[str, Any]:
     """What XLA plans for one step."""
     from memconsole_jax.tracing import trace_targets
-    from memconsole_jax.tracing.trace import planned_step
+    from tests.training.harness.planned_step import planned_step
 
     trace_targets.environment()
     place = trace_targets.target(plan.device.name, "tpu")

@@ -9,7 +9,7 @@ memconsole/memory/coefficients.json.
 
 Replayed is what the engine allocates from its build to a checkpoint: steps before and after an evaluation, the
 evaluation, the checkpoint, and the matmul library's workspace; with `expandable_segments`, as the engine sets
-it, and for ROCm, where PyTorch has none, without. The card has no end: on one that is nearly full the allocator
+it, and for ROCm without, because PyTorch has them only from ROCm 7 on. The card has no end: on one that is nearly full the allocator
 gives back what it can and completes with less. Not in a replay, as nothing here shows it: NCCL's buffers, which
 the driver hands out; pools of CUDA graphs, which the engine does not record; streams of their own (offload,
 sharding); what `torch.compile` makes. On cards 5.4 to 7 % were

@@ -218,7 +218,8 @@ def stored() -> list[Truth]:
 
 def compile_plans(name: str, seeds: range, again: bool) -> None:
     """Ask XLA, one plan after another; each answer is stored as it comes."""
-    from memconsole_jax.tracing import trace, trace_targets
+    from memconsole_jax.tracing import trace_targets
+    from tests.training.harness.planned_step import planned_step
 
     trace_targets.environment()
     kind = kind_of(name)
@@ -229,7 +230,7 @@ def compile_plans(name: str, seeds: range, again: bool) -> None:
         architecture, plan = draw(seed, kind)
         started = time.monotonic()
         target = trace_targets.target("" if kind == "cpu" else name, kind)
-        planned = trace.planned_step(plan, architecture, target)
+        planned = planned_step(plan, architecture, target)
         truth = Truth(
             target=name,
             seed=seed,

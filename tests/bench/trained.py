@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from memconsole.cli.runs.train import BAD_PLAN
+from memconsole.cli.exits import Exit
 
 BACKENDS = ("torch", "jax")
 Settings = Mapping[str, object]
@@ -42,7 +42,7 @@ def trained(
         text=True,
         check=False,
     )
-    if done.returncode == BAD_PLAN and not done.stdout.strip():
+    if done.returncode == Exit.BAD_PLAN and not done.stdout.strip():
         raise RefusedError(done.stderr.strip().splitlines()[-1])
     if not done.stdout.strip():
         raise RuntimeError(f"exit code {done.returncode}: {words}\n{done.stderr[-2000:]}")

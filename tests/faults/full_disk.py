@@ -30,6 +30,7 @@ from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.read.report.report import report
 from memconsole.runs.record.checkpoints.manifest import step_of
 from memconsole.runs.record.directory import RunError
+from memconsole.runs.record.processes import locks
 from memconsole.runs.record.processes.heartbeat import Heartbeat, read_heartbeat
 
 
@@ -105,11 +106,11 @@ def held_full(seconds: float) -> int:
     """Wait until the run waits, and for a while more; the step whose state it keeps."""
     wait(waits)
     kept, end = step(), time.monotonic() + seconds
-    pids = liveness(run).supervisor_pid, liveness(run).trainer_pid
+    holders = locks.held(run.path)
     while time.monotonic() < end:
         assert waits(), logs()
         time.sleep(0.1)
-    assert (liveness(run).supervisor_pid, liveness(run).trainer_pid) == pids
+    assert locks.held(run.path) == holders
     assert step() == kept
     return kept
 

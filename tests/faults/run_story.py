@@ -14,6 +14,7 @@ from memconsole.plan import plan as plans
 from memconsole.runs.act import family, launch
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.processes import locks
 
 SUPERVISE = """
 import sys
@@ -93,7 +94,7 @@ class Story:
 
     @property
     def trainer(self) -> int:
-        pid = liveness(self.run).trainer_pid
+        pid = locks.holder(self.run.trainer_lock)
         assert pid
         return pid
 
@@ -106,8 +107,8 @@ class Story:
 
 def end(run: RunDirectory) -> None:
     """Kill every process of a run, by its marker and by its locks."""
-    now = liveness(run)
-    for pid in (now.supervisor_pid, now.trainer_pid):
+    held = locks.held(run.path)
+    for pid in (held.supervisor, held.trainer):
         if pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -28,6 +28,7 @@ from memconsole.runs.record.checkpoints.manifest import step_of, verify
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventreader import EventReader
+from memconsole.runs.record.processes import locks
 from memconsole.runs.record.processes.heartbeat import read_heartbeat
 from tests.training.harness.runs import plan, state_hashes
 
@@ -159,7 +160,8 @@ def wait_running(run: RunDirectory, set_up: bool) -> None:
     while (now := liveness(run)).live:
         number = run.newest_attempt()
         beat = read_heartbeat(run.attempt_path(number)) if number else None
-        if now.trainer_pid and beat is not None and (set_up or beat.phase == "train"):
+        trainer = locks.holder(run.trainer_lock)
+        if trainer and beat is not None and (set_up or beat.phase == "train"):
             return
         assert time.monotonic() < deadline, now
         time.sleep(0.01)
@@ -170,10 +172,10 @@ def kill(run: RunDirectory, chance: random.Random) -> bool:
     set_up = chance.random() < 0.15
     wait_running(run, set_up)
     time.sleep(chance.random() * (2.0 if set_up else 0.7))
-    now = liveness(run)
-    if not now.live or not now.trainer_pid:
+    trainer = locks.holder(run.trainer_lock)
+    if not trainer:
         return False
-    os.kill(now.trainer_pid, signal.SIGKILL)
+    os.kill(trainer, signal.SIGKILL)
     killed = time.monotonic()
     while liveness(run).live:
         assert time.monotonic() < killed + SHOWN_SECONDS

@@ -38,14 +38,14 @@ def test_a_run_is_paused_seen_paused_and_goes_on(story: Story) -> None:
     story.start(script=PAUSING)
     story.wait_training()
     follower = Follower(story.run)
-    assert accepted(story, control.request_pause(story.run, "me"))
+    assert accepted(story, control.request(story.run, "pause", "me"))
     story.wait(lambda: follower.poll().facts.phase == "paused")
     seen, held = follower.poll(), story.step
     assert (seen.state, seen.pause_requested) == ("running", True)
     assert follower.status().phase == "paused"
     time.sleep(0.2)
     assert story.step == held
-    assert accepted(story, control.request_continue(story.run, "me"))
+    assert accepted(story, control.request(story.run, "continue", "me"))
     story.wait(lambda: story.step > held)
     story.wait(lambda: not follower.poll().pause_requested)
 
@@ -53,23 +53,23 @@ def test_a_run_is_paused_seen_paused_and_goes_on(story: Story) -> None:
 def test_a_pause_outlives_the_supervisor_and_a_new_one_ends_it(story: Story) -> None:
     story.start(script=PAUSING)
     story.wait_training()
-    assert accepted(story, control.request_pause(story.run, "me"))
+    assert accepted(story, control.request(story.run, "pause", "me"))
     follower = Follower(story.run)
     story.wait(lambda: follower.poll().facts.phase == "paused")
     os.kill(story.supervisor, signal.SIGKILL)
     story.wait(lambda: story.state == "unsupervised")
     held = story.step
-    control.request_continue(story.run, "me")
+    control.request(story.run, "continue", "me")
     story.wait(lambda: story.step > held)
 
 
 def test_a_paused_run_stops_when_asked_and_its_next_attempt_is_not_paused(story: Story) -> None:
     story.start(script=PAUSING)
     story.wait_training()
-    control.request_pause(story.run, "me")
+    control.request(story.run, "pause", "me")
     follower = Follower(story.run)
     story.wait(lambda: follower.poll().facts.phase == "paused")
-    control.request_stop(story.run, "me")
+    control.request(story.run, "stop", "me")
     story.wait(lambda: settled(story.run).state == "stopped")
     story.start(script=PAUSING)
     story.wait_training()
@@ -86,17 +86,17 @@ def test_the_settings_of_a_living_run_do_not_change(story: Story) -> None:
     story.start(script=PAUSING)
     story.wait_training()
     assert "is running; attach to it, or stop it first" in refusal()
-    assert accepted(story, control.request_pause(story.run, "me"))
+    assert accepted(story, control.request(story.run, "pause", "me"))
     assert "is paused; settings can change only after memconsole stop" in refusal()
 
 
 def test_an_ended_run_cannot_be_paused(story: Story) -> None:
     story.start()
     story.wait_training()
-    control.request_stop(story.run, "me")
+    control.request(story.run, "stop", "me")
     story.wait(lambda: settled(story.run).state == "stopped")
     with pytest.raises(RunError, match="not running"):
-        control.request_pause(story.run, "me")
+        control.request(story.run, "pause", "me")
 
 
 @pytest.mark.parametrize("by_itself", [True, False])

@@ -40,7 +40,7 @@ def verdict_of(story: Story) -> Verdict:
 def test_a_stop_saves_and_ends_as_resumable(story: Story) -> None:
     story.start()
     story.wait_training()
-    request = control.request_stop(story.run, "me@here")
+    request = control.request(story.run, "stop", "me@here")
     given = control.wait_answer(story.run, request)
     assert given is not None
     assert given.accepted
@@ -54,7 +54,7 @@ def test_a_stop_saves_and_ends_as_resumable(story: Story) -> None:
 def test_a_stopped_run_resumes_as_its_next_attempt(story: Story) -> None:
     story.start()
     story.wait_training()
-    control.request_stop(story.run, "me")
+    control.request(story.run, "stop", "me")
     story.wait(lambda: settled(story.run).state == "stopped")
     story.start()
     story.wait_training()
@@ -130,7 +130,7 @@ def test_training_outlives_its_supervisor_and_a_stop_finds_it(story: Story) -> N
     story.wait(lambda: story.state == "unsupervised")
     step = story.step
     story.wait(lambda: story.step > step)
-    control.request_stop(story.run, "me")
+    control.request(story.run, "stop", "me")
     story.wait(lambda: story.state == "stopped")
     why = verdict_of(story)
     assert why.reason == "stopped"
@@ -168,7 +168,7 @@ def test_dying_together_is_seen_without_any_record(story: Story) -> None:
     assert not (story.run.attempt_path(1) / "exit.json").exists()
     assert verdict_of(story).reason == "unknown"
     with pytest.raises(RunError, match="not running"):
-        control.request_stop(story.run, "me")
+        control.request(story.run, "stop", "me")
 
 
 @linux
@@ -213,20 +213,20 @@ def test_closing_the_terminal_and_its_shell_does_not_stop_training(story: Story)
 def test_a_second_request_hurries_and_the_deadline_kills(story: Story) -> None:
     story.start(each_step="attempt.stop_requested = False")
     story.wait_training()
-    first = control.wait_answer(story.run, control.request_stop(story.run, "me"))
+    first = control.wait_answer(story.run, control.request(story.run, "stop", "me"))
     story.wait(lambda: story.state == "stopping")
-    other = control.wait_answer(story.run, control.request_stop(story.run, "you"))
+    other = control.wait_answer(story.run, control.request(story.run, "stop", "you"))
     assert other is not None
     assert other.note == "already asked by me"
     assert other.deadline_boot == (first.deadline_boot if first else None)
-    second = control.wait_answer(story.run, control.request_stop(story.run, "me"))
+    second = control.wait_answer(story.run, control.request(story.run, "stop", "me"))
     assert first is not None
     assert second is not None
     assert first.deadline_boot is not None
     assert second.deadline_boot is not None
     assert second.deadline_boot < first.deadline_boot
     assert Follower(story.run).poll().stop_requested_by == "me"
-    control.request_kill(story.run, "you")
+    control.request(story.run, "kill", "you")
     story.wait(lambda: story.state == "failed")
     why = verdict_of(story)
     assert why.reason == "killed"
@@ -244,7 +244,7 @@ def test_orphans_keep_the_run_from_resuming_until_they_are_killed(story: Story) 
         launch.resume(story.run)
     with pytest.raises(RunError, match="orphaned"):
         delete_run(story.run)
-    control.request_kill(story.run, "me")
+    control.request(story.run, "kill", "me")
     story.wait(lambda: story.state == "failed")
     assert not locks.gang_held(story.run.gang_lock)
 
@@ -257,7 +257,7 @@ def test_orphans_are_killed_even_when_their_supervisor_is_gone(story: Story) -> 
     os.kill(supervisor, signal.SIGKILL)
     os.kill(trainer, signal.SIGKILL)
     story.wait(lambda: story.state == "orphaned")
-    control.request_kill(story.run, "me")
+    control.request(story.run, "kill", "me")
     story.wait(lambda: not locks.gang_held(story.run.gang_lock))
     story.wait(lambda: liveness(story.run).supervisor_pid is None)
 

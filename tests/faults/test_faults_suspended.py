@@ -71,7 +71,7 @@ def test_a_dead_trainer_is_seen_although_its_supervisor_is_suspended(story: Stor
     assert "is not running: lost" in stopped(story)
     # Whoever wants to go on wakes the supervisor, which knows more.
     with pytest.raises(RunError, match="not running"):
-        control.request_stop(story.run, "me")
+        control.request(story.run, "stop", "me")
     story.wait(lambda: story.state == "failed", SHOWN_SECONDS)
     why = liveness(story.run).verdict
     assert why is not None

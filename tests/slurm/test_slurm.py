@@ -20,6 +20,7 @@ from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.life.liveness import Liveness, liveness
 from memconsole.runs.read.report.report import report
 from memconsole.runs.record.directory import RunDirectory, find_run
+from memconsole.runs.record.processes import locks
 from memconsole.runs.record.requests import replies
 
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta")
@@ -83,7 +84,12 @@ def said(run: RunDirectory) -> str:
 
 def wait_step(run: RunDirectory, step: int) -> None:
     follower = Follower(run)
-    wait(run, lambda now: now.live and now.trainer_pid and follower.poll().facts.step >= step)
+    wait(
+        run,
+        lambda now: (
+            now.live and locks.holder(run.trainer_lock) and follower.poll().facts.step >= step
+        ),
+    )
 
 
 def end(run: RunDirectory) -> End:
@@ -138,7 +144,7 @@ def test_a_stopped_job_saves_and_a_resumed_one_ends_as_if_nothing_had_been(
 ) -> None:
     run = train(text)
     wait_step(run, 60)
-    control.request_stop(run, "a test")
+    control.request(run, "stop", "a test")
     now = wait(run, lambda now: not now.live)
     assert now.state == "stopped"
     assert now.verdict is not None
@@ -173,7 +179,7 @@ def test_a_killed_trainer_ends_its_job_and_the_run_can_be_resumed(
 ) -> None:
     run = train(text)
     wait_step(run, 60)
-    pid = liveness(run).trainer_pid
+    pid = locks.holder(run.trainer_lock)
     assert pid
     os.kill(pid, signal.SIGKILL)
     now = wait(run, lambda now: not now.live)
@@ -221,7 +227,7 @@ def test_before_its_time_limit_a_job_saves_and_queues_itself_again(
     # Slurm counts the limit in minutes, and signals up to a minute early: here at the first chance.
     run = train(text, "--set=launch.time_limit=1", "--set=launch.save_seconds=58")
     wait_step(run, 60)
-    control.request_pause(run, "a test")  # so that it does not end before
+    control.request(run, "pause", "a test")  # so that it does not end before
     wait(run, lambda now: now.state == "queued" and run.newest_attempt() == 1)
     asked = [answer.who for answer in replies(run) if answer.command == "stop"]
     assert asked == ["Slurm (the time limit is near)"]
@@ -255,7 +261,7 @@ def test_a_waiting_job_is_cancelled_and_can_be_submitted_again(
         assert now.state == "queued"
         assert "waits in the queue" in now.job
         assert Follower(run).poll().state == "queued"
-        control.request_stop(run, "a test")
+        control.request(run, "stop", "a test")
         now = wait(run, lambda now: not now.live, 20)
         assert now.state == "stopped"
         assert now.verdict is not None
@@ -295,7 +301,7 @@ def test_two_nodes_learn_exactly_what_two_processes_of_this_machine_learn(
     assert record is not None
     assert record.job is not None
     assert record.job.nodes == "n[1-2]"
-    control.request_stop(run, "a test")
+    control.request(run, "stop", "a test")
     now = wait(run, lambda now: not now.live)
     assert now.state == "stopped", (now, said(run))
     launch.resume(run)
@@ -311,7 +317,7 @@ def test_two_nodes_in_jax_learn_exactly_what_two_processes_of_this_machine_learn
     whole = end(here)
     run = train(text, *options, backend="jax")
     wait_step(run, 60)
-    control.request_stop(run, "a test")
+    control.request(run, "stop", "a test")
     now = wait(run, lambda now: not now.live)
     assert now.state == "stopped", (now, said(run))
     launch.resume(run)
@@ -337,7 +343,7 @@ def test_a_killed_process_of_two_nodes_makes_both_begin_again(
 ) -> None:
     run = train(text, *TWO, "--set=launch.devices_per_node=1")
     wait_step(run, 60)
-    leader = liveness(run).trainer_pid
+    leader = locks.holder(run.trainer_lock)
     second = member(run)
     assert leader != second
     os.kill(second, signal.SIGKILL)

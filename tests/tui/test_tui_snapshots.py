@@ -35,6 +35,7 @@ from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.plan.pricing import Priced
 from memconsole.tui.runs import screen as runs_screen
+from memconsole.tui.runs.runs_list import RunList
 from tests.tui.harness import (
     Console,
     cpu_reading,
@@ -102,7 +103,7 @@ def _given_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memconsole.tui.run.predictions.price", price)
     monkeypatch.setattr(runs_screen.time, "time", lambda: NOW)
     LISTED.clear()
-    monkeypatch.setattr(runs_screen, "list_statuses", lambda: (tuple(LISTED), ()))
+    monkeypatch.setattr(runs_screen, "list_statuses", lambda: RunList(tuple(LISTED), len(LISTED)))
     # Nothing that comes after a while.
     monkeypatch.setattr("memconsole.tui.plan.exact.REST_SECONDS", 1e6)
 
@@ -186,7 +187,7 @@ SCENES: dict[str, tuple[Devices | None, Callable[[Scene], Any]]] = {
     "run-64-ranks": (GPUS, lambda s: s.run(with_ranks(64))),
     "runs-empty": (readings(), lambda s: s.runs()),
     "runs-running": (readings(), lambda s: s.runs(status("tonight", "running", 301), status("older", "finished", 1200))),
-    "runs-failed": (readings(), lambda s: s.runs(status("no room", "failed", 7, loss=None), status("gone", "lost", 8))),
+    "runs-failed": (readings(), lambda s: s.runs(status("no room", "failed", 7, loss=None, resumable=True), status("gone", "lost", 8))),
     "devices-empty": (None, lambda s: s.keys("g")),
     "devices-failed": (SILENT, lambda s: s.keys("g")),
     "devices-8-devices": (GPUS, lambda s: s.keys("g")),

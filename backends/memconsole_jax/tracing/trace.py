@@ -62,12 +62,6 @@ def planned(
     return _planned(plan, model, place, interrupt)
 
 
-def planned_step(plan: Plan, model: Model, place: Target) -> Needed:
-    """The memory that the training step alone needs."""
-    with targets.absent(place.kind):
-        return _step(Programs.of(plan, model, place.kind, place.devices), place)
-
-
 def _planned(plan: Plan, model: Model, place: Target, interrupt: tracing.Interrupt) -> Exact:
     programs = Programs.of(plan, model, place.kind, place.devices)
     state = 0 if programs.waits_on_host else _bytes(programs.state_shapes)

@@ -42,7 +42,7 @@ class Decoder(nn.Module):
         self.embedding = table(a.vocab_size, a.hidden_size)
         if a.positions == "learned":
             self.positions = table(a.max_positions, a.hidden_size)
-        self.layers = nn.ModuleList(Block(a, layer) for layer in range(a.layers))
+        self.layers = nn.ModuleList(Block(a) for _ in range(a.layers))
         self.norm = Norm(a, a.hidden_size)
         if not a.tied_embeddings:
             self.head = Linear(a.hidden_size, a.vocab_size, bias=False)
@@ -117,7 +117,7 @@ def through(
 class Block(nn.Module):
     """Attention, then MLP, each applied to the normed residual stream and added to it."""
 
-    def __init__(self, a: Architecture, layer: int) -> None:
+    def __init__(self, a: Architecture) -> None:
         super().__init__()
         self.attention_norm = Norm(a, a.hidden_size)
         self.attention = Attention(a)

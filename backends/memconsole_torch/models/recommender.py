@@ -42,7 +42,7 @@ class Recommender(nn.Module):
         self.adapter = Adapter(model)
         if a.positions == "learned":
             self.positions = table(a.max_positions, a.hidden_size)
-        self.layers = nn.ModuleList(Block(a, layer) for layer in range(a.layers))
+        self.layers = nn.ModuleList(Block(a) for _ in range(a.layers))
         self.norm = Norm(a, a.hidden_size)
 
     def forward(self, items: Tensor) -> Projected:

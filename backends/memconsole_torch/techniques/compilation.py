@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
 import sys
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
 
+from memconsole.plan.machine.compilers import missing_compiler
 from memconsole.plan.plan import PlanError
 
 
 def check(device: torch.device) -> None:
     """Raise `PlanError` if torch.compile cannot work here; the message says what is missing."""
-    missing = _missing(device)
+    missing = missing_compiler("gpu" if device.type == "cuda" else device.type)
     if missing:
         raise PlanError(
             f"optimize.compile = true: torch.compile needs {missing}, which is not installed here",
@@ -39,13 +37,3 @@ def paused() -> AbstractContextManager[object]:
     nothing is compiled."""
     imported = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if imported else nullcontext()
-
-
-def _missing(device: torch.device) -> str:
-    if device.type == "cuda":
-        return "" if importlib.util.find_spec("triton") else "triton"
-    if device.type == "mps":
-        return ""
-    compilers = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
-    found = any(name and shutil.which(name) for name in compilers)
-    return "" if found else "a C++ compiler (g++ or clang++)"

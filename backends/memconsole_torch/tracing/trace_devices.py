@@ -1,16 +1,8 @@
 """Emulates the engine's behaviour on other kinds of device, for a trace on fake CPU tensors.
 
-Fake CUDA tensors abort a process without CUDA, so a trace runs on fake CPU tensors. These are all places where the
-backend depends on the device:
-
-- `decoder.attend`: CUDA's flash or memory-efficient kernel, MPS's composition; repeated keys;
-- `decoder.Norm`: CUDA's fused RMS norm;
-- `loss_kernel`: CUDA's kernel, which overwrites the logits;
-- `optimizers.create`: fused updates on CPU, CUDA and ROCm, one tensor at a time on MPS;
-- `quantized_adam`, `quantized_base`, `rounding`, `compressed`, `average`: their slices;
-- `activation_offload.store`: pinned memory instead of a file;
-- autocast: the CPU's, because its list of 16-bit operators covers the decoder just as the other lists do;
-- pinned copies and devices.prepare: host memory, or no allocation.
+Fake CUDA tensors abort a process without CUDA, so a trace runs on fake CPU tensors. `emulated` replaces what the backend
+does in another way on the device. Autocast stays the CPU's, because its list of 16-bit operators covers the decoder just
+as the other lists do.
 """
 
 from __future__ import annotations

@@ -214,14 +214,14 @@ class Hybrid:
             self._settle(engine)
 
     def _settle(self, engine: JumpingEngine) -> None:
-        """Training did not diverge since the last jump, so the weights before it are forgotten."""
+        """Training did not diverge in the correct phase, so the weights before the latest jumps are forgotten."""
         engine.jumps.settle()
         self._s.tally.settle()
         self._s.can_undo = False
 
     def _undo(self, engine: JumpingEngine, metrics: StepMetrics, reason: str) -> None:
-        """Undo the last jump: restore the weights from before it, and reset the optimizer state and the
-        average of the weights, because the divergence may have spoiled them."""
+        """Undo the jumps since `_settle`: restore the weights from before them, and reset the optimizer state and
+        the average of the weights, because the divergence may have spoiled them."""
         engine.jumps.undo()
         engine.restart_average()
         self._s.tally.undo()
@@ -234,7 +234,7 @@ class Hybrid:
         self._bandit.allowed = 1
         self._s.phases.force_full(self._choice)
         self._metrics.append(replace(metrics, undone=True))
-        self._tell(reason, "the last jump is undone and the optimizer starts anew")
+        self._tell(reason, "the latest jumps are undone and the optimizer starts anew")
 
     def _tell(self, reason: str, action: str) -> None:
         self._events.append(events.Warning(message=f"step {self._s.step:,}: {reason}; {action}"))

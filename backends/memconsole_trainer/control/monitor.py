@@ -37,7 +37,7 @@ class Reaction(enum.IntEnum):
     FULL = 2
     """Compute gradients for a while."""
     ROLLBACK = 3
-    """Undo the last jump, if it is recent, and compute gradients."""
+    """Undo the latest jumps, if no correct phase has ended since, and compute gradients."""
 
 
 class Judgement(msgspec.Struct, frozen=True):

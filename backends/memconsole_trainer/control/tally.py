@@ -30,11 +30,11 @@ class Tally(msgspec.Struct):
             self.unsettled = [*self.unsettled, steps]
 
     def settle(self) -> None:
-        """The last jumps will not be undone."""
+        """The jumps so far will not be undone."""
         self.unsettled = []
 
     def undo(self) -> None:
-        """The last jumps were taken back."""
+        """The jumps since `settle` were taken back."""
         self.kept -= len(self.unsettled)
         self.undone += len(self.unsettled)
         self.steps -= sum(self.unsettled)

@@ -1,24 +1,9 @@
-"""First lines of a run's log: the processor and the optimizations that are on."""
+"""First lines of a run's log: the optimizations that are on."""
 
 from __future__ import annotations
 
-import platform
-from pathlib import Path
-
 from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
-
-
-def cpu_name() -> str:
-    """The processor's model name, or its architecture if the name is unknown."""
-    try:
-        for text in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            key, _, value = text.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def optimization_lines(plan: Plan, kind: str) -> list[str]:

@@ -23,8 +23,9 @@ from memconsole.runs.record.log import events
 from memconsole.units import format_bytes
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.engine import Batch
+from memconsole_trainer.loop.announcing import StopRequestedError
 from memconsole_trainer.loop.saving import Saver
-from memconsole_trainer.loop.setup import Job, StopRequestedError
+from memconsole_trainer.loop.setup import Job
 from memconsole_trainer.loop.watch import Watch
 from memconsole_trainer.weights.checkpoint import Checkpoints, FencedError, LoadedCheckpoint
 

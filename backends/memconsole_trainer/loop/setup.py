@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import binascii
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from memconsole_trainer.gang import Gang
 from memconsole_trainer.host.host_memory import highest_resident
 from memconsole_trainer.host.memory_limit import limit_build, limit_steps
 from memconsole_trainer.loop import progress, summary
+from memconsole_trainer.loop.announcing import Announcer
 from memconsole_trainer.loop.progress import Progress
 from memconsole_trainer.loop.ranks import rank_count
 from memconsole_trainer.loop.trained_rows import TrainedRows, evaluation_shape, trained_rows
@@ -45,10 +46,6 @@ from memconsole_trainer.tasks.task import TaskData, Teller
 from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights
 from memconsole_trainer.weights.trained import starting_weights
-
-
-class StopRequestedError(Exception):
-    """A stop was requested. This is not a failure."""
 
 
 class NoCheckpointError(Exception):
@@ -105,13 +102,8 @@ def set_up(attempt: Attempt) -> Job:
     stored = _stored(attempt, checkpoints, gang, say)
     _at(attempt, stored.path if stored else None)
     _started(attempt, plan, engine, stored)
-    for rung in rungs(attempt.run)[-1:]:
-        say.warning(rung.words)
-    if frozen := frozen_at_random(begun):
-        say.warning(frozen)
-    precision = plan.optimize.precision
-    if engine.device.kind == "cpu" and (slow := slower_than_fp32(precision, plan.backend)):
-        say.warning(f"optimize.precision = {precision}: {slow}")
+    for words in _doubts(attempt.run, begun, plan, engine):
+        say.warning(words)
 
     known = stored.fingerprints if stored else {}
     if gang.rank:
@@ -131,13 +123,7 @@ def set_up(attempt: Attempt) -> Job:
         plan.data.sequence_length,
     )
     if stored is None:
-        state = progress.start(plan, data.steps_per_epoch(shape))
-        warmup = recipe.warmup_steps(plan, state.total_steps)
-        if plan.train.warmup_steps not in (None, warmup):
-            say.warning(
-                f"train.warmup_steps = {plan.train.warmup_steps:,} is more than half of the "
-                f"{state.total_steps:,} steps of this run: the warm-up takes {warmup:,}"
-            )
+        state = _beginning(plan, data.steps_per_epoch(shape), say)
     else:
         older = _older_fingerprints(attempt.run, picked, model)
         state = resumed(stored, fingerprints, older, settings)
@@ -157,13 +143,9 @@ def set_up(attempt: Attempt) -> Job:
             total_steps=state.total_steps,
             steps_per_epoch=state.steps_per_epoch,
         )
-        weights = starting_weights(plan, model)
         attempt.reading = lambda: _held(engine)
-        limit_build(plan, engine)
-        engine.build(plan, data.fitted(model), state.total_steps, weights)
-        if stored is not None:
-            engine.load_state(stored)
-        limit_steps(plan, engine)
+        weights = starting_weights(plan, model)
+        _build(plan, engine, data.fitted(model), state.total_steps, weights, stored)
         say.phase(
             "build",
             parameters=engine.parameters,
@@ -202,6 +184,45 @@ def _stored(
     stored = _newest(attempt, checkpoints, say)
     gang.tell(stored.path.name if stored else "")
     return stored
+
+
+def _doubts(run: RunDirectory, begun: Plan, plan: Plan, engine: Engine) -> Iterator[str]:
+    """Warnings about the plan with which the run begins. `begun`: before a resumed run changes it."""
+    for rung in rungs(run)[-1:]:
+        yield rung.words
+    if frozen := frozen_at_random(begun):
+        yield frozen
+    precision = plan.optimize.precision
+    if engine.device.kind == "cpu" and (slow := slower_than_fp32(precision, plan.backend)):
+        yield f"optimize.precision = {precision}: {slow}"
+
+
+def _beginning(plan: Plan, steps_per_epoch: int, say: Announcer) -> Progress:
+    """The progress of a run at step 0."""
+    state = progress.start(plan, steps_per_epoch)
+    warmup = recipe.warmup_steps(plan, state.total_steps)
+    if plan.train.warmup_steps not in (None, warmup):
+        say.warning(
+            f"train.warmup_steps = {plan.train.warmup_steps:,} is more than half of the "
+            f"{state.total_steps:,} steps of this run: the warm-up takes {warmup:,}"
+        )
+    return state
+
+
+def _build(
+    plan: Plan,
+    engine: Engine,
+    model: Model,
+    total_steps: int,
+    weights: WeightSource,
+    stored: LoadedCheckpoint | None,
+) -> None:
+    """Build the model and load the checkpoint, within the limits of memory."""
+    limit_build(plan, engine)
+    engine.build(plan, model, total_steps, weights)
+    if stored is not None:
+        engine.load_state(stored)
+    limit_steps(plan, engine)
 
 
 def _older_fingerprints(run: RunDirectory, picked: Plan, model: Model) -> set[str]:
@@ -309,50 +330,6 @@ def check_unchanged(
             f"data as it is: memconsole resume {run.id} --changed-data"
         )
     say.warning(f"{changed}; continuing with it, as {consent.who} agreed")
-
-
-class Announcer:
-    """Reports what set-up is doing as events of the attempt, and checks for stop requests."""
-
-    def __init__(self, attempt: Attempt) -> None:
-        self._attempt = attempt
-        self._phase = "import"
-
-    def phase(
-        self,
-        phase: str,
-        detail: str = "",
-        *,
-        parameters: int | None = None,
-        trainable_parameters: int | None = None,
-        total_steps: int | None = None,
-        steps_per_epoch: int | None = None,
-        weights: str = "",
-    ) -> None:
-        """Enter a phase. Raises `StopRequestedError`."""
-        self._phase = phase
-        self._attempt.emit(
-            events.Phase(
-                phase=phase,
-                detail=detail,
-                parameters=parameters,
-                trainable_parameters=trainable_parameters,
-                total_steps=total_steps,
-                steps_per_epoch=steps_per_epoch,
-                weights=weights,
-            )
-        )
-        self.tick()
-
-    def tick(self) -> None:
-        """Record that the process is alive. Raises `StopRequestedError`."""
-        self._attempt.progress(self._phase, self._attempt.step)
-        if self._attempt.stop_requested or self._attempt.asked:
-            raise StopRequestedError
-
-    def warning(self, message: str) -> None:
-        print(f"warning: {message}", flush=True)
-        self._attempt.emit(events.Warning(message=message))
 
 
 def _at(attempt: Attempt, checkpoint: Path | None) -> None:

@@ -22,10 +22,11 @@ from memconsole_trainer.engine import Batch, StepMetrics
 from memconsole_trainer.gang import ElsewhereError
 from memconsole_trainer.host import heap
 from memconsole_trainer.loop import summary
+from memconsole_trainer.loop.announcing import StopRequestedError
 from memconsole_trainer.loop.preflight import first_step, preflight
 from memconsole_trainer.loop.profiling import Profiling
 from memconsole_trainer.loop.saving import Saver
-from memconsole_trainer.loop.setup import Job, StopRequestedError
+from memconsole_trainer.loop.setup import Job
 from memconsole_trainer.loop.watch import Watch
 from memconsole_trainer.techniques import loss_scale
 

@@ -14,9 +14,9 @@ from memconsole.runs.record.log import events
 from memconsole_trainer.control.controller import Controller
 from memconsole_trainer.engine import Engine, MemoryReading
 from memconsole_trainer.host.host_memory import HostMemory, highest_resident, tree_memory
+from memconsole_trainer.loop.announcing import StopRequestedError, warn
 from memconsole_trainer.loop.progress import Progress
 from memconsole_trainer.loop.ranks import RankReadings
-from memconsole_trainer.loop.setup import StopRequestedError
 
 MEMORY_EVERY_SECONDS = 1.0
 PAUSE_POLL_SECONDS = 0.2
@@ -73,8 +73,7 @@ class Watch:
 
     def warn(self, message: str) -> None:
         """Report a problem that does not end the run."""
-        print(f"warning: {message}", flush=True)
-        self._attempt.emit(events.Warning(message=message))
+        warn(self._attempt, message)
 
     @contextmanager
     def aside(self, phase: str) -> Iterator[None]:

@@ -56,6 +56,8 @@ class Answered(NamedTuple):
     prompt_tokens: int
     room: int
     """Tokens that the answer may have; below 1 the prompt is too long."""
+    filled: bool = False
+    """Whether the answer was cut where the model's positions end."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ class Answerer:
         new = engine.generate(prompt, room, temperature, top_k, seed, stops, top_p)
         text = self.tokenizer.continuation(prompt, new, self.ends)
         answers = question.parse(text)
-        return Answered(str(question.prompt), text, answers, len(prompt), room)
+        filled = len(new) == room < self.most_tokens and new[-1] not in stops
+        return Answered(str(question.prompt), text, answers, len(prompt), room, filled)
 
     def room(self, record: Record) -> int:
         """Tokens that the answer to a record may have. Raises `RecordError`."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from memconsole.plan.data.tags import chat_tags, cut_words
 from memconsole.plan.models.architecture import Architecture
-from memconsole.plan.models.files import tokenizer_file
+from memconsole.plan.models.files import TOKENIZER_JSON, tokenizer_file
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks.language import MASKED
@@ -60,7 +60,7 @@ def open_data(
     say.phase("tokenizer")
     beside = weights_directory(plan)
     found_beside = None if beside is None else tokenizer_file(beside)
-    saved = directory / "tokenizer.json"
+    saved = directory / TOKENIZER_JSON
     tokenizer = make_tokenizer(
         plan, model, opened, saved, found_beside, known.get("tokenizer", ""), say.warning
     )

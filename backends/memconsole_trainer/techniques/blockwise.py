@@ -90,21 +90,3 @@ def lookup(*, signed: bool) -> UInt8:
     if not signed:
         codes[(numbers > 0) & (codes == 0)] = 1
     return codes
-
-
-def quantize(array: Float32, *, signed: bool) -> tuple[UInt8, Float32]:
-    """Codes (n,) and scales (blocks,) of an array of n elements. Every backend must produce exactly
-    these."""
-    flat = array.reshape(-1)
-    blocks = np.zeros((scales_of(flat.size), BLOCK), np.float32)
-    blocks.reshape(-1)[: flat.size] = flat
-    scales = np.abs(blocks).max(axis=1)
-    normal = scales >= np.finfo(np.float32).tiny
-    shares = blocks * (normal / np.where(normal, scales, np.float32(1)))[:, None]
-    rows = ((shares.view(np.int32) + np.int32(HALF)) >> 16) + OFFSET
-    return lookup(signed=signed)[rows].reshape(-1)[: flat.size], scales
-
-
-def dequantize(codes: UInt8, scales: Float32, *, signed: bool) -> Float32:
-    """The numbers (n,) that `codes` represent: the map's value times the block's scale, in fp32."""
-    return values(signed=signed)[codes] * np.repeat(scales, BLOCK)[: codes.size]

@@ -25,7 +25,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memconsole.plan.models.model import Parameter
 from memconsole.plan.plan import Plan
@@ -39,8 +38,6 @@ PARITY = 0x1BD11BDA
 BLOCK = 1024
 LANES = 256
 """Counters per block of `BLOCK` elements."""
-
-Uint32 = NDArray[np.uint32]
 
 
 def is_rounded(plan: Plan, parameter: Parameter) -> bool:
@@ -70,18 +67,3 @@ def tensor_key(seed: int, step: int, index: int) -> tuple[int, int]:
     low, high, at, which = words
     x, y = threefry((low, high), (at, which))
     return int(x[0]), int(y[0])
-
-
-def random_bits(key: tuple[int, int], elements: int) -> Uint32:
-    """The 16 random bits of each element, (n,)."""
-    counters = np.arange(-(-elements // BLOCK) * LANES, dtype=np.uint32)
-    pair = np.array([key[0]], np.uint32), np.array([key[1]], np.uint32)
-    words = threefry(pair, (counters, np.zeros_like(counters)))
-    low, high = np.uint32(0xFFFF), np.uint32(16)
-    planes = [part.reshape(-1, LANES) for w in words for part in (w & low, w >> high)]
-    return np.stack(planes, axis=1).reshape(-1)[:elements]
-
-
-def rounded(array: NDArray[np.float32], bits: Uint32) -> NDArray[np.float32]:
-    """Round finite `array` to bfloat16 with its random bits; the result is still float32."""
-    return ((array.view(np.uint32) + bits) & np.uint32(0xFFFF0000)).view(np.float32)

@@ -49,12 +49,13 @@ def export(
     dtype: str = "float32",
     change: Change = as_it_is,
     more: Mapping[str, Any] | None = None,
-) -> None:
+) -> bool:
     """Write config.json and safetensors into the folder `out`, which is made if it is missing.
 
     Weights are written shard by shard, so no more than
     `SHARD_BYTES` and one tensor are in memory. Tensors are rounded to `dtype`, then `change` maps
-    each to the tensors it is stored as; `more` is added to config.json. Raises OSError.
+    each to the tensors it is stored as; `more` is added to config.json. Returns whether rounding
+    changed a weight. Raises OSError.
     """
     out.mkdir(parents=True, exist_ok=True)
     description = {**config(architecture), "dtype": dtype, **(more or {})}
@@ -62,7 +63,8 @@ def export(
     shards: list[dict[str, Any]] = [{}]
     index: dict[str, int] = {}
     held = total = 0
-    named = ((n, narrowed(array, dtype)) for n, array in exported(architecture, weights))
+    rounding = Rounding(dtype)
+    named = ((n, rounding(array)) for n, array in exported(architecture, weights))
     tensors = (t for one in named for t in change(*one))
     for name, array in tensors:
         if held and held + array.nbytes > SHARD_BYTES:
@@ -88,6 +90,22 @@ def export(
             "weight_map": {name: names[shard] for name, shard in index.items()},
         }
         (out / "model.safetensors.index.json").write_text(json.dumps(document, indent=2) + "\n")
+    return rounding.changed
+
+
+class Rounding:
+    """Converts arrays to one of `DTYPES`, and notes whether that changed a value."""
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+        self.changed = False
+
+    def __call__(self, array: NDArray[np.generic]) -> NDArray[np.generic]:
+        found = narrowed(array, self._dtype)
+        if found is not array and not self.changed:
+            wide = np.asarray(array, np.float32), np.asarray(found, np.float32)
+            self.changed = not np.array_equal(*wide)
+        return found
 
 
 def save(tensors: Mapping[str, NDArray[np.generic]], path: Path) -> None:

@@ -39,8 +39,8 @@ def export_run(
     dtype: str | None = None,
     change: Change = as_it_is,
     more: Mapping[str, Any] | None = None,
-) -> None:
-    """Write the trained model as a Hugging Face directory, with its tokenizer.
+) -> list[str]:
+    """Write the trained model as a Hugging Face directory, with its tokenizer. Returns remarks for the user.
 
     `dtype` None is that of the weights it started from. Raises OSError and `PlanError`.
     """
@@ -49,9 +49,15 @@ def export_run(
     if tokenizer is not None:
         ids = companions.token_ids(found.plan, tokenizer)
     chosen = source_dtype(found) if dtype is None else dtype
-    export(found.architecture, found, out, chosen, change, {**ids, **(more or {})})
+    rounded = export(found.architecture, found, out, chosen, change, {**ids, **(more or {})})
     if tokenizer is not None:
         companions.write(found.plan, tokenizer, found.architecture.max_positions, out)
+    if dtype is not None or not rounded:
+        return []
+    return [
+        f"the weights are rounded to {chosen}, as the base is stored: texts may differ from those of memconsole sample; "
+        "--dtype float32 keeps them as trained"
+    ]
 
 
 def source_dtype(found: TrainedModel) -> str:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from memconsole.plan import catalog
 from memconsole.plan.models.architecture import Architecture
-from memconsole.plan.models.files import has_weights
+from memconsole.plan.models.files import TOKENIZER_JSON, has_weights
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.recommender import Recommender, is_of_decoder
 from memconsole.plan.models.regressor import Regressor
@@ -100,10 +100,16 @@ class TrainedModel:
             check_base(base.fingerprint(), self.checkpoint.tensor(FINGERPRINT))
 
     def engine(self) -> Engine:
-        """An engine with the trained weights on one device of the plan. Raises `PlanError`,
-        `WeightsError`."""
-        plan = replace(self.plan, {"device.count": 1, "optimize.sharding": "none"})
-        engine = engine_factory(plan.backend)(plan, None)
+        """An engine with the trained weights on one device of the plan. Nothing is compiled for training's
+        speed: not every device or machine can. Raises `PlanError`, `WeightsError`."""
+        alone = {"device.count": 1, "optimize.sharding": "none", "optimize.compile": False}
+        plan = replace(self.plan, alone)
+        try:
+            engine = engine_factory(plan.backend)(plan, None)
+        except PlanError as error:
+            if error.key != "device.name":
+                raise
+            raise PlanError(f"{error}; --device cpu computes on the CPU", error.key) from None
         dataclasses.replace(self, plan=plan).build(engine)
         return engine
 
@@ -137,16 +143,18 @@ class TrainedModel:
         return load(self.tokenizer_file, vocabulary)
 
 
-def read(path: Path, which: str = "last") -> TrainedModel:
+def read(path: Path, which: str = "last", device: str | None = None) -> TrainedModel:
     """Read the model of the checkpoint "last", "best" or "step-N" of the run at `path`; of
-    "best-or-last" the last one if none was evaluated. Raises `NothingTrainedError`, `PlanError`,
-    `ValueError`."""
+    "best-or-last" the last one if none was evaluated. `device` stands for the plan's `device.name`.
+    Raises `NothingTrainedError`, `PlanError`, `ValueError`."""
     run = RunDirectory(path)
     plan = base.present(run, run.read_plan())
+    if device is not None:
+        plan = replace(plan, {"device.name": device})
     stored = chosen(Checkpoints(run.checkpoints_path, plan.train.keep_checkpoints), which)
     if stored is None:
         raise NothingTrainedError(f"{run.id} has no intact checkpoint yet")
-    tokenizer = path / "tokenizer.json"
+    tokenizer = path / TOKENIZER_JSON
     known = stored.fingerprints.get("tokenizer")
     if known and tokenizer.is_file() and file_fingerprint(tokenizer) != known:
         print(

@@ -13,11 +13,11 @@ from memconsole.cli import completing
 from memconsole.cli.data.lengths import document as rows_document
 from memconsole.cli.data.lengths import lines as rows_lines
 from memconsole.cli.data.lengths import row_lengths
+from memconsole.cli.exits import Exit
 from memconsole.cli.machine.reading import read_devices
-from memconsole.cli.options import build_plan, plan_options
+from memconsole.cli.options import build_plan, lengths_option, plan_options, timeout_option
 from memconsole.cli.plans.fit_exact import fit_exactly, known
 from memconsole.cli.plans.fit_words import ALLOW, FitReport, document, hopeless, text
-from memconsole.cli.plans.plan import DOES_NOT_FIT, NOT_EXACT
 from memconsole.devices.budget import budget
 from memconsole.devices.planned import catalog_budgets, devices_allowed, missing_compiler
 from memconsole.memory.answers.advice import largest_micro_batch, largest_sequence_length
@@ -74,16 +74,8 @@ LEAST_BUDGET = MIB
     help="Use at most N devices; by default those of this machine, or device.count.",
 )
 @click.option("--exact", is_flag=True, help="Decide by traced or compiled numbers; takes minutes.")
-@click.option(
-    "--timeout",
-    "limit_seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    default=600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="The most that --exact waits.",
-)
-@click.option("--lengths", is_flag=True, help="Measure how many tokens documents hold.")
+@timeout_option
+@lengths_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--toml", "as_toml", is_flag=True, help="Print the fitted plan file instead.")
 @click.pass_context
@@ -113,7 +105,7 @@ def command(
     readings = read_devices(plan)
     device = budget(plan, readings)
     here = devices_allowed(plan, readings, device)
-    most = here if most is None else several(most, here, device)
+    most = here if most is None else several(most, device)
     if amount is not None:
         device = limited(device, amount)
     pinned, notes = with_machine(plan, device, pinned)
@@ -156,8 +148,8 @@ def command(
             book.close()
     if problem:
         click.echo(f"memconsole: not exact: {problem}", err=True)
-        ctx.exit(NOT_EXACT)
-    ctx.exit(0 if found.fits else DOES_NOT_FIT)
+        ctx.exit(Exit.NOT_EXACT)
+    ctx.exit(0 if found.fits else Exit.DOES_NOT_FIT)
 
 
 def _print_toml(found: Fit) -> None:
@@ -202,7 +194,7 @@ def limited(device: Budget, amount: str) -> Budget:
     )
 
 
-def several(most: int, here: int, device: Budget) -> int:
+def several(most: int, device: Budget) -> int:
     """`most` from --devices. Raises `PlanError` if there is only one device of this kind in a machine."""
     if most > 1 and device.kind not in SEVERAL:
         raise PlanError(

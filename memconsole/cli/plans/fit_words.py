@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from memconsole.cli.plans.device import device_document, device_words
 from memconsole.cli.tables import columns
 from memconsole.memory.answers.advice import Largest
 from memconsole.memory.answers.results import results_changed
@@ -67,8 +68,7 @@ def text(report: FitReport) -> list[str]:
     found, device = report.found, report.found.after.budget
     plan = report.given
     lines = [
-        f"{plan.model.name}   {plan.backend} on {device.name} ({format_bytes(device.usable_bytes)} of "
-        f"{format_bytes(device.total_bytes)} {device.memory_label} usable: {device.why})",
+        f"{plan.model.name}   {plan.backend} on {device_words(device)}",
         "as given: " + found.before.words,
         ("fitted:   " + found.after.words) if found.fits else hopeless(found),
         "",
@@ -172,14 +172,7 @@ def document(report: FitReport) -> dict[str, Any]:
     given = plans.to_document(report.given, full=True)
     return {
         "backend": report.given.backend,
-        "device": {
-            "name": device.name,
-            "kind": device.kind,
-            "memory": device.memory_label,
-            "total_bytes": device.total_bytes,
-            "usable_bytes": device.usable_bytes,
-            "usable_because": device.why,
-        },
+        "device": device_document(device),
         "fits": found.fits,
         "verdict": str(found.after.verdict),
         "changes": [

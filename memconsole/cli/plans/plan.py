@@ -11,18 +11,20 @@ from typing import Any
 
 import click
 
+from memconsole.announcing import slow_words
 from memconsole.calibration import calibrated_here
 from memconsole.cli.data.lengths import document as rows_document
 from memconsole.cli.data.lengths import lines as rows_lines
 from memconsole.cli.data.lengths import row_lengths
+from memconsole.cli.exits import Exit
 from memconsole.cli.machine.reading import read_devices
-from memconsole.cli.options import build_plan, plan_options
+from memconsole.cli.options import build_plan, lengths_option, plan_options, timeout_option
 from memconsole.cli.plans.cards import cards_document, table_document, table_lines
+from memconsole.cli.plans.device import device_document, device_words
 from memconsole.cli.plans.disk import disk_lines
 from memconsole.cli.plans.sources import refusal, source_lines, weights_lines
 from memconsole.cli.tables import columns, in_blocks
 from memconsole.devices.budget import budget
-from memconsole.launching import slow_words
 from memconsole.memory.answers.cards import Needed, cards_table, needed
 from memconsole.memory.estimate import estimate
 from memconsole.memory.run_time import start_seconds, steps_are_known
@@ -45,24 +47,13 @@ from memconsole.units import (
     format_step,
 )
 
-DOES_NOT_FIT = 3
-NOT_EXACT = 1
-
 
 @click.command()
 @plan_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--exact", is_flag=True, help="Wait for traced or compiled numbers.")
-@click.option(
-    "--timeout",
-    "limit_seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    default=600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="The most that --exact waits.",
-)
-@click.option("--lengths", is_flag=True, help="Measure how many tokens documents hold.")
+@timeout_option
+@lengths_option
 @click.option("--cards", "all_cards", is_flag=True, help="Show the memory of 1, 2, 4 … devices.")
 @click.option("--toml", "as_toml", is_flag=True, help="Print the plan file instead.")
 @click.option("--keys", is_flag=True, help="List every setting of a plan file.")
@@ -126,8 +117,8 @@ def command(
         click.echo("\n".join(lines))
     if problem:
         click.echo(f"memconsole: not exact: {problem}", err=True)
-        ctx.exit(NOT_EXACT)
-    ctx.exit(0 if found.table.fits else DOES_NOT_FIT)
+        ctx.exit(Exit.NOT_EXACT)
+    ctx.exit(0 if found.table.fits else Exit.DOES_NOT_FIT)
 
 
 def _exact(plan: Plan, device: Budget, limit_seconds: float) -> tuple[Estimate, str]:
@@ -150,14 +141,7 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
     budget = table.budget
     return {
         "backend": plan.backend,
-        "device": {
-            "name": budget.name,
-            "kind": budget.kind,
-            "memory": budget.memory_label,
-            "total_bytes": budget.total_bytes,
-            "usable_bytes": budget.usable_bytes,
-            "usable_because": budget.why,
-        },
+        "device": device_document(budget),
         "weights": origin(plan).words,
         "refused": refusal(plan, budget.kind),
         "files": left_out(plan),
@@ -234,8 +218,7 @@ def text(plan: Plan, found: Estimate, more: Needed | None = None) -> str:
             if found.trainable_parameters != found.parameters
             else ""
         )
-        + f"   {plan.backend} on {budget.name} ({format_bytes(budget.usable_bytes)} of "
-        f"{format_bytes(budget.total_bytes)} {budget.memory_label} usable: {budget.why})",
+        + f"   {plan.backend} on {device_words(budget)}",
         *weights_lines(plan, budget.kind),
         f"{plan.train.batch_size} x {plan.data.sequence_length} {task_of(plan).positions} per micro-batch, "
         f"{plan.effective_batch} rows per step",

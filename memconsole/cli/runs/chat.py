@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from memconsole.cli.completing import run_names
-from memconsole.cli.options import checkpoint_option
+from memconsole.cli.options import checkpoint_option, device_option
 from memconsole.cli.runs.program import run_on_terminal
-from memconsole.cli.runs.sample import sampling_options
+from memconsole.cli.runs.sample import sampling_options, tell_unused
 from memconsole.runs.record.directory import find_run
 
 
@@ -23,6 +23,7 @@ from memconsole.runs.record.directory import find_run
 )
 @sampling_options(temperature="0, which takes the likeliest token", tokens="256")
 @checkpoint_option
+@device_option
 @click.pass_context
 def command(
     ctx: click.Context, /, run: str, system: str | None, fields: tuple[str, ...], **options: object
@@ -30,6 +31,7 @@ def command(
     """Talk with the model of RUN, which was trained on chats. Each line is a message, and /help lists the
     commands."""
     found = find_run(run)
+    tell_unused(ctx)
     named = {"system": system, **options}
     arguments = [
         f"--{name.replace('_', '-')}={value}" for name, value in named.items() if value is not None

@@ -19,7 +19,7 @@ from memconsole.runs.read.report.report import Report, report
 from memconsole.runs.read.shown.jumps import saved_word
 from memconsole.runs.read.shown.missing import marked, missing_words
 from memconsole.runs.read.shown.words import ended_words
-from memconsole.runs.read.state.figures import figures
+from memconsole.runs.read.state.figures import figures, loss_units
 from memconsole.runs.record.directory import RunDirectory, find_run
 from memconsole.units import format_bytes, format_measure
 
@@ -39,8 +39,8 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
     for label, values in (
         ("state", [ended_words(status(run)) for run in found]),
         ("steps", [str(made.steps[-1].step) if made.steps else "0" for made in reports]),
-        ("final training loss", [_told(made, "final_train_loss") for made in reports]),
-        ("best validation loss", [_told(made, "best_validation_loss") for made in reports]),
+        ("final training loss", _told(reports, "final_train_loss")),
+        ("best validation loss", _told(reports, "best_validation_loss")),
         *_judged(reports),
         *_figures(reports),
         _speeds(reports),
@@ -68,13 +68,23 @@ def _names(found: list[RunDirectory]) -> list[str]:
 def _figures(reports: list[Report]) -> list[tuple[str, list[str]]]:
     """The measures of the runs' tasks at their last evaluations, one row per measure."""
     found = [
-        {f.measure.label: f.value for f in figures(TASKS[made.task], made.evaluations[-1])}
+        {f.title: f for f in figures(TASKS[made.task], made.evaluations[-1])}
         if made.evaluations
         else {}
         for made in reports
     ]
-    labels = dict.fromkeys(label for own in found for label in own)
-    return [(f"final {label}", [_loss(own.get(label)) for own in found]) for label in labels]
+    units = _loss_units(reports)
+    titles = dict.fromkeys(title for own in found for title in own)
+    return [
+        (
+            title,
+            [
+                _figure(f.value, unit if f.baseline else "") if (f := own.get(title)) else "n/a"
+                for own, unit in zip(found, units, strict=True)
+            ],
+        )
+        for title in titles
+    ]
 
 
 def _judged(reports: list[Report]) -> list[tuple[str, list[str]]]:
@@ -107,12 +117,21 @@ def _plan(run: RunDirectory) -> Plan | None:
         return None
 
 
-def _told(made: Report, figure: str) -> str:
-    return marked(_loss(getattr(made, figure)), figure, made.uncertain)
+def _told(reports: list[Report], figure: str) -> list[str]:
+    """A loss of each run."""
+    return [
+        marked(_figure(getattr(made, figure), unit), figure, made.uncertain)
+        for made, unit in zip(reports, _loss_units(reports), strict=True)
+    ]
 
 
-def _loss(value: float | None) -> str:
-    return "n/a" if value is None else format_measure(value)
+def _loss_units(reports: list[Report]) -> list[str]:
+    """The unit of each run's loss, if it must be told."""
+    return loss_units([TASKS[made.task] for made in reports])
+
+
+def _figure(value: float | None, unit: str = "") -> str:
+    return "n/a" if value is None else f"{format_measure(value)} {unit}".rstrip()
 
 
 def _speeds(reports: list[Report]) -> tuple[str, list[str]]:
@@ -133,15 +152,17 @@ def _speed(made: Report) -> str:
 
 
 def _best(reports: list[Report], names: list[str]) -> str:
-    """Which run was fastest, if all count the same, and which one took the least memory, of those that trained a step.
-    Empty if nothing differs."""
+    """Which run was fastest, and which one took the least memory, of those that trained a step. Empty if nothing differs,
+    or if they learned several tasks."""
     named = [(made, name) for made, name in zip(reports, names, strict=True) if made.steps]
+    if len({made.task for made, _ in named}) > 1:
+        return ""
     speeds = [(made.average_units_per_second, name) for made, name in named]
     peaks = [(made.memory.measured.peak_bytes, name) for made, name in named]
     known = [(speed, run) for speed, run in speeds if speed is not None]
     sizes = [(size, run) for size, run in peaks if size is not None]
     words = []
-    if len(known) == len(named) > 1 and len({made.unit for made, _ in named}) == 1:
+    if len(known) == len(named) > 1:
         fast, slow = max(known), min(known)
         if fast[0] > slow[0] > 0:
             words.append(f"fastest: {fast[1]}, x{fast[0] / slow[0]:.2f} the slowest")

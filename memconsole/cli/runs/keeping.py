@@ -10,7 +10,7 @@ import click
 
 from memconsole.cli import completing
 from memconsole.plan.machine.trackers import NAMES, check_trackers
-from memconsole.runs.act.delete import begun_from, check_deletable, delete_run
+from memconsole.runs.act.delete import Begun, check_deletable, delete_run
 from memconsole.runs.act.trackers import start_trackers
 from memconsole.runs.record import labels
 from memconsole.runs.record.directory import RunDirectory, WriteError, find_run
@@ -85,23 +85,24 @@ def send(run: str) -> None:
 def delete(runs: tuple[str, ...], yes: bool) -> None:
     """Delete all files of RUNS, checkpoints included. A run that is training is never deleted."""
     found = list(dict.fromkeys(find_run(run) for run in runs))
+    begun = Begun()
     for run in found:
-        check_deletable(run)
+        check_deletable(run, begun)
     if not yes:
         for run in found:
-            click.echo(_described(run))
+            click.echo(_described(run, begun))
         these = "this run" if len(found) == 1 else f"these {len(found)} runs"
         click.confirm(f"Delete {these} for good?", abort=True)
     for run in found:
-        delete_run(run)
+        delete_run(run, begun)
         click.echo(f"deleted {run.id}")
 
 
-def _described(run: RunDirectory) -> str:
+def _described(run: RunDirectory, begun: Begun) -> str:
     files = [path for path in run.path.rglob("*") if path.is_file() and not path.is_symlink()]
     size = sum(path.stat().st_size for path in files)
-    begun = ", ".join(other.id for other in begun_from(run))
-    more = f"; these started from its weights: {begun}" if begun else ""
+    others = ", ".join(other.id for other in begun.of(run))
+    more = f"; these started from its weights: {others}" if others else ""
     return f"{run.id}  {run.name}  {format_bytes(size)}{more}"
 
 

@@ -14,9 +14,9 @@ import click
 from memconsole.cli import output
 from memconsole.cli.completing import run_names
 from memconsole.regular_file import NotRegularError, open_regular
-from memconsole.runs.read.follow import status
+from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record.directory import RunDirectory, RunError, find_run
-from memconsole.runs.record.states import LIVE
+from memconsole.runs.record.records import OUTPUT
 from memconsole.sanitize import clean
 from memconsole.units import format_bytes
 
@@ -36,7 +36,7 @@ def command(run: str, watch: bool, attempt: int | None, raw: bool) -> None:
     number = found.newest_attempt() if attempt is None else attempt
     if number is None:
         raise RunError(f"{found.id} has no attempt yet")
-    log = found.attempt_path(number) / "out.log"
+    log = found.attempt_path(number) / OUTPUT
     try:
         with open_regular(log) as source:
             dropped = skip_hole(source)
@@ -78,7 +78,7 @@ def texts(source: BinaryIO, live: RunDirectory | None, *, raw: bool) -> Iterator
     shown = str if raw else clean
     rest = ""
     while True:
-        over = live is None or status(live).state not in LIVE
+        over = live is None or not liveness(live).live
         while chunk := source.read(CHUNK):
             lines, newline, rest = (rest + decode(chunk)).rpartition("\n")
             if newline:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from memconsole.cli.completing import run_names
-from memconsole.cli.options import checkpoint_option
+from memconsole.cli.options import checkpoint_option, device_option
 from memconsole.cli.runs.program import run_program
 from memconsole.runs.record.directory import find_run
 
@@ -25,6 +25,7 @@ from memconsole.runs.record.directory import find_run
 @click.option("--time-column", metavar="NAME", help="Column of times, if not as in the run.")
 @click.option("--overwrite", is_flag=True, help="Replace OUTPUT if it exists.")
 @checkpoint_option
+@device_option
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -38,6 +39,7 @@ def command(
     time_column: str | None,
     overwrite: bool,
     checkpoint: str,
+    device: str | None,
 ) -> None:
     """Write what the model of RUN predicts for INPUT to OUTPUT.
 
@@ -50,7 +52,8 @@ def command(
     found = find_run(run)
     argv = [str(input), str(output)]
     named = {
-        "top": top, "user-column": user_column, "item-column": item_column, "time-column": time_column
+        "top": top, "user-column": user_column, "item-column": item_column, "time-column": time_column,
+        "device": device,
     }  # fmt: skip
     argv += [f"--{name}={value}" for name, value in named.items() if value is not None]
     argv += [f"--{name}" for name, given in (("seen", seen), ("overwrite", overwrite)) if given]

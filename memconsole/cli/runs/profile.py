@@ -9,7 +9,8 @@ import click
 from memconsole.cli.completing import run_names
 from memconsole.runs.act.control import request_profile, wait_accepted
 from memconsole.runs.read.life.liveness import liveness
-from memconsole.runs.record.directory import RunDirectory, RunError, find_run
+from memconsole.runs.read.life.newest import find_live
+from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventreader import EventReader
 from memconsole.runs.record.processes.identity import user_name
@@ -19,15 +20,15 @@ POLL_SECONDS = 0.2
 
 
 @click.command()
-@click.argument("run", default="latest", shell_complete=run_names)
+@click.argument("run", required=False, shell_complete=run_names)
 @click.option("--steps", default=3, show_default=True, type=click.IntRange(1, 100))
 @click.option("--wait/--no-wait", default=True, help="Wait until they are recorded.")
-def command(run: str, steps: int, wait: bool) -> None:
-    """Record the next steps of RUN: a trace of what it computes and its memory use.
+def command(run: str | None, steps: int, wait: bool) -> None:
+    """Record the next steps of RUN, by default the newest live one: a trace of what it computes and its memory use.
 
     The run goes on; recorded steps are slower. The files go into RUN's folder.
     """
-    found = find_run(run)
+    found = find_live(run)
     request = request_profile(found, f"{user_name()} (memconsole profile)", steps)
     answer = wait_accepted(found, request)
     if not wait:

@@ -32,13 +32,16 @@ def run_on_terminal(name: str, run: RunDirectory, arguments: Iterable[str]) -> i
                 return process.wait()
 
 
-def run_program(name: str, run: RunDirectory, arguments: Iterable[str]) -> int:
+def run_program(
+    name: str, run: RunDirectory, arguments: Iterable[str], *, reads_input: bool = False
+) -> int:
     """Run a program to its end and print its output. Returns its exit code. Its error output, such as progress, is
-    shown at once."""
+    shown at once. Only one that `reads_input` has this process's standard input."""
     argv = program(name, run, arguments)
     env = {**os.environ, "PYTHONUTF8": "1"}  # a prompt may be no ASCII although the locale is
     pipe = subprocess.PIPE
-    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=pipe, env=env) as process:
+    source = None if reads_input else subprocess.DEVNULL
+    with subprocess.Popen(argv, stdin=source, stdout=pipe, env=env) as process:
         try:
             printed = process.communicate()[0]
         except KeyboardInterrupt:

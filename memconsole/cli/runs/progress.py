@@ -25,6 +25,7 @@ from memconsole.units import (
 )
 
 WIDTH = 80
+SECONDS_BETWEEN_STEPS = 5.0
 _STEADY = ("queued", "train", *PHASES, "evaluate", "checkpoint", "sample", WAIT_DISK)
 """Phases that alternate all the time; a change between them gets no line."""
 
@@ -32,8 +33,7 @@ _STEADY = ("queued", "train", *PHASES, "evaluate", "checkpoint", "sample", WAIT_
 class ProgressLines:
     """Turns successive snapshots into new lines."""
 
-    def __init__(self, seconds_between_steps: float = 5.0) -> None:
-        self._between = seconds_between_steps
+    def __init__(self) -> None:
         self._phase = ""
         self._built = False
         self._attempt = 0
@@ -79,7 +79,7 @@ class ProgressLines:
         if run.missing_records > self._missing:
             self._missing = run.missing_records
             yield f"warning: {missing_words(run.missing_records)}"
-        due = run.elapsed_seconds - self._step_at >= self._between
+        due = run.elapsed_seconds - self._step_at >= SECONDS_BETWEEN_STEPS
         if due and facts.step > self._step and facts.loss is not None:
             self._step, self._step_at = facts.step, run.elapsed_seconds
             yield step_line(run)
@@ -178,8 +178,7 @@ def summary(run: RunSnapshot) -> str:
         if last.train_loss is not None:
             rows.append(("Final loss on some training rows", loss.told(last.train_loss)))
         for found in figures(task_of(run.plan), last, summary=True):
-            label = found.measure.label
-            title = f"{label[0].upper()}{label[1:]}'s loss" if found.baseline else f"Final {label}"
+            title = f"{found.title[0].upper()}{found.title[1:]}"
             rows.append((title, format_measure(found.value)))
     if ended is not None and ended.early:
         rows.append(("Ended", ended.early))
@@ -214,7 +213,7 @@ def summary(run: RunSnapshot) -> str:
         rows.append(("Records", missing_words(run.missing_records)))
     width = max(len(label) for label, _ in rows) + 2
     lines += [f"  {label + ':':<{width}} {value}" for label, value in rows]
-    if run.verdict is not None and run.verdict.resumable and run.state != "finished":
+    if run.verdict is not None and run.resumable:
         lines.append(f"  resume with: {resume_command(run.id, run.verdict.reason)}")
     return "\n".join(lines)
 

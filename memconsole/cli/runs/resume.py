@@ -14,7 +14,7 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole.plan.training import resuming
 from memconsole.runs.act import launch
-from memconsole.runs.act.control import request_continue
+from memconsole.runs.act.control import request
 from memconsole.runs.read.life.ladder import rungs
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record.checkpoints import base
@@ -61,7 +61,7 @@ def command(
                 raise RunError(
                     f"run {found.id} is paused; settings can change only after memconsole stop {found.id}"
                 )
-            request_continue(found, f"{user_name()} (memconsole resume)")
+            request(found, "continue", f"{user_name()} (memconsole resume)")
             click.echo(f"{found.id}: goes on")
             return
         words = "" if changed is None else resuming.words(found.read_plan(), changed)

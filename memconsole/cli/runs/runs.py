@@ -50,16 +50,18 @@ def command(ctx: click.Context, as_json: bool, live: bool, tags: tuple[str, ...]
         if as_json or live or tags:
             ctx.fail(f"--json, --live and --tag are for the list, not for {ctx.invoked_subcommand}")
         return
-    found = [status(run) for run in list_runs()]
+    runs = list_runs()
+    found = [status(run) for run in runs]
     found = [run for run in found if set(tags) <= set(run.tags)]
     if live:
         found = [run for run in found if run.state in LIVE]
-    found.sort(key=lambda run: (run.state not in LIVE, -run.created_wall))
+    found.sort(key=lambda run: run.state not in LIVE)
     if as_json:
         click.echo(json_module.dumps([_document(run) for run in found], indent=2))
         return
     if not found:
-        click.echo("no such run" if tags else "no runs yet: memconsole train starts one")
+        none = "no such run" if tags else "no run is live"
+        click.echo(none if runs else "no runs yet: memconsole train starts one")
         return
     rows = [_row(run) for run in found]
     shown = [n for n, head in enumerate(HEADS) if head != "tags" or any(run.tags for run in found)]
@@ -71,6 +73,8 @@ def command(ctx: click.Context, as_json: bool, live: bool, tags: tuple[str, ...]
     _echo_list("notes", [(run.id, " ".join(run.note.split())) for run in found if run.note])
     _echo_list("on a cluster", [(run.id, run.job) for run in found if run.job])
     _echo_list("damaged", [(run.id, run.damaged) for run in found if run.damaged])
+    other = [(run.id, run.other_version) for run in found if run.other_version]
+    _echo_list("of another version", other)
     missing = [(run.id, missing_words(n)) for run in found if (n := run.missing_records)]
     _echo_list("damaged records", missing)
     refused = [(run.id, run.refused) for run in found if run.refused]

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from memconsole.cli.completing import run_names
-from memconsole.cli.options import checkpoint_option
+from memconsole.cli.options import checkpoint_option, device_option
 from memconsole.cli.runs.program import run_on_terminal, run_program
 from memconsole.runs.record.directory import find_run
 
+STANDARD_INPUT = "-"
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -44,9 +46,27 @@ def sampling_options(temperature: str, tokens: str) -> Decorator:
     return lambda command: functools.reduce(lambda made, option: option(made), options, command)
 
 
+def tell_unused(ctx: click.Context) -> None:
+    """Say which given options change nothing, because answers take the likeliest token unless a temperature is given."""
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in ("seed", "top_k", "top_p")
+        if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
+    ]
+    if given and ctx.params["temperature"] is None:
+        click.echo(
+            f"{', '.join(given)}: not used, because answers take the likeliest token; --temperature 0.8 draws them",
+            err=True,
+        )
+
+
 @click.command()
 @click.argument("run", default="latest", shell_complete=run_names)
-@click.option("--prompt", default="", help="What to continue; nothing starts a new document.")
+@click.option(
+    "--prompt",
+    default="",
+    help="What to continue; nothing starts a new document, - reads it from standard input.",
+)
 @click.option(
     "--record",
     "fields",
@@ -55,12 +75,17 @@ def sampling_options(temperature: str, tokens: str) -> Decorator:
     help="A field of the record to answer, for runs with data.template; with --message, what its chat has besides: "
     "system, tools or chat_template_kwargs.",
 )
-@click.option("--message", metavar="TEXT", help="A user's message to answer, for runs on chats.")
+@click.option(
+    "--message",
+    metavar="TEXT",
+    help="A user's message to answer, for runs on chats; - reads it from standard input.",
+)
 @sampling_options(
     temperature="0.8; 0 for answers to a record or a message, which takes the likeliest token",
     tokens="64; 256 for an answer",
 )
 @checkpoint_option
+@device_option
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -75,6 +100,8 @@ def command(
     if prompt and (fields or message):
         ctx.fail("give --prompt, or --record and --message")
     found = find_run(run)
+    if fields or message is not None:
+        tell_unused(ctx)
     options = {"prompt": prompt, "message": message, **sampling}
     arguments = [
         f"--{name.replace('_', '-')}={value}"
@@ -82,5 +109,8 @@ def command(
         if value is not None
     ]
     arguments += [f"--record={field}" for field in fields]
-    run_it = run_on_terminal if sys.stdout.isatty() else run_program
-    ctx.exit(run_it("sample", found, arguments))
+    if sys.stdout.isatty():
+        ctx.exit(run_on_terminal("sample", found, arguments))
+    ctx.exit(
+        run_program("sample", found, arguments, reads_input=STANDARD_INPUT in (prompt, message))
+    )

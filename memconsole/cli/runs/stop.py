@@ -7,11 +7,11 @@ import time
 import click
 
 from memconsole.cli.completing import run_names
-from memconsole.runs.act.control import request_kill, request_stop
+from memconsole.runs.act.control import request
 from memconsole.runs.act.launch import attend
-from memconsole.runs.read.follow import status
+from memconsole.runs.read.follow import Follower
+from memconsole.runs.read.life.newest import find_live
 from memconsole.runs.read.shown.words import resume_command, state_word
-from memconsole.runs.record.directory import find_run
 from memconsole.runs.record.processes.identity import user_name
 from memconsole.runs.record.states import LIVE
 
@@ -19,15 +19,15 @@ POLL_SECONDS = 0.2
 
 
 @click.command()
-@click.argument("run", default="latest", shell_complete=run_names)
+@click.argument("run", required=False, shell_complete=run_names)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--kill", is_flag=True, help="Kill it: no step is finished, no checkpoint written.")
 @click.option("--wait/--no-wait", default=True, help="Wait until it has stopped.")
-@click.pass_context
-def command(ctx: click.Context, run: str, yes: bool, kill: bool, wait: bool) -> None:
-    """Stop RUN: it finishes its step, writes a checkpoint, and can be resumed."""
-    found = find_run(run)
-    before = status(found)
+def command(run: str | None, yes: bool, kill: bool, wait: bool) -> None:
+    """Stop RUN, by default the newest live one: it finishes its step, writes a checkpoint, and can be resumed."""
+    found = find_live(run)
+    follower = Follower(found)
+    before = follower.status()
     if before.state not in LIVE:
         click.echo(f"{found.id} is not running: {state_word(before)}")
         return
@@ -38,13 +38,12 @@ def command(ctx: click.Context, run: str, yes: bool, kill: bool, wait: bool) -> 
             f"{verb} {found.id} ({before.name}) at step {before.step:,}?{unsaved}", abort=True
         )
     who = f"{user_name()} (memconsole stop)"
-    (request_kill if kill else request_stop)(found, who)
+    request(found, "kill" if kill else "stop", who)
     told = kill
     while wait:
-        now = status(found)
+        now = follower.status()
         if now.state not in LIVE:
-            resumable = now.state != "finished"
-            more = f"; {resume_command(found.id, now.ended_by)}" if resumable else ""
+            more = f"; {resume_command(found.id, now.ended_by)}" if now.resumable else ""
             click.echo(f"{found.id}: {state_word(now)} at step {now.step:,}{more}")
             return
         if now.unsaved and not told:

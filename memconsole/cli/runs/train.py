@@ -12,18 +12,19 @@ from types import FrameType
 
 import click
 
+from memconsole.announcing import launch_rows, numbered_words
 from memconsole.calibration import calibrated_here
 from memconsole.cli import completing, output
+from memconsole.cli.exits import Exit
 from memconsole.cli.machine.reading import read_devices
 from memconsole.cli.options import build_plan, plan_options
-from memconsole.cli.plans.plan import DOES_NOT_FIT
 from memconsole.cli.runs.memory_report import document, memory_lines, remedies_after, remedy_lines
 from memconsole.cli.runs.progress import ProgressLines, summary
 from memconsole.cli.tables import columns
 from memconsole.devices.reading import Devices
-from memconsole.launching import launch_rows, numbered_words
+from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.plan import Plan, PlanError, quote, replace
-from memconsole.runs.act.control import request_stop
+from memconsole.runs.act.control import request
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.report.report import report
 from memconsole.runs.read.shown.snapshot import RunSnapshot
@@ -37,8 +38,6 @@ from memconsole.start import check_launch, start
 from memconsole.units import format_bytes
 
 POLL_SECONDS = 0.5
-BAD_PLAN = 2
-RESUMABLE = 75
 
 
 @click.command()
@@ -121,8 +120,8 @@ def weights_of(named: str) -> Plan:
         kept = ", ".join(f"step-{step_of(p)}" for p in committed) or "none"
         raise PlanError(f"--from {quote(named)}: no such checkpoint; run {run.id} has {kept}")
     changes: dict[str, object] = {"model.weights": str(found[0])}
-    if (run.path / "tokenizer.json").is_file():
-        changes["data.tokenizer"] = str(run.path / "tokenizer.json")
+    if (run.path / TOKENIZER_JSON).is_file():
+        changes["data.tokenizer"] = str(run.path / TOKENIZER_JSON)
     return replace(plan, changes)
 
 
@@ -178,7 +177,7 @@ def _tell(plan: Plan, name: str | None, *, force: bool, quiet: bool) -> Devices:
             "memconsole plan shows what would save memory; --force launches anyway",
             err=True,
         )
-        raise SystemExit(DOES_NOT_FIT)
+        raise SystemExit(Exit.DOES_NOT_FIT)
     rows = [[f"  {label}", words] for label, words in launch_rows(plan, found)]
     click.echo("\n".join(columns(rows, left=(0, 1))), err=quiet)
     return devices
@@ -213,7 +212,7 @@ def follow(run: RunDirectory, interrupts: Interrupts, *, json: bool = False) -> 
             _ask_to_stop(run)
         if interrupts.count > 1:
             click.echo(f"not waiting for it to stop; memconsole attach {run.id} shows it", err=True)
-            return RESUMABLE
+            return Exit.RESUMABLE
         time.sleep(POLL_SECONDS)
     interrupts.end()
     made = report(run)
@@ -241,12 +240,12 @@ def _naming(run: RunDirectory) -> Iterator[None]:
 
 
 def _ask_to_stop(run: RunDirectory) -> None:
-    request_stop(run, "memconsole train (Ctrl-C)")
+    request(run, "stop", "memconsole train (Ctrl-C)")
     click.echo("stopping: finishing the step, then a checkpoint", err=True)
 
 
 def exit_code(snapshot: RunSnapshot) -> int:
     """0 finished, 75 stopped and resumable, 2 the plan was refused, 1 otherwise."""
     if snapshot.verdict is not None and snapshot.verdict.reason == "bad_plan":
-        return BAD_PLAN
-    return {"finished": 0, "stopped": RESUMABLE}.get(snapshot.state, 1)
+        return Exit.BAD_PLAN
+    return {"finished": 0, "stopped": Exit.RESUMABLE}.get(snapshot.state, 1)

@@ -1,7 +1,7 @@
 """The bytes that a block of the torch decoder and the final norm hold at their peak moments, from stored programs.
 
 A program lists the live bytes of each moment as sums of products of sizes, such as 4·B·S·h.
-`memconsole_torch.tracing.trace_block` traces them on the real modules; `tests/accuracy/block_programs.py` writes the files
+`tests/accuracy/block_programs.py` traces them on the real modules and writes the files
 in `programs/`, one for each structure of a block.
 """
 
@@ -113,7 +113,7 @@ class StructurePrograms(msgspec.Struct, frozen=True):
     """All programs of one structure of a block."""
 
     sizes: tuple[str, ...]
-    """Products of sizes, such as "B S h". The letters are those of `memconsole_torch.tracing.trace_block.TOLD`."""
+    """Products of sizes, such as "B S h". The letters are those of `TOLD` in `tests/accuracy/trace_block.py`."""
     moments: tuple[StoredMoment, ...]
     programs: dict[str, StoredProgram]
 

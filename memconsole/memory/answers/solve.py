@@ -240,12 +240,10 @@ def _least(
     return best[1], best[2]
 
 
-def smallest_device(
-    plan: Plan, devices: Mapping[str, Budget], price: Price = table_of
-) -> str | None:
+def smallest_device(plan: Plan, devices: Mapping[str, Budget]) -> str | None:
     """The name of the device with the least usable memory on which `plan` fits unchanged."""
     for name, device in _by_size(devices):
-        if price(planned_on(plan, name), device).verdict is Verdict.FITS:
+        if table_of(planned_on(plan, name), device).verdict is Verdict.FITS:
             return name
     return None
 
@@ -254,7 +252,6 @@ def smallest_device_fitted(
     plan: Plan,
     devices: Mapping[str, Budget],
     keep: frozenset[str] = frozenset(),
-    price: Price = table_of,
     allow: Allowed = NOTHING,
 ) -> str | None:
     """As `smallest_device`, but optimizations may change if they keep the training result or change only `allow`. A
@@ -265,7 +262,7 @@ def smallest_device_fitted(
         if needs.get(device.kind, 0) > device.usable_bytes:
             continue
         space = Space(planned_on(plan, name), device, keep, allow, only_allowed=True)
-        _, table = _least(space, device, keep, price, _at_most, enough=device.usable_bytes)
+        _, table = _least(space, device, keep, table_of, _at_most, enough=device.usable_bytes)
         if table.verdict is Verdict.FITS:
             return name
         needs[device.kind] = table.at_most_bytes

@@ -69,7 +69,8 @@ def replay(
 ) -> Replayed:
     """Run `events` through the allocator: i + 1 allocates `sizes[i]` bytes, -(i + 1) releases them.
 
-    `capacity`: bytes the device can give to the allocator; None is unlimited.
+    `capacity`: bytes the device can give to the allocator; None is unlimited. `expandable`: with expandable segments,
+    as every trace is replayed; without, `tests/accuracy/torch_reserved.py` fits the reserved bytes of ROCm.
     """
     kind = ExpandableAllocator if expandable else SegmentAllocator
     allocator = kind(capacity)
@@ -85,17 +86,16 @@ def replay(
     return Replayed(completes, allocator.most_allocated, allocator.most_reserved)
 
 
-def least_capacity(events: Sequence[int], sizes: Sequence[int], *, expandable: bool = True) -> int:
-    """The smallest capacity in which `events` complete, to within `PRECISION`.
+def least_capacity(events: Sequence[int], sizes: Sequence[int]) -> int:
+    """The smallest capacity in which `events` complete, to within `PRECISION`, with expandable segments.
 
     It lies between the live peak and the bytes that are reserved without a limit.
     """
-    free = replay(events, sizes, expandable=expandable)
-    low = free.allocated_bytes - 1 if expandable else _live_peak(events, sizes) - 1
-    high = free.reserved_bytes
+    free = replay(events, sizes)
+    low, high = free.allocated_bytes - 1, free.reserved_bytes
     while high - low > max(SMALL_BUFFER, int(high * PRECISION)):
         middle = (low + high) // 2
-        if replay(events, sizes, capacity=middle, expandable=expandable).completes:
+        if replay(events, sizes, capacity=middle).completes:
             high = middle
         else:
             low = middle
@@ -105,14 +105,6 @@ def least_capacity(events: Sequence[int], sizes: Sequence[int], *, expandable: b
 def rounded(size: int) -> int:
     """The size of the smallest block that holds `size` bytes."""
     return max(MIN_BLOCK, -(-size // MIN_BLOCK) * MIN_BLOCK)
-
-
-def _live_peak(events: Sequence[int], sizes: Sequence[int]) -> int:
-    live = most = 0
-    for event in events:
-        live += rounded(sizes[event - 1]) if event > 0 else -rounded(sizes[-event - 1])
-        most = max(most, live)
-    return most
 
 
 class Pool:

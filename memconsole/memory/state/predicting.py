@@ -111,7 +111,7 @@ def came_back(step: StepSizes) -> int:
 
 
 def _before_bytes(step: StepSizes) -> int:
-    """Bytes of the weights before the last jump, kept on the host until the correct phase ends."""
+    """Bytes of the weights before the latest jumps, kept on the host until the correct phase ends."""
     return WIDE * step.trained.elements
 
 

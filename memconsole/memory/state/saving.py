@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memconsole.memory.state.step_sizes import StepSizes
 
-FILE_BYTES = 64 << 20
+SHARD_BYTES = 64 << 20
 """`memconsole_trainer.weights.checkpoint.SHARD_BYTES`."""
 
 
@@ -14,5 +14,5 @@ def gathered_to_save(step: StepSizes) -> int:
         return 0
     if step.kind == "cpu":
         held = (step.weights * step.shards, step.state.resident * step.shards)
-        return sum(min(FILE_BYTES, size) for size in held)
+        return sum(min(SHARD_BYTES, size) for size in held)
     return 4 * step.sizes.used.largest

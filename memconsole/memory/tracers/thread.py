@@ -53,7 +53,7 @@ class ExactRequest(msgspec.Struct, frozen=True):
     since: float
 
 
-class Found(Protocol):
+class Answers(Protocol):
     """The cache that answers are read from and written to (`exact_book.ExactCache`)."""
 
     problems: dict[str, str]
@@ -89,7 +89,7 @@ class TracerThread:
 
     def __init__(
         self,
-        found: Found,
+        answers: Answers,
         tell: Callable[[], None],
         *,
         folder: Path | None,
@@ -98,7 +98,7 @@ class TracerThread:
         patience: Patience,
     ) -> None:
         """`tell` is called after each new result. `tracers` returns the tracer modules by backend."""
-        self._found = found
+        self._answers = answers
         self._tell = tell
         self._folder = folder
         self._find_tracers = tracers
@@ -158,9 +158,9 @@ class TracerThread:
             self._asked.clear()
 
     def _attend(self) -> bool:
-        """Handle all messages in the inbox; wait for one, but not longer than `_rest` allows. False ends the thread."""
+        """Handle all messages in the inbox; wait for one, but not longer than `_seconds_to_wait` says. False ends the thread."""
         try:
-            items = [self._inbox.get(timeout=self._rest(time.monotonic()))]
+            items = [self._inbox.get(timeout=self._seconds_to_wait(time.monotonic()))]
         except queue.Empty:
             return True
         while not self._inbox.empty():
@@ -181,7 +181,7 @@ class TracerThread:
             self._recall(self._request)
         return True
 
-    def _rest(self, now: float) -> float | None:
+    def _seconds_to_wait(self, now: float) -> float | None:
         """Seconds until the next time limit expires; None if no limit is running."""
         moments = [asked.at + self._patience.longest for asked in self._asked.values()]
         moments += [self._too_long(a) for a in self._asked.values() if a.superseded_at is not None]
@@ -207,13 +207,13 @@ class TracerThread:
         self._neighbours = tuple(around)
         store, found = self._store(request.traced.plan.backend), False
         for traced in (request.traced, *around):
-            if store is None or traced.key in self._read or self._found.settled(traced):
+            if store is None or traced.key in self._read or self._answers.settled(traced):
                 continue
             self._read.add(traced.key)
             for stored in (store.read(traced.structure), store.read(traced.key)):
                 if stored is not None:
                     found = True
-                    self._found.keep(traced, stored.exact, stored.timeline)
+                    self._answers.keep(traced, stored.exact, stored.timeline)
         if found:
             self._tell()
 
@@ -229,10 +229,10 @@ class TracerThread:
         traced = asked.traced
         self._tries.pop(traced.key, None)
         if heard.exact is not None or heard.timeline is not None:
-            self._found.keep(traced, heard.exact, heard.timeline)
+            self._answers.keep(traced, heard.exact, heard.timeline)
             self._write(traced, heard)
         elif not asked.doubtful:
-            self._found.problems[traced.key] = heard.problem or "the tracer returned no result"
+            self._answers.problems[traced.key] = heard.problem or "the tracer returned no result"
         self._tell()
 
     def _write(self, traced: TracedPlan, answer: TracerAnswer) -> None:
@@ -255,7 +255,7 @@ class TracerThread:
             self._tries[key] = self._tries.get(key, 0) + 1
             if self._tries[key] >= TRIES:
                 del self._tries[key]
-                self._found.problems[key] = reason
+                self._answers.problems[key] = reason
                 self._tell()
 
     def _step(self, now: float) -> None:
@@ -264,7 +264,7 @@ class TracerThread:
             if now - asked.at >= self._patience.longest:
                 self._kill(asked.tracer)
                 minutes = self._patience.longest / 60
-                self._found.problems[asked.traced.key] = f"no answer in {minutes:.0f} minutes"
+                self._answers.problems[asked.traced.key] = f"no answer in {minutes:.0f} minutes"
                 self._tell()
         if self._request is not None and self._request.trace:
             self._pursue(self._request, now)
@@ -273,7 +273,7 @@ class TracerThread:
                 self._kill(tracer)
 
     def _pursue(self, request: ExactRequest, now: float) -> None:
-        urgent = not self._found.settled(request.traced)
+        urgent = not self._answers.settled(request.traced)
         wanted = request.traced if urgent else self._next_neighbour(request, now)
         if wanted is None:
             return
@@ -299,7 +299,7 @@ class TracerThread:
             return None
         for loosely in (True, False):  # First plans with no answer, then those without a replay.
             for traced in self._neighbours:
-                if not self._found.settled(traced, loosely=loosely):
+                if not self._answers.settled(traced, loosely=loosely):
                     return traced
         return None
 
@@ -333,7 +333,7 @@ class TracerThread:
                 return self._tracers[backend]
             except OSError as error:
                 problem = f"the {backend} tracer did not start: {error}"
-        self._found.problems[traced.key] = problem
+        self._answers.problems[traced.key] = problem
         return None
 
     def _heard(self, tracer: Tracer, heard: TracerAnswer | TracerEnded) -> None:

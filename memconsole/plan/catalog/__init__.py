@@ -318,10 +318,10 @@ def default_plan() -> Plan:
 
 
 def choose(plan: Plan, key: str, value: object) -> Plan:
-    """`plan` with one setting changed, and settings reset that depend on it. Raises `PlanError`.
+    """`plan` with one setting changed. Raises `PlanError`.
 
-    A new model resets the target size, and settings of text if it reads none. A new dataset resets the limit on
-    documents.
+    A new value resets the settings that `_MEANT_FOR` names for the key. A new dataset keeps those of a model that begins
+    with the weights of a run. A catalog model of another task than language resets the settings of text.
     """
     changes = {key: value}
     if value == get(plan, key):

@@ -6,10 +6,10 @@ import os
 import re
 import stat
 from collections import Counter
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from memconsole.once_per_version import once_per_version
 from memconsole.plan.catalog.encodings import HEAD_BYTES, is_binary
 from memconsole.plan.catalog.entries import DatasetFormat
 from memconsole.plan.plan import PlanError, quote
@@ -192,14 +192,13 @@ def _saved(path: Path) -> Folder | None:
 def known_folder(path: Path) -> Folder | None:
     """`folder` of at most `MOST_FILES` entries, cached until its modification time changes."""
     try:
-        changed = path.stat().st_mtime_ns
+        return _remembered(path)
     except OSError as error:
         raise source_error(str(path), f"cannot be read: {error.strerror}") from None
-    return _remembered(path, changed)
 
 
-@lru_cache(maxsize=64)
-def _remembered(path: Path, changed: int) -> Folder | None:
+@once_per_version(64)
+def _remembered(path: Path) -> Folder | None:
     return folder(path, MOST_FILES)
 
 

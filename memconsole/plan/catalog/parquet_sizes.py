@@ -7,10 +7,10 @@ and the console need not load a library for it.
 from __future__ import annotations
 
 import os
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from memconsole.once_per_version import once_per_version
 from memconsole.regular_file import open_regular
 
 FOOTER_BYTES = 1 << 20
@@ -38,14 +38,13 @@ class ColumnSize(NamedTuple):
 def column_size(path: Path, column: str) -> ColumnSize | None:
     """The size of a column of a Parquet file; None if it has no such column, or its footer cannot be read."""
     try:
-        status = path.stat()
+        return _sizes(path).get(column)
     except OSError:
         return None
-    return _sizes(path, status.st_mtime_ns, status.st_size).get(column)
 
 
-@lru_cache(maxsize=256)
-def _sizes(path: Path, changed: int, size: int) -> dict[str, ColumnSize]:
+@once_per_version(256)
+def _sizes(path: Path) -> dict[str, ColumnSize]:
     try:
         footer = _Compact(_footer(path)).struct()
         found: dict[str, ColumnSize] = {}

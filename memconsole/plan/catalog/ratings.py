@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 
+from memconsole.once_per_version import once_per_version
 from memconsole.plan.catalog.rating_tables import RowError, TextTable, is_parquet
 from memconsole.plan.errors import PlanError
 from memconsole.plan.plan import DataChoice
@@ -40,16 +40,15 @@ def check_ratings(path: Path, data: DataChoice) -> None:
     if is_parquet(path):
         return
     try:
-        status = path.stat()
-        _check(path, status.st_mtime_ns, status.st_size, data)
+        _check(path, data)
     except OSError:
         return  # the trainer reports why
     except RowError as error:
         raise PlanError(str(error), "data.source") from None
 
 
-@lru_cache(maxsize=16)
-def _check(path: Path, changed: int, size: int, data: DataChoice) -> None:
+@once_per_version(16)
+def _check(path: Path, data: DataChoice) -> None:
     with open_regular(path) as file:
         table = TextTable(path, file, data)
         if next(table.parts(CHECKED_ROWS), None) is None:
@@ -77,14 +76,13 @@ def ratings_in(folder: Path, data: DataChoice | None = None) -> Path | None:
         user_column=d.user_column, item_column=d.item_column, time_column=d.time_column
     )
     try:
-        return _ratings_in(folder, folder.stat().st_mtime_ns, columns) if folder.is_dir() else None
+        return _ratings_in(folder, columns) if folder.is_dir() else None
     except (OSError, ValueError):
         return None
 
 
-@lru_cache(maxsize=64)
-def _ratings_in(folder: Path, changed: int, columns: DataChoice) -> Path | None:
-    """`ratings_in`, cached by the folder's modification time `changed`."""
+@once_per_version(64)
+def _ratings_in(folder: Path, columns: DataChoice) -> Path | None:
     files = (folder / name for name in NAMES)
     named = columns != DataChoice()
     return next(

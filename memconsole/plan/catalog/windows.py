@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from memconsole.once_per_version import once_per_version
 from memconsole.plan.catalog.hdf5_shapes import dataset_shapes
 
 WINDOW_FILES = (".h5", ".hdf5")
@@ -30,15 +30,13 @@ def window_sizes(where: str) -> WindowSizes | None:
     if not where.lower().endswith(WINDOW_FILES):
         return None
     try:
-        path = Path(where).expanduser().absolute()
-        found = path.stat()
-        return _sizes(path, (found.st_mtime_ns, found.st_size))
+        return _sizes(Path(where).expanduser().absolute())
     except (OSError, ValueError, RuntimeError):
         return None
 
 
-@lru_cache(maxsize=64)
-def _sizes(path: Path, version: tuple[int, int]) -> WindowSizes | None:
+@once_per_version(64)
+def _sizes(path: Path) -> WindowSizes | None:
     shapes = dataset_shapes(path, DATASETS)
     windows, outputs = (shapes.get(name, ()) for name in DATASETS[:2])
     if len(windows) != 3 or len(outputs) != 2 or outputs != shapes.get(DATASETS[2], outputs):

@@ -6,10 +6,10 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from memconsole.once_per_version import once_per_version
 from memconsole.plan import catalog
 from memconsole.plan.catalog.compression import first_line
 from memconsole.plan.catalog.encodings import HEAD_BYTES, is_binary
@@ -113,12 +113,10 @@ def _check_first(plan: Plan, entry: DatasetEntry, found: Template | None) -> Non
         return
     path = Path(entry.where)
     try:
-        status = path.stat()
-        known = path, status.st_mtime_ns, status.st_size
-        if entry.format == "text" and _is_binary(*known):
+        if entry.format == "text" and _is_binary(path):
             raise PlanError(f"{path}: holds binary data, not text", "data.source")
         read = {"csv": _header, "jsonl": _first_record}.get(entry.format)
-        record = read(*known) if read is not None else None
+        record = read(path) if read is not None else None
     except OSError:
         return  # the trainer reports why
     if not record or (found is not None and entry.format == "csv"):
@@ -152,23 +150,21 @@ def first_record(plan: Plan) -> dict[str, Any] | None:
     entry = catalog.dataset(plan)
     if entry.kind != "file" or entry.format != "jsonl":
         return None
-    path = Path(entry.where)
     try:
-        status = path.stat()
-        return _first_record(path, status.st_mtime_ns, status.st_size)
+        return _first_record(Path(entry.where))
     except OSError:
         return None
 
 
-@lru_cache(maxsize=16)
-def _is_binary(path: Path, changed: int, size: int) -> bool:
+@once_per_version(16)
+def _is_binary(path: Path) -> bool:
     """Whether a file of text begins with bytes that no text has."""
     with open_regular(path) as file:
         return is_binary(file.read(HEAD_BYTES))
 
 
-@lru_cache(maxsize=16)
-def _header(path: Path, changed: int, size: int) -> dict[str, Any]:
+@once_per_version(16)
+def _header(path: Path) -> dict[str, Any]:
     """The columns of a table by name, without their types; empty if the first line does not tell them."""
     with open_regular(path) as file:
         line = first_line(file, path.suffix.lower(), MOST_BYTES).decode("utf-8-sig", "replace")
@@ -179,8 +175,8 @@ def _header(path: Path, changed: int, size: int) -> dict[str, Any]:
     return dict.fromkeys(names) if all(names) and len(set(names)) == len(names) else {}
 
 
-@lru_cache(maxsize=16)
-def _first_record(path: Path, changed: int, size: int) -> dict[str, Any] | None:
+@once_per_version(16)
+def _first_record(path: Path) -> dict[str, Any] | None:
     """The first line of a file, if it is a JSON object; None if not."""
     with open_regular(path) as file:
         line = first_line(file, path.suffix.lower(), MOST_BYTES)

@@ -1,8 +1,13 @@
-"""The instructions of this machine's processor. Without 16-bit instructions a CPU trains far slower in 16 bits than in
-fp32, and how much slower depends on the width of its vectors."""
+"""This machine's processor: its name, its clock, its instructions, and how many CPUs this process may use.
+
+Without 16-bit instructions a CPU trains far slower in 16 bits than in fp32, and how much slower depends on the width of
+its vectors.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,6 +17,37 @@ _X86 = {
     "fp16": ("avx512_fp16", "amx_fp16"),
 }
 _ARM = {"bf16": ("bf16", "svebf16"), "fp16": ("asimdhp", "fphp")}
+_NAMES = ("model name", "Hardware", "cpu model", "uarch")
+"""Keys under which the systems tell the model name, the best one first."""
+
+
+def name(cpuinfo: Path = _CPUINFO) -> str:
+    """The model name, as the maker spells it; the architecture if the system does not tell it."""
+    known = _facts(cpuinfo)
+    told = next((known[key] for key in _NAMES if known.get(key)), "")
+    return told or platform.processor() or platform.machine() or "processor"
+
+
+def flags(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
+    """The instruction sets; empty if the system does not tell them."""
+    known = _facts(cpuinfo)
+    return frozenset(known.get("flags", known.get("Features", "")).split())
+
+
+def megahertz(cpuinfo: Path = _CPUINFO) -> float | None:
+    """The clock of the first CPU; None if the system does not tell it."""
+    try:
+        return float(_facts(cpuinfo)["cpu MHz"])
+    except (KeyError, ValueError):
+        return None
+
+
+def process_cpus() -> int:
+    """CPUs that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # only Linux has it
+        return os.cpu_count() or 1
 
 
 def missing_instructions(precision: str, cpuinfo: Path = _CPUINFO) -> str:
@@ -25,8 +61,7 @@ def slow_vectors(precision: str, cpuinfo: Path = _CPUINFO) -> bool:
     """Whether the processor's instructions for `precision` are vectors that train slower than fp32's: those of an Intel
     processor without a matrix unit (AMX). AMD's multiply twice as fast as in fp32 (`tests/bench/peers.py`)."""
     vectors = {_X86.get(_width(precision), ("",))[0]}
-    amd = "AuthenticAMD" in _features(cpuinfo).get("vendor_id", ())
-    return _instructions(precision, cpuinfo)[1] == vectors and not amd
+    return _instructions(precision, cpuinfo)[1] == vectors and not _is_amd(cpuinfo)
 
 
 def slower_than_fp32(precision: str, backend: str, cpuinfo: Path = _CPUINFO) -> str:
@@ -47,42 +82,44 @@ def slower_than_fp32(precision: str, backend: str, cpuinfo: Path = _CPUINFO) -> 
 @lru_cache(maxsize=1)
 def wide_vectors(cpuinfo: Path = _CPUINFO) -> bool:
     """Whether vectors have 512 bits. True if the system does not say."""
-    found = _features(cpuinfo).get("flags")
-    return found is None or "avx512f" in found
+    return "flags" not in _facts(cpuinfo) or "avx512f" in flags(cpuinfo)
 
 
 def prefers_onednn(cpuinfo: Path = _CPUINFO) -> bool:
     """Whether oneDNN multiplies fp32 matrices faster than MKL on this processor: on AMD's with AVX-512
     (`tests/bench/products.py`)."""
-    found = _features(cpuinfo)
-    return "AuthenticAMD" in found.get("vendor_id", ()) and "avx512f" in found.get("flags", ())
+    return _is_amd(cpuinfo) and "avx512f" in flags(cpuinfo)
+
+
+def _is_amd(cpuinfo: Path) -> bool:
+    return _facts(cpuinfo).get("vendor_id") == "AuthenticAMD"
 
 
 def _width(precision: str) -> str:
     return precision.removesuffix("-sr")
 
 
-def _instructions(precision: str, cpuinfo: Path) -> tuple[tuple[str, ...], set[str]]:
+def _instructions(precision: str, cpuinfo: Path) -> tuple[tuple[str, ...], frozenset[str]]:
     """The instruction sets for matmuls in `precision` (none if the system does not say), and those of them that the
     processor has."""
     width = _width(precision)
     if width not in _X86:
-        return (), set()
-    found = _features(cpuinfo)
-    if "flags" in found:
-        known, present = _X86[width], found["flags"]
-    elif "Features" in found:
-        known, present = _ARM[width], found["Features"]
-    else:
-        return (), set()
-    return known, present & set(known)
+        return (), frozenset()
+    facts = _facts(cpuinfo)
+    if "flags" not in facts and "Features" not in facts:
+        return (), frozenset()
+    known = (_X86 if "flags" in facts else _ARM)[width]
+    return known, flags(cpuinfo) & set(known)
 
 
-def _features(cpuinfo: Path) -> dict[str, set[str]]:
-    """The words listed for each key; empty if the system does not say."""
+def _facts(cpuinfo: Path) -> dict[str, str]:
+    """What the system tells of the first CPU, by key; empty if it tells nothing."""
     try:
         text = cpuinfo.read_text(errors="replace")
     except OSError:
         return {}
     lines = (line.partition(":") for line in text.splitlines())
-    return {key.strip(): set(value.split()) for key, _, value in lines}
+    found: dict[str, str] = {}
+    for key, _, value in lines:
+        found.setdefault(key.strip(), value.strip())
+    return found

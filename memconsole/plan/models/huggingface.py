@@ -8,13 +8,13 @@ transformers' configuration classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from memconsole import regular_file
+from memconsole.once_per_version import once_per_version
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.config_reader import Config, refusal
 from memconsole.plan.models.rotary_config import rope, rotary_size
@@ -122,8 +122,7 @@ def read_architecture(directory: str) -> Architecture:
     """The decoder of a directory's config.json, read again only when it changes. Raises `PlanError`."""
     path = Path(directory, "config.json")
     try:
-        status = path.stat()
-        return _read(path, status.st_mtime_ns, status.st_size)
+        return _read(path)
     except PlanError:
         raise
     except (OSError, ValueError, RecursionError) as error:
@@ -134,8 +133,8 @@ def read_architecture(directory: str) -> Architecture:
         ) from None
 
 
-@lru_cache(maxsize=64)
-def _read(path: Path, changed: int, size: int) -> Architecture:
+@once_per_version(64)
+def _read(path: Path) -> Architecture:
     config = msgspec.json.decode(regular_file.read(path, CONFIG_BYTES))
     if not isinstance(config, dict):
         raise ValueError("not a JSON object")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import lru_cache
 from pathlib import Path
 
 import msgspec
 
 from memconsole import regular_file, typed_json
+from memconsole.once_per_version import once_per_version
 from memconsole.plan.models import sentencepiece, tokenizer_config
 from memconsole.plan.models.files import SENTENCEPIECE, TOKENIZERS, VOCABULARY, tokenizer_file
 from memconsole.plan.models.tokenizer_config import TokenizerConfig
@@ -117,12 +117,11 @@ def _of(path: str) -> _Held:
     file = tokenizer_file(place) if place.is_dir() else place
     if file is None:
         raise FileNotFoundError
-    status = file.stat()
-    return _read(file, status.st_mtime_ns, status.st_size)
+    return _read(file)
 
 
-@lru_cache(maxsize=16)
-def _read(file: Path, changed: int, size: int) -> _Held:
+@once_per_version(16)
+def _read(file: Path) -> _Held:
     config = tokenizer_config.read(file.parent)
     named = (config.token(name) for name in ("bos", "eos", "unk", "pad"))
     control = [token for token in named if token is not None]

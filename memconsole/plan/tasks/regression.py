@@ -39,7 +39,7 @@ class Regression:
         Measure("units_loss", "masked MSE in the file's units", short="MSE in units"),
         Measure("cost_ratio", "x optimal cost on unseen systems", short="x optimal cost"),
         Measure("unseen_loss", "masked MSE on unseen systems", short="unseen"),
-        Measure("ridge_loss", "linear map of each family", short="family map"),
+        Measure("ridge_loss", "loss of a linear map of each family", short="family map"),
         *(
             Measure(
                 f"{side}{of}cost_ratio",

@@ -76,7 +76,7 @@ class Task(Protocol):
     positions: str
     """The elements of a row, in the plural: tokens, steps."""
     loss: Measure
-    """What training minimizes; its sum over a batch is divided by the batch's weight."""
+    """What training minimizes; its sum over a batch is divided by the batch's weight. A loss in nats is per `unit`."""
     measures: tuple[Measure, ...]
     """What an evaluation sums in addition to the loss."""
     derived: tuple[Measure, ...]

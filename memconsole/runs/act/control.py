@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 
 from memconsole.runs.act import launch, slurm
@@ -13,36 +12,8 @@ from memconsole.runs.record.directory import RunDirectory, RunError, WriteError
 from memconsole.runs.record.requests import Order, Reply, Request, pause_asked, reply_to
 from memconsole.sanitize import clean_line
 
-
-def request_stop(run: RunDirectory, who: str) -> str:
-    """Ask the trainer to finish its step, save and stop. A second request shortens the deadline.
-
-    Past the deadline the trainer is killed. Returns the request's id. Starts a supervisor if the
-    run has none. A job that waits in the queue is cancelled, and the id is empty. Raises `RunError` if
-    the run is not live.
-    """
-    return _request(run, "stop", who)
-
-
-def request_kill(run: RunDirectory, who: str) -> str:
-    """Kill the trainer and its remaining children at once; work since the last checkpoint is lost.
-
-    Returns the request's id. Raises `RunError` if no process of the run is alive.
-    """
-    return _request(run, "kill", who)
-
-
-def request_pause(run: RunDirectory, who: str) -> str:
-    """Ask the trainer to wait between two steps and keep its memory.
-
-    Returns the request's id. Raises `RunError` if the run is not live.
-    """
-    return _request(run, "pause", who)
-
-
-def request_continue(run: RunDirectory, who: str) -> str:
-    """Let a paused trainer go on. Returns the request's id. Raises `RunError` if it is not live."""
-    return _request(run, "continue", who)
+ANSWER_SECONDS = 10.0
+"""How long a supervisor may take to reply."""
 
 
 def request_profile(run: RunDirectory, who: str, steps: int) -> str:
@@ -53,39 +24,50 @@ def request_profile(run: RunDirectory, who: str, steps: int) -> str:
     """
     if pause_asked(run) and liveness(run).live:
         raise RunError(f"run {run.id} is paused; resume it first (memconsole resume {run.id})")
-    return _request(run, "profile", who, steps)
+    return request(run, "profile", who, steps)
 
 
-def _request(run: RunDirectory, command: Order, who: str, steps: int = 0) -> str:
+def request(run: RunDirectory, order: Order, who: str, steps: int = 0) -> str:
+    """Send an order to the supervisor of a run, and start one if it has none. Returns the request's id.
+
+    - stop: the trainer finishes its step, saves and stops. Past a deadline, which a second request shortens, it is
+      killed. A job that waits in the queue is cancelled, and the id is empty.
+    - kill: the trainer and its remaining children end at once; work since the last checkpoint is lost.
+    - pause: the trainer waits between two steps and keeps its memory.
+    - continue: a paused trainer goes on.
+    - profile: the trainer records its next `steps` steps; see `request_profile`.
+
+    Raises `RunError` if the run is not live. A kill is also for a run whose trainer is dead while children of it live.
+    """
     wake(run)
     now = liveness(run)
     job = run.job()
-    if job is not None and now.state == "queued" and command in ("stop", "kill"):
+    if job is not None and now.state == "queued" and order in ("stop", "kill"):
         slurm.cancel(run, job, clean_line(who, 200))
         return ""
-    if now.attempt is None or not (now.live or (now.state == "orphaned" and command == "kill")):
+    if now.attempt is None or not (now.live or (now.state == "orphaned" and order == "kill")):
         hint = "; only a kill ends its children" if now.state == "orphaned" else ""
         raise RunError(f"run {run.id} is not running: it is {now.state}{hint}")
-    request = Request(
-        id=f"{time.time_ns():016x}-{secrets.token_hex(5)}",
-        command=command,
+    made = Request(
+        id=requests.new_id(),
+        command=order,
         who=clean_line(who, 200),
         attempt=now.attempt,
         time_wall=time.time(),
         steps=steps,
     )
     try:
-        requests.write(run, request)
+        requests.write(run, made)
     except OSError as error:
         raise WriteError(f"run {run.id}: the request cannot be written: {error.strerror}") from None
     if now.supervisor_pid is None:
         launch.adopt(run)
-    return request.id
+    return made.id
 
 
-def wait_answer(run: RunDirectory, request_id: str, seconds: float = 10.0) -> Reply | None:
+def wait_answer(run: RunDirectory, request_id: str) -> Reply | None:
     """Wait for the supervisor's reply; None if it does not come in time."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + ANSWER_SECONDS
     while (found := reply_to(run, request_id)) is None and time.monotonic() < deadline:
         time.sleep(0.05)
     return found

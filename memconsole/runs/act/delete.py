@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 
 from memconsole.plan.plan import PlanError
 from memconsole.plan.training.origin import checkpoint_of
@@ -14,21 +15,32 @@ from memconsole.runs.record.directory import RunDirectory, RunError, list_runs
 from memconsole.runs.record.processes import locks
 
 
-def begun_from(run: RunDirectory) -> list[RunDirectory]:
-    """The runs that started from a checkpoint of this one. They read it again when they are resumed,
-    and adapters also when they are sampled or exported."""
-    return [other for other in list_runs() if other != run and _begun_from(other, run)]
+class Begun:
+    """Which runs started from which. Reads the plan of each run once."""
+
+    def __init__(self) -> None:
+        self._sources: dict[RunDirectory, tuple[Path, ...]] = {}
+        """The checkpoint that a run started from, as the folders that hold it."""
+
+    def of(self, run: RunDirectory) -> list[RunDirectory]:
+        """The runs that started from a checkpoint of this one. They read it again when they are resumed,
+        and adapters also when they are sampled or exported."""
+        runs, folder = list_runs(), run.path.resolve()
+        for other in runs:
+            if other not in self._sources:
+                self._sources[other] = _source(other)
+        return [other for other in runs if other != run and folder in self._sources[other]]
 
 
-def _begun_from(other: RunDirectory, run: RunDirectory) -> bool:
+def _source(run: RunDirectory) -> tuple[Path, ...]:
     try:
-        checkpoint = checkpoint_of(other.read_plan())
+        checkpoint = checkpoint_of(run.read_given_plan())
     except PlanError:
-        return False
-    return checkpoint is not None and run.path.resolve() in checkpoint.resolve().parents
+        return ()
+    return () if checkpoint is None else tuple(checkpoint.resolve().parents)
 
 
-def check_deletable(run: RunDirectory) -> None:
+def check_deletable(run: RunDirectory, begun: Begun) -> None:
     """Raise `RunError` while a process of the run is alive, or of one that started from it."""
     wake(run)
     now = settled(run)
@@ -36,15 +48,15 @@ def check_deletable(run: RunDirectory) -> None:
         raise RunError(f"run {run.id} is {now.state}; stop it first")
     if locks.holder(run.resume_lock) is not None:
         raise RunError(f"run {run.id} is starting; stop it first")
-    for other in begun_from(run):
+    for other in begun.of(run):
         if liveness(other).live:
             raise RunError(f"run {run.id}: run {other.id} started from its weights and is training")
 
 
-def delete_run(run: RunDirectory) -> None:
+def delete_run(run: RunDirectory, begun: Begun | None = None) -> None:
     """Remove a run's files, and what earlier deletions left. Raises what `check_deletable` raises, and `RunError` if the
     run or some of its files cannot be removed."""
-    check_deletable(run)
+    check_deletable(run, begun or Begun())
     trash = run.path.with_name(f".trash-{run.id}")
     try:
         lock = locks.take(run.supervisor_lock)

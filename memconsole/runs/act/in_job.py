@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import signal
 import sys
 import time
@@ -31,7 +30,7 @@ from memconsole.runs.record import files, requests
 from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.failures.failure import ExitCode
 from memconsole.runs.record.processes import locks
-from memconsole.runs.record.records import ExitRecord
+from memconsole.runs.record.records import ERROR, EXIT
 from memconsole.runs.record.requests import Request
 from memconsole.runs.record.states import Verdict
 
@@ -90,14 +89,13 @@ class JobSupervisor(Supervisor):
         if self._nodes == 1 or code is None or code - 128 not in set(signal.Signals):
             return code, number
         with contextlib.suppress(OSError):
-            (
-                self.path / "error.json"
-            ).unlink()  # of a process that lost touch with the one that died
+            # Of a process that lost touch with the one that died.
+            (self.path / ERROR).unlink()
         return None, signal.Signals(code - 128)
 
     def _ask_to_stop(self, who: str) -> None:
         request = Request(
-            id=f"{time.time_ns():016x}-{secrets.token_hex(5)}",
+            id=requests.new_id(),
             command="stop",
             who=who,
             attempt=self.attempt,
@@ -170,8 +168,7 @@ def _still_held(run: RunDirectory) -> bool:
 
 def _leave(supervisor: JobSupervisor) -> int:
     """Put the job back into the queue if the run goes on there. Returns the exit code."""
-    path = supervisor.path / "exit.json"
-    record = files.read_struct(path, ExitRecord)
+    record = supervisor.run.exit_record(supervisor.attempt)
     if record is None:
         return 1
     if not record.requeues or supervisor.place is None:
@@ -184,6 +181,7 @@ def _leave(supervisor: JobSupervisor) -> int:
         say(str(error))
         words = f"{record.verdict.evidence}; the job could not be put back into the queue: {error}"
         verdict = msgspec.structs.replace(record.verdict, evidence=words)
+        path = supervisor.path / EXIT
         files.write_struct(path, msgspec.structs.replace(record, verdict=verdict, requeues=False))
         return ExitCode.STOPPED
     # Slurm ends this process; if it returned first, the job would count as ended.

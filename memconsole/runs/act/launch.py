@@ -19,6 +19,7 @@ from memconsole.plan.plan import Plan, PlanError, quote
 from memconsole.runs.act import restart, slurm
 from memconsole.runs.act.environment import trainer_environment
 from memconsole.runs.act.family import wake
+from memconsole.runs.act.reserves import free_reserves
 from memconsole.runs.act.trackers import start_trackers
 from memconsole.runs.read.life.liveness import liveness, refusal, settled
 from memconsole.runs.record import consent
@@ -49,6 +50,7 @@ def launch(
     `PlanError` for a job that cannot be described.
     """
     environment = recorded_environment(trainer_environment(plan, os.environ))
+    free_reserves()
     run = create_run(plan, name, environment, by_recipe)
     try:
         _keep_base(run, plan)

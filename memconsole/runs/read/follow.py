@@ -12,18 +12,19 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.sections.hybrid import PHASES as STEPPING
 from memconsole.plan.tasks import task_of
 from memconsole.plan.training.origin import checkpoint_of
-from memconsole.runs.read.life.ladder import rungs
+from memconsole.runs.read.history import History
 from memconsole.runs.read.life.liveness import Liveness, liveness, refusal
 from memconsole.runs.read.shown.log_tail import LogTail
 from memconsole.runs.read.shown.missing import MissingCounts
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.shown.symptoms import symptoms_of
+from memconsole.runs.read.shown.unread import Unread, unread
 from memconsole.runs.read.shown.unsaved import unsaved_words
 from memconsole.runs.read.shown.words import units_per_second
 from memconsole.runs.read.state.facts import facts_of
 from memconsole.runs.read.state.figures import best_evaluation
 from memconsole.runs.read.state.pace import eta_seconds, pace_seconds, slow_step_seconds
-from memconsole.runs.read.state.reduce import RunState, begin_attempt, forget_memory, reduce
+from memconsole.runs.read.state.reduce import RunState
 from memconsole.runs.read.state.saved_state import SavedState, read_saved, write_saved
 from memconsole.runs.read.state.stages import Stage, stages_of
 from memconsole.runs.record.directory import RunDirectory
@@ -31,8 +32,9 @@ from memconsole.runs.record.labels import read_labels
 from memconsole.runs.record.log.eventreader import EventReader
 from memconsole.runs.record.processes.heartbeat import Heartbeat, read_heartbeat
 from memconsole.runs.record.processes.identity import boot_seconds
+from memconsole.runs.record.records import OUTPUT
 from memconsole.runs.record.requests import pause_asked, stop_requests
-from memconsole.runs.record.states import WAIT_DISK, State, Verdict
+from memconsole.runs.record.states import WAIT_DISK, State, Verdict, may_resume
 from memconsole.runs.record.trackers import tracked_at, tracker_problems
 from memconsole.sanitize import clean, clean_line
 
@@ -54,8 +56,6 @@ FIRST_STEP_SECONDS = 1800.0
 """Limit for the first step of an attempt, which may compile."""
 MOST_OF_A_STEP = 0.95
 """The greatest share of the current step that is shown as done, if it takes longer than the steps before it."""
-READ_BYTES = 1 << 20
-"""Log bytes read at a time. This bounds the memory needed to read a long run."""
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,12 +96,16 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One sentence that supports `ended_by`."""
     refused: str = ""
     """Why the trainer refused the plan, if nothing was trained."""
+    resumable: bool = False
+    """Whether it has ended and can be resumed."""
     missing_records: int = 0
     """Records of the event log that could not be read or are not there."""
     job: str = ""
     """Its Slurm job and where it runs or why it waits, while it lives; "" for a run of this machine."""
     damaged: str = ""
     """Which of the run's files cannot be read, and why; the other figures may be wrong then."""
+    other_version: str = ""
+    """Why its plan cannot be read, if another version of memconsole wrote it."""
 
     @property
     def current_phase(self) -> str:
@@ -120,9 +124,7 @@ class Follower:
         """Continues from `state.json` if there is one, so attaching to a long run is instant."""
         self.run = run
         self._monotonic = monotonic
-        self._state = RunState()
-        self._reader: EventReader | None = None
-        self._missing = MissingCounts()
+        self._history = History(run, RunState())
         self._log: LogTail | None = None
         self._beat: object = None
         self._beat_at = self._step_at = self._opened = monotonic()
@@ -130,8 +132,14 @@ class Follower:
         self._saved: tuple[int, int, int] | None = None
         record = run.record()
         self._created = run.created_wall
-        self._plan, self._by_recipe, self._problems = _read_plan(run)
-        self._plan_read = not self._problems
+        self._plan, self._by_recipe, why = _read_plan(run)
+        self._plan_read = why is None
+        self._problems: tuple[str, ...] = ()
+        self._other_version = ""
+        if why is not None and why.other_version:
+            self._other_version = why.words
+        elif why is not None:
+            self._problems = (why.words,)
         if record is None:
             self._problems += ("run.json is missing or damaged",)
         self._load()
@@ -141,7 +149,7 @@ class Follower:
         # Check liveness before the events, so that the last records of an ended run are included.
         life = liveness(self.run)
         self._catch_up()
-        state = self._state
+        state = self.state
         beat = read_heartbeat(self.run.attempt_path(state.attempt)) if state.attempt else None
         phase, unsaved = (
             "queued" if life.state == "queued" else state.phase,
@@ -184,33 +192,39 @@ class Follower:
             epochs=tuple(mark.event for mark in state.epochs),
             evaluations=tuple(state.evaluations),
             gauges=state.gauges.curves(),
-            warnings=(*self._problems, *tracker_problems(self.run.path), *state.warnings),
+            warnings=(
+                *self._problems,
+                *filter(None, (self._other_version,)),
+                *tracker_problems(self.run.path),
+                *state.warnings,
+            ),
             log_tail=self._log.poll() if self._log else (),
             unsaved=clean_line(unsaved, 500),
             job=clean_line(life.job, 300),
             stop_requested_by=self._stop_requested_by(life),
             pause_requested=life.live and pause_asked(self.run),
-            missing_records=self.missing,
+            missing_records=self._history.missing,
         )
-
-    @property
-    def missing(self) -> int:
-        """How many records could not be read, are not there, or had impossible values."""
-        return self._missing.records(self._reader) + self._state.odd
 
     @property
     def state(self) -> RunState:
         """The state after the events read so far; `poll` updates it."""
-        return self._state
+        return self._history.state
 
     def status(self) -> RunStatus:
-        """One line about the run, without its log."""
+        """One line about the run, without its log.
+
+        An ended run has no supervisor that writes `state.json`. If much of the event log had to be read, this
+        writes it.
+        """
         life = liveness(self.run)
         self._catch_up()
-        number = self._state.attempt
+        if not life.live and life.supervisor_pid is None and self._history.pieces > 1:
+            self.save_state()
+        number = self.state.attempt
         beat = read_heartbeat(self.run.attempt_path(number)) if life.live and number else None
         unsaved = unsaved_words(self.run, beat)
-        labels, state = read_labels(self.run.path), self._state
+        labels, state = read_labels(self.run.path), self.state
         task = task_of(self._plan)
         best = best_evaluation(task, state.evaluations)
         return RunStatus(
@@ -220,11 +234,11 @@ class Follower:
             ended_by=clean_line(life.verdict.reason, 80) if life.verdict else "",
             begun_from=_begun_from(self._plan),
             evidence=clean_line(life.verdict.evidence, 500) if life.verdict else "",
-            phase=WAIT_DISK if unsaved else self._state.phase,
+            phase=WAIT_DISK if unsaved else self.state.phase,
             unsaved=clean_line(unsaved, 500),
-            step=self._state.step,
-            total_steps=self._state.total_steps or self._plan.train.max_steps,
-            loss=self._state.loss,
+            step=self.state.step,
+            total_steps=self.state.total_steps or self._plan.train.max_steps,
+            loss=self.state.loss,
             backend=self._plan.backend if self._plan_read else "?",
             model=self._plan.model.name if self._plan_read else "?",
             created_wall=self._created,
@@ -238,23 +252,26 @@ class Follower:
             tags=labels.tags,
             note=labels.note,
             refused=clean_line(refusal(self.run, life.verdict), 500),
-            missing_records=self.missing,
+            resumable=may_resume(life.state, life.verdict),
+            missing_records=self._history.missing,
             job=clean_line(life.job, 300),
             damaged="; ".join(self._problems),
+            other_version=self._other_version,
         )
 
     def save_state(self) -> bool:
         """Write `state.json` for the next reader. The supervisor calls this about once a second.
 
-        Returns False if there is nothing new or the disk refuses.
+        Needs no lock: the file is replaced as a whole, and a reader can continue from any state of the run. Returns
+        False if there is nothing new or the disk refuses.
         """
         self._catch_up()
-        reader = self._reader
+        reader = self._history.reader
         if reader is None or reader.position == self._saved:
             return False
-        damaged, unseen = self._missing.counts(reader)
+        damaged, unseen = self._history.counts.counts(reader)
         saved = SavedState(
-            position=reader.position, damaged=damaged, unseen=unseen, state=self._state
+            position=reader.position, damaged=damaged, unseen=unseen, state=self.state
         )
         try:
             write_saved(self.run.state_path, saved)
@@ -277,37 +294,18 @@ class Follower:
                 return
         except OSError:
             return
-        self._state = clean_texts(saved.state)
-        self._missing = MissingCounts(saved.damaged, saved.unseen)
-        self._reader = EventReader(directory, saved.position)
+        self._history.state = clean_texts(saved.state)
+        self._history.counts = MissingCounts(saved.damaged, saved.unseen)
+        self._history.reader = EventReader(directory, saved.position)
         self._saved = saved.position
-        self._log = LogTail(directory / "out.log")
 
     def _catch_up(self) -> None:
-        """Read every new record of this attempt and of later attempts."""
-        # List the attempts first: once a later one exists, earlier ones get no more records.
-        later = [n for n in self.run.attempt_numbers() if n > self._state.attempt]
-        self._drain()
-        for number in later:
-            self._missing.leave(self._reader)
-            directory = self.run.attempt_path(number)
-            self._reader = EventReader(directory)
-            self._log = LogTail(directory / "out.log")
-            self._state = begin_attempt(self._state, number)
-            if any(rung.attempt == number - 1 for rung in rungs(self.run)):
-                forget_memory(self._state)
-            self._drain()
-
-    def _drain(self) -> None:
-        reader = self._reader
-        if reader is None:
-            return
-        state, before = self._state, None
-        while reader.position != before:
-            before = reader.position
-            for record in reader.read(READ_BYTES):
-                state = reduce(state, record)
-        self._state = state
+        """Read every new record."""
+        for _ in self._history.new():
+            pass
+        path = self.run.attempt_path(self.state.attempt) / OUTPUT
+        if self._history.reader is not None and (self._log is None or self._log.path != path):
+            self._log = LogTail(path)
 
     def _stalled(self, beat: Any, phase: str) -> float | None:
         """Seconds since the heartbeat or the log changed, if that is too long for the phase.
@@ -315,18 +313,19 @@ class Follower:
         None otherwise. Only this reader's own clock is used: clocks of two hosts cannot be
         subtracted.
         """
-        position = self._reader.position if self._reader else None
+        reader = self._history.reader
+        position = reader.position if reader else None
         now = self._monotonic()
         if (beat, position) != self._beat:
             self._beat, self._beat_at = (beat, position), now
         if beat is not None:
             phase = beat.phase
         silent = now - self._beat_at
-        return silent if silent > stall_limit_seconds(self._state, phase) else None
+        return silent if silent > stall_limit_seconds(self.state, phase) else None
 
     def _steps_done(self, beat: Heartbeat | None, phase: str) -> float:
         """The steps done by the heartbeat, plus a share of the next step by this reader's clock."""
-        state, now = self._state, self._monotonic()
+        state, now = self.state, self._monotonic()
         done = max(state.step, beat.step if beat is not None else 0)
         if done != self._beat_step:
             self._beat_step, self._step_at = done, now
@@ -343,7 +342,7 @@ class Follower:
 
     def _stages(self, life: Liveness) -> tuple[Stage, ...]:
         """The start-up of this attempt. A live run started in this boot, so its clock is usable."""
-        state = self._state
+        state = self.state
         starting = life.live and not state.trained
         marks = state.stages[:-1] if state.trained else state.stages
         if state.trained:
@@ -393,14 +392,13 @@ def clean_texts(value: Any) -> Any:
     return value
 
 
-def _read_plan(run: RunDirectory) -> tuple[Plan, frozenset[str], tuple[str, ...]]:
+def _read_plan(run: RunDirectory) -> tuple[Plan, frozenset[str], Unread | None]:
     """The run's plan, the settings that the recipe chose, and why it cannot be read."""
     try:
         plan, by_recipe = run.read_settled_plan()
-        return clean_texts(plan), by_recipe, ()
+        return clean_texts(plan), by_recipe, None
     except PlanError as error:
-        problem = clean_line(f"the run's plan cannot be read: {error}", 500)
-        return Plan(), frozenset(), (problem,)
+        return Plan(), frozenset(), unread(run, error)
 
 
 def _begun_from(plan: Plan) -> str:

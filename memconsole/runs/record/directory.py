@@ -22,12 +22,14 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.record import files
 from memconsole.runs.record.labels import NAME_CHARACTERS, read_labels, shown_name
 from memconsole.runs.record.processes.identity import host_name
-from memconsole.runs.record.records import AttemptRecord, JobRecord, RunRecord
+from memconsole.runs.record.records import EXIT, AttemptRecord, ExitRecord, JobRecord, RunRecord
 from memconsole.sanitize import clean_line
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z2-7]{6}")
 CHECKPOINT_NAME = re.compile(r"step-(\d{9,})")
 RECEIPT = "receipt.json"
+FUTURE_SECONDS = 60.0
+"""How far in the future a run may be dated: the clocks of machines that share a disk differ."""
 LATEST = "latest"
 """What commands call the newest run."""
 
@@ -181,6 +183,10 @@ class RunDirectory:
     def attempt_record(self, number: int) -> AttemptRecord | None:
         return files.read_struct(self.attempt_path(number) / "attempt.json", AttemptRecord)
 
+    def exit_record(self, number: int) -> ExitRecord | None:
+        """How an attempt ended, as its supervisor recorded it."""
+        return files.read_struct(self.attempt_path(number) / EXIT, ExitRecord)
+
     @property
     def name(self) -> str:
         """The name the user gave last, or the id."""
@@ -333,7 +339,10 @@ def create_run(
 
 
 def list_runs() -> list[RunDirectory]:
-    """Every run of this user, newest first. Ids would not do: they begin with local time, which is set back."""
+    """Every run of this user, newest first, and last those dated in the future by a clock that was wrong.
+
+    Ids would not do: they begin with local time, which is set back.
+    """
     root = runs_root()
     try:
         with os.scandir(root) as entries:
@@ -342,8 +351,13 @@ def list_runs() -> list[RunDirectory]:
         return []
     except OSError as error:
         raise RunError(f"{root}: cannot be read: {error.strerror}") from None
-    runs = [RunDirectory(root / name) for name in names]
-    return sorted(runs, key=lambda run: (run.created_wall, run.id), reverse=True)
+    latest = time.time() + FUTURE_SECONDS
+
+    def age(run: RunDirectory) -> tuple[bool, float, str]:
+        created = run.created_wall
+        return created <= latest, created, run.id
+
+    return sorted((RunDirectory(root / name) for name in names), key=age, reverse=True)
 
 
 def _own_directory(entry: os.DirEntry[str]) -> bool:

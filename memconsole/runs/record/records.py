@@ -6,6 +6,13 @@ import msgspec
 
 from memconsole.runs.record.states import Verdict
 
+EXIT, FINAL, ERROR = "exit.json", "final.json", "error.json"
+"""Files of an attempt: how it ended, as its supervisor and as its trainer recorded it, and the trainer's error."""
+OUTPUT = "out.log"
+"""File of an attempt: what its trainer printed."""
+PAUSED = "paused"
+"""File of an attempt whose trainer is to wait between two steps."""
+
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Identifies a process, even if its process id is reused."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import stat
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -19,11 +21,17 @@ import msgspec
 from memconsole import typed_json
 from memconsole.runs.record import files, spares
 from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.records import PAUSED
 
 COMMAND_BYTES = 4096
 Order = Literal["stop", "kill", "pause", "continue", "profile"]
 PROFILE = "profile.json"
 _COMMAND_ID = re.compile(r"[0-9a-f]{16}-[0-9a-f]{10}")
+
+
+def new_id() -> str:
+    """An id for a request or a reply; ids sort by the time at which they were made."""
+    return f"{time.time_ns():016x}-{secrets.token_hex(5)}"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,7 +63,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 def pause_asked(run: RunDirectory) -> bool:
     """Whether the newest attempt is paused or asked to pause."""
     attempt = run.newest_attempt()
-    return attempt is not None and files.exists(run.attempt_path(attempt) / "paused")
+    return attempt is not None and files.exists(run.attempt_path(attempt) / PAUSED)
 
 
 def reply_to(run: RunDirectory, request_id: str) -> Reply | None:

@@ -53,3 +53,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     signal: str | None = None
     resumable: bool = False
+
+
+def may_resume(state: State, verdict: Verdict | None) -> bool:
+    """Whether a run has ended and can be resumed from what it saved."""
+    return state not in LIVE and verdict is not None and verdict.resumable

@@ -175,9 +175,13 @@ class ConsoleApp(NavigatingApp, inherit_bindings=False):
 
     @work(thread=True, exclusive=True, group="live", exit_on_error=False)
     def _find_live_run(self) -> None:
-        from memconsole.tui.runs.runs_list import newest_live
+        from memconsole.runs.read.life.newest import newest_live
+        from memconsole.runs.record.directory import RunError
 
-        run = newest_live()
+        try:
+            run = newest_live()
+        except RunError:
+            return
         if run is not None and not get_current_worker().is_cancelled:
             self.post_message(LiveRunFound(run.id))
 

@@ -30,6 +30,7 @@ from memconsole.tui.views.run_view import Pane, RunView
 if TYPE_CHECKING:
     from memconsole.memory.tracers.exact_book import ExactBook
     from memconsole.runs.read.shown.snapshot import RunSnapshot
+    from memconsole.runs.record.requests import Order
 
 
 def _moved_on(before: RunSnapshot, now: RunSnapshot) -> bool:
@@ -99,6 +100,10 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
         last = None
         while not stop.is_set():
             snapshot = follower.poll()
+            if not run.path.is_dir():  # after the poll, which may have read it half deleted
+                name = last.name if last is not None else run.id
+                self.post_message(FollowFailed(f"run {name} has been deleted"))
+                return
             if snapshot != last:
                 last = snapshot
                 self._snapshot_shown.clear()
@@ -169,7 +174,7 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
     @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
     def launch(self, plan: Plan, name: str | None = None) -> None:
         """Check, price and start `plan` as a new run."""
-        from memconsole.launching import numbered_words
+        from memconsole.announcing import numbered_words
         from memconsole.runs.record.directory import RunError
         from memconsole.start import start
 
@@ -196,19 +201,13 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
         self.post_message(Launched(run_id, f"attempt {number} {how}"))
 
     @work(thread=True, group="control", exit_on_error=False)
-    def request(self, run_id: str, what: str) -> None:
-        """Ask a run to `stop`, `kill` (at once), `pause` or `continue`."""
+    def request(self, run_id: str, what: Order) -> None:
+        """Send a run an order; see `control.request`."""
         from memconsole.runs.act import control
         from memconsole.runs.record.directory import RunError, find_run
 
         try:
-            ask = {
-                "stop": control.request_stop,
-                "kill": control.request_kill,
-                "pause": control.request_pause,
-                "continue": control.request_continue,
-            }[what]
-            ask(find_run(run_id), "console")
+            control.request(find_run(run_id), what, "console")
         except (RunError, OSError) as error:
             self.post_message(ActionFailed(f"not asked to {what}: {error}"))
 

@@ -15,7 +15,7 @@ from memconsole.runs.read.shown.jumps import counts_word
 from memconsole.runs.read.shown.missing import marked
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.shown.words import ended_words
-from memconsole.runs.read.state.figures import best_evaluation
+from memconsole.runs.read.state.figures import best_evaluation, loss_units
 from memconsole.tui.draw.axes import Axes
 from memconsole.tui.draw.chart import Series, choose_axes, finite, plot
 from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule, wrap
@@ -88,15 +88,19 @@ def run_rows(runs: Sequence[RunSnapshot], width: int) -> list[Line]:
     heads = [f"{n + 1} {run.name or run.id}" for n, run in enumerate(shown)]
     roles = ROLES[: len(shown)]
     lines = [_row("", heads, cells, roles)]
+    units = loss_units([task_of(run.plan) for run in shown])
     figures: list[tuple[str, list[str]]] = [
         ("state", [ended_words(run) for run in shown]),
         ("step", [f"{run.facts.step:,}" for run in shown]),
-        ("train loss", [_loss(run.facts.loss) for run in shown]),
-        ("best validation", [_best(run) for run in shown]),
+        (
+            "train loss",
+            [_loss(run.facts.loss, unit) for run, unit in zip(shown, units, strict=True)],
+        ),
+        ("best validation", [_best(run, unit) for run, unit in zip(shown, units, strict=True)]),
         *_judged_rows(shown),
         *(
-            (f"{units}/s", [_rate(run, units) for run in shown])
-            for units in dict.fromkeys(task_of(run.plan).units for run in shown)
+            (f"{counted}/s", [_rate(run, counted) for run in shown])
+            for counted in dict.fromkeys(task_of(run.plan).units for run in shown)
         ),
         ("minutes", [minutes_word(run.minutes) for run in shown]),
         ("memory peak", [_peak(run) for run in shown]),
@@ -136,8 +140,8 @@ def _judged_rows(runs: Sequence[RunSnapshot]) -> list[tuple[str, list[str]]]:
     return [("best evaluation", words)]
 
 
-def _best(run: RunSnapshot) -> str:
-    return marked(_loss(run.best_validation_loss), "best_validation_loss", run.uncertain)
+def _best(run: RunSnapshot, unit: str) -> str:
+    return marked(_loss(run.best_validation_loss, unit), "best_validation_loss", run.uncertain)
 
 
 def _peak(run: RunSnapshot) -> str:
@@ -269,8 +273,8 @@ def _row(name: str, texts: Sequence[str], cells: int, roles: Sequence[str] = ())
     return line
 
 
-def _loss(value: float | None) -> str:
-    return "—" if value is None else loss_word(value)
+def _loss(value: float | None, unit: str) -> str:
+    return "—" if value is None else f"{loss_word(value)} {unit}".rstrip()
 
 
 def _bytes(value: int | None) -> str:

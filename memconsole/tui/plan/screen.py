@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -370,9 +369,8 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
 
     async def action_launch(self) -> None:
         """Ask for a name and show what will run, unless it cannot be trained here. Waits for the devices' drivers."""
-        from memconsole.tui.plan.dialogs.launching import LaunchScreen, launchable
+        from memconsole.tui.plan.dialogs.launching import ask_and_launch
 
-        plan = self.view.plan
         self._launch_waits = False
         if self.view.problem and devices_awaited(self.view):
             self.notice("waiting for the device's driver before the launch; any key cancels")
@@ -381,16 +379,4 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
         if self.view.problem:
             self.notice(f"cannot launch: {self.view.problem}", "bad")
             return
-        try:
-            found = await asyncio.to_thread(launchable, plan, self.view.devices, self.lookup)
-            screen = LaunchScreen(plan, found)
-        except PlanError as error:
-            self.notice(f"not launched: {error}", "bad")
-            return
-
-        def answered(value: object) -> None:
-            if isinstance(value, str):
-                self.notice("launching …")
-                self.console.launch(plan, value)
-
-        self.app.push_screen(screen, answered)
+        await ask_and_launch(self, self.view.plan, self.view.devices, self.lookup)

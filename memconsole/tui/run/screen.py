@@ -10,8 +10,8 @@ from textual.containers import Horizontal, Vertical
 
 from memconsole.devices.reading import Devices
 from memconsole.plan import plan as plans
-from memconsole.plan.plan import Plan
 from memconsole.runs.read.shown.words import state_word
+from memconsole.runs.record.requests import Order
 from memconsole.tui.draw.chart import GLYPHS
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.run.charts import charts_of, chosen, is_logarithmic
@@ -155,10 +155,10 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
             return
 
         def answered(value: object) -> None:
-            if value in ("stop", "kill"):
-                self._ask(
-                    str(value), "asked the run to " + ("stop" if value == "stop" else "end at once")
-                )
+            if value == "stop":
+                self._ask("stop", "asked the run to stop")
+            elif value == "kill":
+                self._ask("kill", "asked the run to end at once")
 
         answers = (
             ConfirmAnswer(
@@ -170,6 +170,7 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
 
     async def action_remedies(self) -> None:
         """List changes that would have lowered this run's memory; prepare a launch with the picked one."""
+        from memconsole.tui.plan.dialogs.launching import ask_and_launch
         from memconsole.tui.run.remedies import choices_of, first_that_fits, found_remedies
         from memconsole.tui.screens.pick import PickScreen
 
@@ -186,31 +187,12 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
         def picked(value: object) -> None:
             if isinstance(value, str):
                 changed = plans.replace(run.given_plan, found[int(value)].changes)
-                self.run_worker(
-                    self._launch(changed, f"{run.name}-again" if run.name else ""),
-                    exit_on_error=False,
-                )
+                name = f"{run.name}-again" if run.name else ""
+                asking = ask_and_launch(self, changed, self.console.devices, name=name)
+                self.run_worker(asking, exit_on_error=False)
 
         heading = f"{run.name or run.id} ran out of memory: relaunch with"
         self.app.push_screen(PickScreen(heading, choices_of(found), first_that_fits(found)), picked)
-
-    async def _launch(self, plan: Plan, name: str) -> None:
-        """Ask for the name of a new run and show what it will do, before it is launched."""
-        from memconsole.tui.plan.dialogs.launching import LaunchScreen, launchable
-
-        try:
-            found = await asyncio.to_thread(launchable, plan, self.console.devices)
-            screen = LaunchScreen(plan, found, name)
-        except plans.PlanError as error:
-            self.notice(f"not launched: {error}", "bad")
-            return
-
-        def answered(value: object) -> None:
-            if isinstance(value, str):
-                self.notice("launching …")
-                self.console.launch(plan, value)
-
-        self.app.push_screen(screen, answered)
 
     def action_helps(self) -> None:
         """List the settings that act on what goes wrong; open the plan with the picked one."""
@@ -240,7 +222,7 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
         """Let a paused run go on."""
         self._ask("continue", "asked the run to go on")
 
-    def _ask(self, what: str, words: str) -> None:
+    def _ask(self, what: Order, words: str) -> None:
         run = self.console.run_view.snapshot
         if run is not None:
             self.notice(words)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from memconsole.plan.tasks import task_of
-from memconsole.runs.read.report.comparison import Comparison, EstimatedTable, MemoryLine, compare
+from memconsole.runs.read.report.comparison import Comparison, EstimatedTable, compare
+from memconsole.runs.read.report.measured import measured_of, on_cpu, shortfall_of
 from memconsole.runs.read.shown.jumps import jump_words
 from memconsole.runs.read.shown.missing import marked, missing_words
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.shown.words import NOTHING_LEARNED
 from memconsole.runs.read.state.figures import best_evaluation, figures
 from memconsole.runs.read.state.stages import during
-from memconsole.runs.record.failures.shortfall import shortfall
 from memconsole.tui.draw.ink import Line, Span, fit, left, wrap
 from memconsole.tui.draw.words import (
     difference_word,
@@ -108,13 +108,7 @@ def memory_rows(view: RunView, run: RunSnapshot) -> list[tuple[str, str, str]]:
     facts = run.facts
     error = facts.error
     if view.out_of_memory and error is not None and error.requested_bytes:
-        lacked = shortfall(
-            facts.phase,
-            facts.peak_bytes,
-            error.held_bytes,
-            error.requested_bytes,
-            counts_held=not _on_cpu(run) or facts.step == 0,
-        )
+        lacked = shortfall_of(facts)
         text = f"asked for {format_bytes(error.requested_bytes)} more {during(facts.phase)}"
         if lacked is not None:
             text += f": needed at least {format_bytes(lacked.needed_bytes)}"
@@ -129,19 +123,12 @@ def compared(view: RunView, run: RunSnapshot) -> tuple[Comparison, ...]:
     if table is not None:
         fields = EstimatedTable.__struct_fields__
         estimated = EstimatedTable(**{name: getattr(table, name) for name in fields})
-    # On a CPU only the trainer's own allocations are charged to it, so one row is enough.
-    on_cpu = _on_cpu(run)
     facts = run.facts
-    measured = MemoryLine(
-        peak_bytes=facts.peak_bytes,
-        reserved_bytes=facts.peak_reserved_bytes,
-        device_bytes=facts.peak_bytes if on_cpu else facts.peak_device_bytes,
-        host_bytes=facts.peak_host_bytes,
-    )
     # The peak may still rise until a run has taken its steps.
     at_least = view.out_of_memory or view.live or facts.step == 0
-    rows = compare(estimated, measured, facts.peaks_by_phase, at_least)
-    return tuple(row for row in rows if not (on_cpu and row.name == "device"))
+    rows = compare(estimated, measured_of(facts), facts.peaks_by_phase, at_least)
+    # On a CPU only the trainer's own allocations are charged to it, so one row is enough.
+    return tuple(row for row in rows if not (on_cpu(facts) and row.name == "device"))
 
 
 def comparison_words(one: Comparison, uncertain: Collection[str] = ()) -> str:
@@ -163,7 +150,3 @@ def comparison_words(one: Comparison, uncertain: Collection[str] = ()) -> str:
 
 def _role(one: Comparison) -> str:
     return {True: "good", False: "warn", None: ""}[one.inside_band]
-
-
-def _on_cpu(run: RunSnapshot) -> bool:
-    return run.facts.started is not None and run.facts.started.device_kind == "cpu"

@@ -98,6 +98,7 @@ def detail_lines(run: RunStatus, width: int) -> list[Line]:
     why = run.unsaved or run.damaged or run.refused
     if not why and run.state not in (*LIVE, "finished"):
         why = ended_why(run.ended_by, run.evidence)
+    why = why or run.other_version
     role = state_mark(run)[1] if why else "validation"
     if not why and run.best is not None and run.best_step is not None:
         why = f"best {run.best_by} {_figure(run.best, run)} at step {run.best_step:,}"

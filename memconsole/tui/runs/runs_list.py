@@ -2,35 +2,95 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from typing import NamedTuple
+
 from memconsole.runs.read.follow import RunStatus, status
-from memconsole.runs.record.directory import RunError, list_runs
+from memconsole.runs.read.life.liveness import Liveness, liveness
+from memconsole.runs.record import labels
+from memconsole.runs.record.directory import RunDirectory, RunError, list_runs
 from memconsole.runs.record.states import LIVE
 
-__all__ = ["RunStatus", "list_statuses", "newest_live"]
 MOST = 500
 """How many runs are listed; older ones stay on disk."""
 
+Times = tuple[tuple[int, int, int] | None, ...]
+"""When each file of a run was written, its size and its inode; None if it is not there."""
 
-def list_statuses(most: int = MOST) -> tuple[tuple[RunStatus, ...], tuple[str, ...]]:
-    """The runs of this user, live first, then newest first, and notes on unreadable ones."""
-    try:
-        runs = list_runs()
-    except (RunError, OSError) as error:
-        return (), (str(error),)
-    found: list[RunStatus] = []
-    notes: list[str] = []
-    for run in runs[:most]:
+
+class RunList(NamedTuple):
+    """The runs of this user."""
+
+    runs: tuple[RunStatus, ...] = ()
+    """Live first, then newest first."""
+    total: int = 0
+    """How many there are; not all are listed if there are very many or if some cannot be read."""
+    notes: tuple[str, ...] = ()
+    """Why runs cannot be read."""
+
+
+class _Kept(NamedTuple):
+    """The status of an ended run, with what it was read from."""
+
+    life: Liveness
+    times: Times
+    status: RunStatus
+
+
+class _Reader:
+    """Lists the runs. An ended run that has not changed since the last listing is not read again."""
+
+    def __init__(self) -> None:
+        self._kept: dict[RunDirectory, _Kept] = {}
+
+    def list_statuses(self, most: int = MOST) -> RunList:
+        """The runs of this user."""
         try:
-            found.append(status(run))
+            runs = list_runs()
         except (RunError, OSError) as error:
-            notes.append(f"{run.id}: {error}")
-    found.sort(key=lambda one: one.state not in LIVE)
-    if len(runs) > most:
-        notes.append(f"{len(runs) - most} older runs are not shown")
-    return tuple(found), tuple(notes)
+            return RunList(notes=(str(error),))
+        lives = {run: liveness(run) for run in runs}
+        kept: dict[RunDirectory, _Kept] = {}
+        found: list[RunStatus] = []
+        notes: list[str] = []
+        for run in sorted(runs, key=lambda run: not lives[run].live)[:most]:
+            # The times before the content: a change in between is seen next time.
+            times, known = _times(run), self._kept.get(run)
+            try:
+                if known is None or known[:2] != (lives[run], times):
+                    known = _Kept(lives[run], times, status(run))
+            except (RunError, OSError) as error:
+                notes.append(f"{run.id}: {error}")
+                continue
+            found.append(known.status)
+            if known.status.state not in LIVE:
+                kept[run] = known
+        self._kept = kept
+        found.sort(key=lambda one: one.state not in LIVE)
+        return RunList(tuple(found), len(runs), tuple(notes))
 
 
-def newest_live() -> RunStatus | None:
-    """The newest live run among the newest 30."""
-    runs, _ = list_statuses(30)
-    return next((run for run in runs if run.state in LIVE), None)
+list_statuses = _Reader().list_statuses
+
+
+def _times(run: RunDirectory) -> Times:
+    attempt = run.newest_attempt()
+    return tuple(
+        _time(path)
+        for path in (
+            run.record_path,
+            run.plan_path,
+            run.path / labels.FILE,
+            run.state_path,
+            run.attempts_path if attempt is None else run.attempt_path(attempt),
+        )
+    )
+
+
+def _time(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

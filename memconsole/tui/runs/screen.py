@@ -15,6 +15,7 @@ from textual.widgets import Input
 from textual.worker import get_current_worker
 
 from memconsole.errors import UserError
+from memconsole.runs.read.follow import RunStatus
 from memconsole.runs.read.shown.missing import MARK
 from memconsole.runs.read.shown.words import state_word
 from memconsole.runs.record import labels
@@ -24,7 +25,7 @@ from memconsole.runs.record.states import LIVE
 from memconsole.tui.draw.comparing import MOST_RUNS
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.runs.rows import detail_lines, filtered, head_line, run_line
-from memconsole.tui.runs.runs_list import RunStatus, list_statuses
+from memconsole.tui.runs.runs_list import RunList, list_statuses
 from memconsole.tui.screens.base import ConsoleScreen
 from memconsole.tui.widgets.choice_list import ChoiceList
 from memconsole.tui.widgets.entry import Entry
@@ -33,10 +34,10 @@ from memconsole.tui.widgets.text_lines import TextLines
 
 @dataclass
 class RunsListed(Message, bubble=False):
-    """Every run, live first."""
+    """The runs, and how long it took to list them."""
 
-    runs: tuple[RunStatus, ...]
-    notes: tuple[str, ...]
+    found: RunList
+    seconds: float
 
 
 @dataclass
@@ -57,7 +58,11 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
     def __init__(self) -> None:
         super().__init__()
         self._runs: tuple[RunStatus, ...] = ()
+        self._total = 0
+        """How many runs there are; not all may be listed."""
         self._notes: tuple[str, ...] = ("looking for runs …",)
+        self._due = 0.0
+        """When the runs may be listed again, by the monotonic clock."""
         self._shown: tuple[RunStatus, ...] = ()
         """The runs that pass the filter."""
         self._filter = ""
@@ -73,18 +78,26 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
 
     def on_mount(self) -> None:
         self._list()
-        self.set_interval(2.0 * self.console.interval_seconds, self._list)
+        self.set_interval(2.0 * self.console.interval_seconds, self._list_again)
+
+    def _list_again(self) -> None:
+        """List the runs unless they are being listed, and at most half of the time."""
+        listing = any(w.group == "runs" and not w.is_finished for w in self.workers)
+        if not listing and time.monotonic() >= self._due:
+            self._list()
 
     @work(thread=True, exclusive=True, group="runs", exit_on_error=False)
     def _list(self) -> None:
-        runs, notes = list_statuses()
+        begun = time.monotonic()
+        found = list_statuses()
         if not get_current_worker().is_cancelled:
-            self.post_message(RunsListed(runs, notes))
+            self.post_message(RunsListed(found, time.monotonic() - begun))
 
     @on(RunsListed)
     def _listed(self, message: RunsListed) -> None:
         chosen = self._selected()
-        self._runs, self._notes = message.runs, message.notes
+        self._due = time.monotonic() + message.seconds
+        self._runs, self._total, self._notes = message.found
         self._marked &= {run.id for run in self._runs}
         self._narrow(chosen)
 
@@ -118,7 +131,8 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
 
     def title_line(self) -> tuple[str, str]:
         live = sum(run.state in LIVE for run in self._runs)
-        words = f"{live} live, {len(self._runs)} in all"
+        shown = len(self._runs)
+        words = f"{live} live, {f'{shown} of ' if shown < self._total else ''}{self._total} in all"
         if damaged := sum(bool(run.missing_records) for run in self._runs):
             words = f"{MARK} {damaged} with missing records, {words}"
         if self._marked:
@@ -130,7 +144,7 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
         run = self._selected()
         if run is not None:
             found.add("run")
-            if run.state not in LIVE and run.state != "finished":
+            if run.resumable:
                 found.add("resumable")
             if run.state not in LIVE and run.state != "orphaned":
                 found.add("deletable")

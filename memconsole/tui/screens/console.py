@@ -13,6 +13,7 @@ from memconsole.tui.views.run_view import RunView
 
 if TYPE_CHECKING:
     from memconsole.memory.tracers.exact_book import ExactBook
+    from memconsole.runs.record.requests import Order
 
 
 class Console(Protocol):
@@ -51,8 +52,8 @@ class Console(Protocol):
     def resume(self, run_id: str) -> Worker[None]:
         """Start the next attempt of a run."""
 
-    def request(self, run_id: str, what: str) -> Worker[None]:
-        """Ask a run to `stop`, `kill`, `pause` or `continue`."""
+    def request(self, run_id: str, what: Order) -> Worker[None]:
+        """Send a run an order."""
 
     def edit_plan(self, plan: Plan) -> None:
         """Open a plan in the plan screen."""

@@ -66,5 +66,4 @@ class RunView:
     @property
     def resumable(self) -> bool:
         """Whether the run has ended and can be resumed."""
-        run = self.snapshot
-        return run is not None and not self.live and bool(run.verdict and run.verdict.resumable)
+        return self.snapshot is not None and self.snapshot.resumable

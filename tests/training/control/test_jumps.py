@@ -15,6 +15,7 @@ from memconsole_trainer.engine import Array, Keeping
 from memconsole_trainer.jumps import PREFIX, JumpingEngine, Path, along
 from memconsole_trainer.techniques import average, blockwise
 from tests.training.engine.test_regressor import batch, built
+from tests.training.harness import reference
 from tests.training.harness.adapted import State
 
 BACKENDS = ("torch", "jax")
@@ -232,8 +233,8 @@ def coded(array: Array, signed: bool) -> Array:
     for start in range(0, array.size, blockwise.BLOCK):
         block = array[start : start + blockwise.BLOCK].astype(np.float32)
         sign = -1 if block[np.abs(block).argmax()] < 0 else 1
-        codes, scales = blockwise.quantize(sign * block, signed=signed)
-        found.append(sign * blockwise.dequantize(codes, scales, signed=signed))
+        codes, scales = reference.quantize(sign * block, signed=signed)
+        found.append(sign * reference.dequantize(codes, scales, signed=signed))
     return np.concatenate(found)
 
 
@@ -308,7 +309,7 @@ def take(control: Hybrid, engine: JumpingEngine, step: int) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_loss_that_is_not_finite_after_a_jump_undoes_the_jump(backend: str) -> None:
+def test_a_loss_that_is_not_finite_undoes_the_latest_jumps(backend: str) -> None:
     engine = engine_of(backend, train__ema_decay=0.9)
     control = Hybrid(engine_plan(engine), 100)
     control.prepare(engine)
@@ -320,8 +321,11 @@ def test_a_loss_that_is_not_finite_after_a_jump_undoes_the_jump(backend: str) ->
             break
     spoiled = batch(seed=99)
     spoiled.arrays["windows"][...] = np.inf
+    control.take_events()
     control.step(engine, spoiled)
     assert control.take_metrics(engine)[-1].undone
+    (told,) = control.take_events()
+    assert "the latest jumps are undone" in told.message
     assert same(tensors(engine, "model."), before)
     assert same(tensors(engine, average.PREFIX), before), "the average begins again"
     assert control.phase == "full"

@@ -346,7 +346,8 @@ def test_the_jax_formula_is_near_what_xla_plans_and_no_mask_of_all_rows_is_held(
     family: str, mode: str
 ) -> None:
     pytest.importorskip("jax")
-    from memconsole_jax.tracing import trace, trace_targets
+    from memconsole_jax.tracing import trace_targets
+    from tests.training.harness.planned_step import planned_step
 
     a = msgspec.structs.replace(architecture(family), vocab_size=1000, max_positions=2048)
     needed = []
@@ -358,7 +359,7 @@ def test_the_jax_formula_is_near_what_xla_plans_and_no_mask_of_all_rows_is_held(
             optimize__gradient_checkpointing=mode,
             optimize__fused_loss=True,
         )
-        planned = trace.planned_step(plan, a, trace_targets.target("", "cpu")).needed
+        planned = planned_step(plan, a, trace_targets.target("", "cpu")).needed
         formula = max(
             total for phase, total in priced(plan, a, "cpu").items()
             if phase not in ("evaluation", "checkpoint")

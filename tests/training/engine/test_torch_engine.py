@@ -12,12 +12,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memconsole.plan import plan as plans
+from memconsole.plan.machine.compilers import missing_compiler
 from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, PlanError
 from memconsole_torch import devices
 from memconsole_torch.engine import TorchEngine, create
 from memconsole_torch.models.generate import choose
-from memconsole_torch.techniques import compilation
 from memconsole_trainer.data.text.rows.batches import language_batch
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.schedule import learning_rate
@@ -439,7 +439,7 @@ def test_compiled_and_checkpointed_training_equals_plain(
     compiler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also: one graph serves every block, and sampling compiles nothing."""
-    if compiler == "inductor" and compilation._missing(torch.device("cpu")):
+    if compiler == "inductor" and missing_compiler("cpu"):
         pytest.skip("no C++ compiler on this machine")
     inductor = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda m: inductor(m, backend=compiler))

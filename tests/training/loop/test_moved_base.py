@@ -54,8 +54,12 @@ def launched(folder: Path, text: Path, **changes: Any) -> RunDirectory:
 
 
 def contents(run: RunDirectory, out: Path) -> dict[str, bytes]:
-    """The files of an export."""
-    export_run(trained.read(run.path), out)
+    """The files of an export, which says that weights were rounded only if no type was asked for."""
+    found = trained.read(run.path)
+    for dtype in ("float32", "float16"):
+        assert export_run(found, out, dtype) == []
+    (said,) = export_run(found, out)
+    assert said.startswith("the weights are rounded to bfloat16, as the base is stored")
     return {path.name: path.read_bytes() for path in out.iterdir()}
 
 

@@ -111,7 +111,7 @@ def test_the_command_reaches_a_living_run_and_says_where_the_files_are(text: Pat
         assert liveness(run).live
         assert not requests.stop_requests(run, 1)
     finally:
-        control.request_kill(run, "test")
+        control.request(run, "kill", "test")
         while liveness(run).live:
             time.sleep(0.1)
     refused = CliRunner().invoke(cli, ["profile", run.id])

@@ -21,9 +21,9 @@ torch = pytest.importorskip("torch")
 
 from memconsole_torch.models import decoder
 from memconsole_torch.tracing import trace_step
-from memconsole_torch.tracing.block_moments import packed, traced_program, unpacked
-from memconsole_torch.tracing.trace_block import BlockTracer, UntoldSizeError, term
+from tests.accuracy.block_moments import packed, traced_program, unpacked
 from tests.accuracy.block_programs import kernels, structures
+from tests.accuracy.trace_block import BlockTracer, UntoldSizeError, term
 
 SHOWN = 2
 """Programs of each structure that are traced anew here. `make accuracy` traces them all."""

@@ -13,6 +13,7 @@ from memconsole.memory.activations.torch_blocks import kernels_of
 from memconsole.memory.activations.torch_compiled import compiled_block
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan import catalog
+from memconsole.plan.machine.compilers import missing_compiler
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
 from memconsole_trainer.weights.initialize import InitialWeights
@@ -34,9 +35,7 @@ SETTINGS = {
     "optimize.compile": True,
 }
 pytestmark = [
-    pytest.mark.skipif(
-        bool(compilation._missing(torch.device("cpu"))), reason="no C++ compiler on this machine"
-    ),
+    pytest.mark.skipif(bool(missing_compiler("cpu")), reason="no C++ compiler on this machine"),
     pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning"),
 ]
 

@@ -35,9 +35,10 @@ PLAN = replace(
 PROGRAM = """
 import numpy as np
 from memconsole_jax import engine
-from memconsole_jax.tracing import trace, trace_targets
+from memconsole_jax.tracing import trace_targets
 from memconsole_trainer.data.text.rows.batches import language_batch
 from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness.planned_step import planned_step
 from tests.training.memory.test_jax_library_memory import MODEL, PLAN
 
 made = engine.create(PLAN, None)
@@ -49,7 +50,7 @@ for step in range(3):
     made.take_metrics()
     if step == 1:  # compiled
         made.reset_peak()
-planned = trace.planned_step(PLAN, MODEL, trace_targets.target("", "cpu"))
+planned = planned_step(PLAN, MODEL, trace_targets.target("", "cpu"))
 print(made.memory().peak_bytes, planned.needed)
 """
 

@@ -27,6 +27,7 @@ from memconsole_jax.tracing import trace, trace_targets
 from memconsole_jax.tracing.trace import Needed
 from tests.accuracy import xla
 from tests.training.harness import tiny_models
+from tests.training.harness.planned_step import planned_step
 
 COUNT, ROWS, LENGTH = 4, 2, 128
 WIDE = msgspec.structs.replace(
@@ -51,7 +52,7 @@ def _planned(sharding: str, model: Model, settings: tuple[tuple[str, Any], ...])
     """The step of one device, alone or of `COUNT`."""
     plan = plan_of(sharding, dict(settings))
     place = trace_targets.target("", "cpu", plan.device.count)
-    return trace.planned_step(plan, model, place)
+    return planned_step(plan, model, place)
 
 
 def plan_of(sharding: str, settings: dict[str, Any]) -> Plan:
@@ -180,7 +181,7 @@ def test_devices_that_are_not_here_are_compiled_for_together(device: str) -> Non
     assert len(place.devices) == 8
     changes = {"backend": "jax", "device.name": device, "device.count": 8, **SIZES}
     plan = replace(Plan(), changes | {"optimize.sharding": "fsdp"} | CHUNKED)
-    found = trace.planned_step(plan, WIDE, place)
+    found = planned_step(plan, WIDE, place)
     assert found.arguments < 3 * BYTES / 7
     if kind == "gpu":
         assert "connects the devices" in place.caveat

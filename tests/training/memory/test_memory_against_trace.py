@@ -134,11 +134,12 @@ def test_a_torch_block_keeps_exactly_the_tensors_the_formula_lists(
 @pytest.mark.parametrize("seed", [3, pytest.param(8, marks=LATER)])
 def test_the_formula_is_near_what_xla_plans_for_the_jax_step(seed: int) -> None:
     pytest.importorskip("jax")
-    from memconsole_jax.tracing import trace, trace_targets
+    from memconsole_jax.tracing import trace_targets
+    from tests.training.harness.planned_step import planned_step
 
     architecture, plan = draw_small(random.Random(seed), "jax")
     step = step_of(plan, architecture, "cpu")
-    planned = trace.planned_step(plan, architecture, trace_targets.target("", "cpu"))
+    planned = planned_step(plan, architecture, trace_targets.target("", "cpu"))
     estimate = max(m.total for m in jax_step.moments(step) if m.phase in TRAINING)
     assert estimate == pytest.approx(planned.needed, rel=0.25)
     arguments = step.weights + step.state.resident + step.data
@@ -153,7 +154,8 @@ def test_adapters_of_jax_are_priced_by_the_matrices_that_have_them(
     targets: str, checkpointing: str
 ) -> None:
     pytest.importorskip("jax")
-    from memconsole_jax.tracing import trace, trace_targets
+    from memconsole_jax.tracing import trace_targets
+    from tests.training.harness.planned_step import planned_step
 
     changes = {
         "backend": "jax", "optimize.freeze_base": True, "optimize.lora_rank": 4,
@@ -163,7 +165,7 @@ def test_adapters_of_jax_are_priced_by_the_matrices_that_have_them(
     case = with_settings(changes)
     architecture = msgspec.structs.replace(case.architecture, layers=4, vocab_size=300)
     step = step_of(case.plan, architecture, "cpu")
-    planned = trace.planned_step(case.plan, architecture, trace_targets.target("", "cpu"))
+    planned = planned_step(case.plan, architecture, trace_targets.target("", "cpu"))
     estimate = max(m.total for m in jax_step.moments(step) if m.phase in TRAINING)
     assert estimate == pytest.approx(planned.needed, rel=0.1)
 

@@ -14,7 +14,7 @@ import pytest
 
 from memconsole.plan.plan import Plan, replace
 from memconsole.runs.act import launch as launching
-from memconsole.runs.act.control import request_kill
+from memconsole.runs.act.control import request
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.life.ladder import present_plan, rungs
 from memconsole.runs.read.life.liveness import liveness
@@ -84,7 +84,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
     yield launch_plan
     for run in started:
         if liveness(run).live:
-            request_kill(run, "test")
+            request(run, "kill", "test")
 
 
 def ended(run: RunDirectory, meanwhile: Callable[[], object] = lambda: None) -> RunSnapshot:

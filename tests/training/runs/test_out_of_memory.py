@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs.act.control import request_kill
+from memconsole.runs.act.control import request
 from memconsole.runs.act.launch import resume
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.life.liveness import liveness
@@ -56,7 +56,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
     for run in started:
         if liveness(run).live:
             try:
-                request_kill(run, "test")
+                request(run, "kill", "test")
             except RunError:
                 continue
 

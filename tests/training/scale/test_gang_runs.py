@@ -15,6 +15,7 @@ from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.life.liveness import settled
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
+from memconsole.runs.record.processes import locks
 from memconsole_trainer.weights.checkpoint import LoadedCheckpoint
 from tests.shell import memconsole, wait_for_step
 from tests.training.harness.runs import TINY, final, plan, state_hashes, told
@@ -114,7 +115,7 @@ def test_one_jax_process_of_eight_devices_that_is_killed_begins_again(
     assert wait_for_end(whole) == "finished"
     run = started(environment, text, "fsdp", **eight)
     wait_for_step(environment, run.id, 5, 300)
-    pid = settled(run).trainer_pid
+    pid = locks.holder(run.trainer_lock)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     assert wait_for_end(run) == "finished"

@@ -20,13 +20,14 @@ from memconsole_torch.techniques.optimizer import compressed as torch_compressed
 from memconsole_torch.techniques.optimizer.compressed import Compressed
 from memconsole_torch.techniques.weights import rounding as torch_rounding
 from memconsole_trainer.techniques.compressed import slot_index
-from memconsole_trainer.techniques.rounding import random_bits, rounded, tensor_key
+from memconsole_trainer.techniques.rounding import tensor_key
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case
 from tests.training.harness import adapted
 from tests.training.harness.adapted import MODELS, batch, built
 from tests.training.harness.grids import spread
 from tests.training.harness.offloaded import IN_BACKWARD, LORA, ROUNDED, plan_with, resumes, stepped
+from tests.training.harness.reference import random_bits, rounded
 
 torch.set_num_threads(1)
 KEY = "optimize.optimizer_offload"

@@ -31,15 +31,16 @@ from memconsole.plan.plan import Plan
 from memconsole_jax.compiled.programs import Programs
 from memconsole_jax.techniques.weights import precision as jax_precision
 from memconsole_jax.techniques.weights.rounding import Rounding
-from memconsole_jax.tracing import trace, trace_targets
+from memconsole_jax.tracing import trace_targets
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.techniques.optimizer.stochastic import round_into
 from memconsole_torch.tracing.trace_liveness import Liveness
 from memconsole_trainer.techniques import loss_scale, rounding
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.accuracy.torch_formula import TRAINING
-from tests.training.harness import adapted, offloaded, tiny_models
+from tests.training.harness import adapted, offloaded, reference, tiny_models
 from tests.training.harness.adapted import LENGTH, MODELS, batch, built
+from tests.training.harness.planned_step import planned_step
 
 torch.set_num_threads(1)
 BACKENDS = ("torch", "jax")
@@ -70,8 +71,8 @@ def trained(backend: str, changes: dict[str, Any], steps: int = STEPS) -> tuple[
 
 
 def in_numpy(array: np.ndarray, key: tuple[int, int]) -> np.ndarray:
-    bits = rounding.random_bits(key, array.size)
-    return rounding.rounded(array.reshape(-1), bits).reshape(array.shape)
+    bits = reference.random_bits(key, array.size)
+    return reference.rounded(array.reshape(-1), bits).reshape(array.shape)
 
 
 def test_both_backends_round_a_weight_to_the_bits_of_the_specification() -> None:
@@ -232,7 +233,7 @@ def test_xla_on_a_cpu_plans_no_less_in_16_bits_and_is_priced_so() -> None:
     and TPUs needs compilers that are rarely installed."""
     small = {"optimize.optimizer": "sgd"}  # the fastest to compile
     pair, model = [plan_with("jax", small | c) for c in ({}, NARROW)], MODELS["llama"]
-    planned = [trace.planned_step(p, model, trace_targets.target("", "cpu")) for p in pair]
+    planned = [planned_step(p, model, trace_targets.target("", "cpu")) for p in pair]
     assert planned[1].needed == pytest.approx(planned[0].needed, rel=0.05)
     assert planned[1].arguments == pytest.approx(planned[0].arguments, abs=64)
     priced = [

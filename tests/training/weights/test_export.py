@@ -12,6 +12,7 @@ from memconsole.plan.models.huggingface import read_architecture
 from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.models.pretrained import load
 from memconsole_trainer.weights import export
+from memconsole_trainer.weights.huggingface import HuggingFaceWeights
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness.tiny_models import ARCHITECTURES
 
@@ -50,3 +51,12 @@ def test_large_weights_go_into_shards_with_an_index(
     assert "model.safetensors.index.json" in names
     assert sum(name.endswith(".safetensors") for name in names) > 2
     AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_an_export_tells_whether_rounding_changed_a_weight(tmp_path: Path) -> None:
+    architecture = ARCHITECTURES["llama"]
+    narrow, wide = tmp_path / "narrow", InitialWeights(architecture, 0)
+    assert export.export(architecture, wide, narrow, "bfloat16")
+    weights = HuggingFaceWeights(narrow, architecture)
+    assert not export.export(architecture, weights, tmp_path / "same", "bfloat16")
+    assert not export.export(architecture, weights, tmp_path / "wide")

@@ -13,6 +13,7 @@ from memconsole.tui.app.messages import ActionFailed, LiveRunFound, SnapshotArri
 from memconsole.tui.plan.screen import PlanScreen
 from memconsole.tui.run.screen import RunScreen
 from memconsole.tui.runs.compare import CompareRunsScreen, RunsRead
+from memconsole.tui.runs.runs_list import RunList
 from memconsole.tui.runs.screen import RunsListed, RunsScreen
 from memconsole.tui.screens.base import ConsoleScreen
 from memconsole.tui.screens.command import CommandScreen
@@ -50,7 +51,7 @@ def everything_that_draws(app: Console, screen: ConsoleScreen) -> None:
         screen.change(lambda plan: plan)
         screen.exact_news()
     if isinstance(screen, RunsScreen):
-        screen._listed(RunsListed((), ()))
+        screen._listed(RunsListed(RunList(), 0.0))
     if isinstance(screen, CompareRunsScreen):
         screen._read(RunsRead((snapshot(),), "a problem"))
 

@@ -22,6 +22,7 @@ from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.app.wire import Wire
 from memconsole.tui.runs.compare import CompareRunsScreen, RunsRead
+from memconsole.tui.runs.runs_list import RunList
 from memconsole.tui.runs.screen import RunsListed, RunsScreen
 from memconsole.tui.screens.confirm import ConfirmAnswer, ConfirmScreen
 from memconsole.tui.screens.pick import Choice, PickScreen
@@ -128,7 +129,7 @@ async def test_hostile_text_shows_as_text_and_does_nothing(make_console: Make, p
             )
             for text in texts
         )  # fmt: skip
-        screen.post_message(RunsListed(listed, tuple(texts)))
+        screen.post_message(RunsListed(RunList(listed, len(listed), tuple(texts)), 0.0))
         await settle(pilot)
         assert_harmless(app)
         compare = CompareRunsScreen(())

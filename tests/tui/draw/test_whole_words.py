@@ -16,6 +16,7 @@ from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.record.log import events
 from memconsole.runs.record.states import Verdict as Outcome
 from memconsole.tui.draw.ink import plain
+from memconsole.tui.plan.dialogs.choices import choices_for
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.plan.widgets.memory_table import table_lines
 from memconsole.tui.run.epoch_table import epoch_lines
@@ -25,7 +26,7 @@ from memconsole.tui.run.line_chart import legend
 from memconsole.tui.run.output_pane import OutputPane
 from memconsole.tui.run.remedies import choices_of
 from memconsole.tui.runs.rows import detail_lines
-from memconsole.tui.screens.pick import Choice, PickScreen, choices_for
+from memconsole.tui.screens.pick import Choice, PickScreen
 from memconsole.tui.views.plan_view import PlanView
 from memconsole.tui.views.run_view import RunView
 from tests.tui.harness import Console, readings, screen_text, settle, snapshot, with_ranks

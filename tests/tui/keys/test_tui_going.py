@@ -174,7 +174,7 @@ async def test_a_picker_that_takes_paths_offers_what_is_there(
     app = make_console()
     taken: list[object] = []
     async with app.run_test(size=(80, 24)) as pilot:
-        picker = PickScreen("data", [Choice("stories", "stories")], free_text="path")
+        picker = PickScreen("data", [Choice("stories", "stories")], free_text="path", paths=True)
         await app.push_screen(picker, taken.append)
         await settle(pilot)
         await pilot.press(".", "/", "t", "tab")

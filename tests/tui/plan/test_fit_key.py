@@ -24,9 +24,9 @@ from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimization import Result
 from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.tui.plan.dialogs import solving
+from memconsole.tui.plan.dialogs.choices import choices_for
 from memconsole.tui.plan.pricing import Priced, price
 from memconsole.tui.plan.widgets.solved import Solution
-from memconsole.tui.screens.pick import choices_for
 from memconsole.tui.views.plan_view import PlanView
 from memconsole.units import value_word
 from tests.tui.harness import GIB, Console, screen_lines, screen_text, settle

@@ -10,8 +10,8 @@ from memconsole.devices import cluster
 from memconsole.devices.cluster import Partition, Partitions
 from memconsole.plan.plan import Plan, replace
 from memconsole.tui.draw.ink import plain
+from memconsole.tui.plan.dialogs import choices
 from memconsole.tui.run.header import header_lines
-from memconsole.tui.screens import pick
 from memconsole.tui.views.run_view import RunView
 from tests.tui.harness import Console, screen_text, settle, snapshot
 
@@ -22,10 +22,10 @@ WAITS = "Slurm job 41 waits in the queue (Resources), expected to begin at 2026-
 @pytest.fixture
 def partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster with one partition of cards."""
-    known = Partitions(lambda: (Partition("gpu", 8, "h100", "96", "1", "2-00:00:00", "4"),))
+    known = Partitions(lambda: (Partition("gpu", 8, "h100", "96", "2-00:00:00", "4"),))
     known.look(10)
     monkeypatch.setattr(cluster, "PARTITIONS", known)
-    monkeypatch.setattr(pick, "PARTITIONS", known)
+    monkeypatch.setattr(choices, "PARTITIONS", known)
 
 
 async def test_a_picked_partition_trains_there_and_a_picked_device_of_this_machine_here(

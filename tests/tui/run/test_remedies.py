@@ -11,7 +11,7 @@ import pytest
 
 from memconsole.memory.answers.advice import remedies
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs.act.control import request_kill
+from memconsole.runs.act.control import request
 from memconsole.runs.record.directory import RunDirectory, RunError, list_runs
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.console import ConsoleApp
@@ -40,7 +40,7 @@ def end(run: RunDirectory, deadline: float) -> None:
     """Kill a run, as soon as there is something to kill."""
     while time.monotonic() < deadline:
         with contextlib.suppress(RunError):
-            request_kill(run, "test")
+            request(run, "kill", "test")
             return
         time.sleep(0.05)
 

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import math
 import shutil
+import time
 from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from memconsole.plan import plan as plans
 from memconsole.plan.differences import differing
 from memconsole.plan.plan import Plan
+from memconsole.runs.act.delete import delete_run
+from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, create_run, list_runs
 from memconsole.runs.record.labels import read_labels
 from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventlog import EventWriter
 from memconsole.runs.record.processes import locks
+from memconsole.runs.record.records import ExitRecord
+from memconsole.runs.record.states import Verdict
 from memconsole.tui.draw.comparing import PricedPlan, chart_lines, plan_rows, run_rows
 from memconsole.tui.draw.ink import plain
 from memconsole.tui.plan.dialogs.side_by_side import ComparePlansScreen
@@ -153,6 +160,16 @@ def test_five_runs_are_too_many_for_one_chart() -> None:
     assert "r4" not in rows[0]
 
 
+def test_losses_of_runs_side_by_side_have_units_if_their_tasks_differ() -> None:
+    windows = snapshot(plan=plans.replace(Plan(), {"model.name": "lqr"}))
+    for runs, unit in (([snapshot(), windows], " nats per token "), ([snapshot()] * 2, "")):
+        rows = [plain(line) for line in run_rows(runs, 100)]
+        for name in ("train loss", "best validation"):
+            (row,) = (row for row in rows if row.strip().startswith(name))
+            assert unit in row
+            assert ("masked MSE" in row, "nats" in row) == (bool(unit), bool(unit))
+
+
 async def test_a_run_is_deleted_only_after_a_yes(make_console: Make) -> None:
     kept, gone = run_on_disk("kept"), run_on_disk("gone")
     app = make_console()
@@ -172,6 +189,33 @@ async def test_a_run_is_deleted_only_after_a_yes(make_console: Make) -> None:
         assert list_runs() == [kept]
         assert "deleted gone" in screen_text(app)
         assert "no run holds" in screen_text(app)
+
+
+async def test_a_watched_run_that_another_process_deletes_keeps_its_figures(
+    make_console: Make,
+) -> None:
+    run = run_on_disk("gone")
+    app = make_console()
+    app.interval_seconds = 0.05
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        await app.watch_run(run.id)
+        await shown(app, pilot, "train 3.047")
+        delete_run(run)
+        await shown(app, pilot, "run gone has been deleted")
+        view = app.run_view
+        assert view.snapshot is not None
+        assert view.snapshot.facts.step == 40
+        await settle(pilot)
+        assert all(worker.is_finished for worker in app.workers if worker.group == "follow")
+
+
+async def shown(app: Console, pilot: Any, words: str) -> None:
+    """Wait until the screen shows `words`."""
+    deadline = time.monotonic() + 10
+    while words not in screen_text(app) and time.monotonic() < deadline:
+        await pilot.pause(0.02)
+    assert words in screen_text(app)
 
 
 async def test_name_tags_and_note_are_typed_in_the_list_and_told_there(make_console: Make) -> None:
@@ -196,6 +240,19 @@ async def test_name_tags_and_note_are_typed_in_the_list_and_told_there(make_cons
         assert "alpha" not in text
         assert "#sweep too slow" in text
         assert (run.name, read_labels(run.path).tags) == ("omega", ("sweep",))
+
+
+@pytest.mark.parametrize(("reason", "offered"), [("stopped", True), ("bad_plan", False)])
+async def test_the_list_offers_to_resume_what_its_verdict_says_can_be_resumed(
+    make_console: Make, reason: str, offered: bool
+) -> None:
+    run = run_on_disk("ended")
+    why = Verdict(reason=reason, evidence="it ended", resumable=offered)
+    files.write_struct(run.attempt_path(1) / "exit.json", ExitRecord(verdict=why, time_wall=1.0))
+    app = make_console()
+    async with app.run_test(size=(100, 30)) as pilot:
+        await listed(app, pilot)
+        assert ("r resume" in screen_text(app)) == offered
 
 
 async def test_a_run_with_a_living_process_is_not_deleted(make_console: Make) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from memconsole.cli import completing
 from memconsole.cli.completing import VARIABLE
 from memconsole.cli.main import COMMANDS, cli
 from memconsole.cli.shells import add_shells
@@ -61,11 +62,28 @@ def test_runs_are_offered_by_name_where_that_is_one_word(
     found = offered("memconsole report ", monkeypatch)
     assert (found[0], {*found[1:]}) == ("latest", {unnamed.id, "low-rate"})
     of_runs = "runs rename", "runs delete"
+    assert "cpu" in offered("memconsole sample --device ", monkeypatch)
     for command in ("attach", "stop", "resume", "logs", "compare", "predict", *of_runs):
         assert offered(f"memconsole {command} low", monkeypatch) == ["low-rate"], command
     assert named.id in offered("memconsole report 2", monkeypatch)
     line = f"memconsole sample {named.id} --checkpoint "
     assert offered(line, monkeypatch) == ["best", "last", "step-12"]
+
+
+def test_what_is_typed_finds_old_runs_too(
+    runs: tuple[RunDirectory, RunDirectory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named, _ = runs
+    labels.tag(named.path, ["paper"], (), {})
+    for number in range(4):
+        labels.tag(create_run(Plan(), f"newer-{number}").path, [f"tag-{number}"], (), {})
+    monkeypatch.setattr(completing, "MOST", 2)
+    newest = ["latest", "newer-3", "newer-2"]
+    assert offered("memconsole report ", monkeypatch) == newest
+    assert offered("memconsole report low", monkeypatch) == ["low-rate"]
+    assert offered(f"memconsole report {named.id}", monkeypatch) == [named.id]
+    assert offered("memconsole runs --tag pa", monkeypatch) == ["paper"]
+    assert offered("memconsole runs --tag tag", monkeypatch) == ["tag-0", "tag-1"]
 
 
 @pytest.mark.parametrize(

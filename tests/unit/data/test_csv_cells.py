@@ -10,13 +10,6 @@ from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.text.blocks import token_key
 from tests.unit.data.opened import opened
 
-
-@pytest.fixture(autouse=True)
-def _private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
 CELLS = ["true", "007", "3.10", "NA", "None", "null", "nan", "N/A", "2024-01-01", "1e3", " x"]
 
 

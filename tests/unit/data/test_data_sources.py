@@ -35,12 +35,6 @@ def texts(source: Documents) -> list[str]:
     return source.read(0, source.count)
 
 
-@pytest.fixture(autouse=True)
-def _private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
 def test_the_standard_library_is_its_own_source_files() -> None:
     source = open_source(Plan(), 300)
     assert isinstance(source, FileDocuments)

@@ -24,12 +24,6 @@ WORDS = "Grüße, 日本 \U0001f600 und naïve Wörter.\n\n" * 300
 ENCODINGS = ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]
 
 
-@pytest.fixture(autouse=True)
-def _private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / ".cache")
-
-
 def plan(source: Path, **changes: Any) -> Plan:
     small = {"model.name": "stories", "model.target_params": 100_000, "data.vocab_size": 300}
     return replace(Plan(), {**small, "data.source": str(source), "device.name": "cpu", **changes})

@@ -23,12 +23,6 @@ from memconsole_trainer.data.windows.file import WindowFile
 LINES = [f"line {i} of some text that is long enough to be cut\n" for i in range(4000)]
 
 
-@pytest.fixture(autouse=True)
-def _private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
 def write_text(path: Path, changed: int | None) -> None:
     lines = [line.upper() if i == changed else line for i, line in enumerate(LINES)]
     path.write_text("".join(lines))

@@ -20,12 +20,6 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
 def lines(rows: list[dict[str, Any]], **options: Any) -> str:
     return "\n".join(json.dumps(row, **options) for row in rows)
 

@@ -124,11 +124,8 @@ def test_a_bad_line_is_named_by_file_and_line(line: str, words: str, tmp_path: P
     assert str(error.value).startswith(f"{path}: {words}")
 
 
-def test_a_parquet_file_and_a_stream_hold_the_records_of_the_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_parquet_file_and_a_stream_hold_the_records_of_the_lines(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     import pyarrow
     from pyarrow import parquet
 

@@ -35,12 +35,6 @@ print("asked", asked)
 """
 
 
-@pytest.fixture(autouse=True)
-def _private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
 def test_local_tables_of_every_format_are_read_without_a_network(tmp_path: Path) -> None:
     import pyarrow
     from pyarrow import parquet

@@ -24,12 +24,6 @@ OTHERS: dict[str, Rows] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
 def write(path: Path, rows: Rows) -> Path:
     path.parent.mkdir(exist_ok=True)
     if path.suffix == ".parquet":

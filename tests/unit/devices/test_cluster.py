@@ -11,10 +11,10 @@ from memconsole.devices.cluster import Partition, Partitions, cards_like, parse
 from memconsole.plan.plan import Plan, replace
 
 SINFO = (
-    "main|(null)|64|512000|1-00:00:00|12\n"
-    "gpu|gpu:h100:8(S:0-1)|96|2000000|2-00:00:00|4\n"
-    "gpu|gpu:h100:4|48|1000000|2-00:00:00|1\n"
-    "old|gpu:2|16|128000|infinite|3\n"
+    "main|(null)|64|1-00:00:00|12\n"
+    "gpu|gpu:h100:8(S:0-1)|96|2-00:00:00|4\n"
+    "gpu|gpu:h100:4|48|2-00:00:00|1\n"
+    "old|gpu:2|16|infinite|3\n"
     "damaged\n"
 )
 
@@ -55,7 +55,7 @@ def test_a_picked_partition_brings_its_device_unless_the_plan_has_one_of_that_ki
 
 def test_a_controller_that_does_not_answer_delays_nothing() -> None:
     answered = threading.Event()
-    found = (Partition("gpu", 8, "h100", "96", "1", "1", "4"),)
+    found = (Partition("gpu", 8, "h100", "96", "1", "4"),)
 
     def ask() -> tuple[Partition, ...]:
         answered.wait(10)

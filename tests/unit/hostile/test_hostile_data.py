@@ -38,12 +38,6 @@ BAD_LINES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _own_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "tables")
-
-
 def opened(path: Path) -> Any:
     return open_source(replace(Plan(), {"data.source": str(path)}), 300)
 

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
+import memconsole
 from memconsole.calibration import Receipts
 from memconsole.cli.main import cli
 from memconsole.cli.runs.logs import CHUNK, LONGEST, texts
@@ -23,6 +25,7 @@ from memconsole.plan.data.lengths import Lengths
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.report.report import report
+from memconsole.runs.record import files
 from memconsole.runs.record.directory import (
     RunDirectory,
     create_run,
@@ -113,6 +116,41 @@ def test_a_damaged_run_is_listed_as_damaged_between_the_others(
     printed = CliRunner().invoke(cli, ["runs"]).output
     assert "another" in printed
     assert f"\ndamaged:\n  {run.id}: " in printed
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "word"),
+    [
+        ("[train]\nwarp_speed = 9\n", "99.0", "finished"),
+        ("[train]\nwarp_speed = 9\n", memconsole.__version__, "damaged"),
+        ("[train]\nwarp_sp", "99.0", "damaged"),
+    ],
+)
+def test_a_plan_of_another_version_is_not_damaged_and_the_version_is_named(
+    run: RunDirectory, text: str, version: str, word: str
+) -> None:
+    record = run.record()
+    assert record is not None
+    files.write_struct(run.record_path, msgspec.structs.replace(record, memconsole=version))
+    run.plan_path.write_text(text)
+    (listed,) = json.loads(CliRunner().invoke(cli, ["runs", "--json"]).output)
+    assert (listed["word"], listed["model"]) == (word, "?")
+    told = json.loads(CliRunner().invoke(cli, ["report", run.id, "--json"]).output)
+    assert told["plan"] == {}
+    assert "the run's plan cannot be read: " in told["plan_problem"]
+    written = f"written by memconsole 99.0; this is {memconsole.__version__}"
+    printed = CliRunner().invoke(cli, ["runs"]).output
+    if word == "finished":
+        assert listed["other_version"] == told["plan_problem"]
+        assert (
+            f"\nof another version:\n  {run.id}: the run's plan cannot be read: {written}"
+            in printed
+        )
+        assert '"train.warp_speed"' in printed
+        assert any(written in line for line in Follower(run).poll().warnings)
+    else:
+        assert listed["damaged"] == told["plan_problem"]
+        assert "written by" not in printed
 
 
 def test_looking_at_runs_makes_nothing(tmp_path: Path) -> None:

@@ -10,12 +10,11 @@ import memconsole
 ROOT = Path(memconsole.__file__).parents[1]
 READING = re.compile(r"\.read_bytes\(|\.read_text\(|(?<![\w.])(?<!def )open\((?![^\n]*\"[xw]b?\")")
 OF_THE_SYSTEM = {
-    "memconsole/available_memory.py", "memconsole/devices/amd.py", "memconsole/devices/host.py",
-    "memconsole/devices/tpu.py", "memconsole/memory/seconds.py", "memconsole/plan/machine/processor.py",
-    "memconsole/runs/act/family.py", "memconsole/runs/record/processes/identity.py",
-    "memconsole/runs/record/failures/oom.py", "backends/memconsole_trainer/host/memory_limit.py",
-    "backends/memconsole_trainer/host/host_memory.py", "backends/memconsole_jax/devices.py",
-    "backends/memconsole_trainer/host/platform_lines.py", "backends/memconsole_trainer/host/heap.py",
+    "memconsole/available_memory.py", "memconsole/devices/amd.py", "memconsole/devices/tpu.py",
+    "memconsole/plan/machine/processor.py", "memconsole/runs/act/family.py",
+    "memconsole/runs/record/processes/identity.py", "memconsole/runs/record/failures/oom.py",
+    "backends/memconsole_trainer/host/memory_limit.py", "backends/memconsole_trainer/host/host_memory.py",
+    "backends/memconsole_trainer/host/heap.py",
 }  # fmt: skip
 """They read what the kernel tells under /proc and /sys."""
 OF_PACKAGES = {

@@ -15,7 +15,7 @@ from memconsole.memory.estimate import table_of
 from memconsole.memory.verdict import Verdict, verdict_of
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
-from memconsole.tui.screens.pick import choices_for
+from memconsole.tui.plan.dialogs.choices import choices_for
 from tests.unit.memory.cards import card
 
 GIB = 2**30

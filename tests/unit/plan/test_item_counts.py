@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from memconsole.announcing import launch_rows
 from memconsole.inspection import count_items, uncounted
-from memconsole.launching import launch_rows
 from memconsole.memory.answers.receipts import setup_of
 from memconsole.memory.estimate import estimate, model_of
 from memconsole.plan import catalog

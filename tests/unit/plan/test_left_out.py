@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from memconsole.announcing import launch_rows
 from memconsole.cli.main import cli
 from memconsole.cli.plans.plan import document, text
 from memconsole.cli.plans.sources import refusal
-from memconsole.launching import launch_rows
 from memconsole.memory.estimate import estimate
 from memconsole.plan.catalog.folders import folder
 from memconsole.plan.data.left_out import left_out, left_out_shortly

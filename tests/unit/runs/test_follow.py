@@ -10,16 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from memconsole.cli.runs import logs
 from memconsole.cli.runs.progress import ProgressLines
 from memconsole.plan.plan import Plan, apply_settings
-from memconsole.runs.read import follow
+from memconsole.runs.read import follow, history
 from memconsole.runs.read.curves.curve import Curve
 from memconsole.runs.read.follow import Follower, stall_limit_seconds, status
 from memconsole.runs.read.life.liveness import Liveness
 from memconsole.runs.read.report.report import report
 from memconsole.runs.read.state.pace import eta_seconds, seconds_per_step
 from memconsole.runs.read.state.reduce import RunState, reduce
-from memconsole.runs.read.state.saved_state import SavedState
+from memconsole.runs.read.state.saved_state import SavedState, write_saved
 from memconsole.runs.read.state.stages import stage_words
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.log import events
@@ -95,9 +96,13 @@ def step_event(step: int, seconds: float = 0.5, loss: float | None = -1.0) -> ev
     )
 
 
+def content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
+
+
 def live(monkeypatch: pytest.MonkeyPatch, state: str = "running") -> None:
     def fake(run: RunDirectory) -> Liveness:
-        return Liveness(state, run.newest_attempt(), 1, 2)  # type: ignore[arg-type]
+        return Liveness(state, run.newest_attempt(), supervisor_pid=1)  # type: ignore[arg-type]
 
     monkeypatch.setattr(follow, "liveness", fake)
 
@@ -370,6 +375,52 @@ def test_a_damaged_saved_state_is_ignored(run: RunDirectory, clock: Clock, conte
     trainer.steps(10, 50)
     run.state_path.write_bytes(content)
     assert Follower(run).poll().facts.step == 50
+
+
+@pytest.mark.parametrize("old", ["none", "damaged", "of another version", "far behind"])
+def test_a_list_reads_the_log_of_a_long_ended_run_once(
+    run: RunDirectory, clock: Clock, monkeypatch: pytest.MonkeyPatch, old: str
+) -> None:
+    monkeypatch.setattr(history, "READ_BYTES", 4096)
+    trainer = Trainer(run, clock)
+    trainer.start()
+    trainer.steps(1, 10, every=1)
+    saver = Follower(run)
+    saver.save_state()
+    trainer.steps(11, 300, every=1)
+    if old == "none":
+        run.state_path.unlink()
+    elif old == "damaged":
+        run.state_path.write_bytes(run.state_path.read_bytes()[:-100])
+    elif old == "of another version":
+        saved = SavedState(version=2, position=(1, 0, 0), damaged=0, state=saver.state)
+        write_saved(run.state_path, saved)
+    with monkeypatch.context() as patched:
+        live(patched)
+        before = content(run.state_path)
+        status(run)
+        assert content(run.state_path) == before, "the supervisor of a live run writes it"
+    first = status(run)
+    assert (first.state, first.step) == ("lost", 300)
+    kept = Follower(run)
+    assert kept.state.step == 300, "without reading the log"
+    written = run.state_path.stat().st_ino
+    assert kept.status() == first
+    assert run.state_path.stat().st_ino == written
+
+
+def test_following_the_output_of_a_live_run_reads_no_event_log(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = run.attempt_path(run.new_attempt()) / "out.log"
+    log.write_text("one\n")
+    lives = iter([True, True, False])
+    there = Liveness("running", 1), Liveness("finished", 1)
+    monkeypatch.setattr(logs, "liveness", lambda run: there[not next(lives)])
+    monkeypatch.setattr(logs.time, "sleep", lambda seconds: log.open("a").write("more\n"))
+    monkeypatch.setattr(follow.EventReader, "read", lambda *ignored: pytest.fail("it was read"))
+    with log.open("rb") as source:
+        assert "".join(logs.texts(source, run, raw=False)) == "one\nmore\nmore\n"
 
 
 def test_a_saved_state_beyond_the_log_is_ignored(run: RunDirectory, clock: Clock) -> None:

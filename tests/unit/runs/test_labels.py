@@ -51,6 +51,14 @@ def step(number: int, speed: float, seconds: float) -> events.Step:
     )  # fmt: skip
 
 
+def test_a_list_without_runs_says_why() -> None:
+    for arguments in ((), ("--live",), ("--tag", "paper")):
+        assert command(*arguments) == "no runs yet: memconsole train starts one\n"
+    ended(create_run(Plan()), "finished")
+    assert command("--live") == "no run is live\n"
+    assert command("--tag", "paper") == "no such run\n"
+
+
 def test_a_renamed_run_keeps_its_paths_while_it_trains_and_is_found_by_its_new_name() -> None:
     run = create_run(Plan(), "first try")
     lock = locks.take(run.supervisor_lock)
@@ -166,6 +174,32 @@ def test_delete_asks_and_spares_what_trains_and_what_a_training_run_started_from
     assert list_runs() == []
 
 
+def test_deleting_several_runs_reads_each_plan_once_and_sees_a_run_that_began_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"old-{number}" for number in range(4)]
+    runs = [ended(create_run(Plan(), name), "finished") for name in names]
+    base, plans = runs[-1], RunDirectory.read_given_plan
+    saved = base.checkpoints_path / "step-000000001"
+    saved.mkdir()
+    read: list[RunDirectory] = []
+    monkeypatch.setattr(RunDirectory, "read_given_plan", lambda run: read.append(run) or plans(run))
+    taken = []
+
+    def launched(*arguments: object, **options: object) -> None:
+        late = create_run(replace(Plan(), {"model.weights": str(saved)}), "late")
+        taken.append(locks.take(late.supervisor_lock))
+
+    monkeypatch.setattr("memconsole.cli.runs.keeping.click.confirm", launched)
+    try:
+        said = command("delete", *names, code=2)
+        assert f"run {base.id}: run {find_run('late').id} started from its weights" in said
+    finally:
+        taken[0].release()
+    assert list_runs() == [find_run("late"), base]
+    assert sorted(run.id for run in read) == sorted(run.id for run in [*runs, find_run("late")])
+
+
 @pytest.mark.parametrize(
     ("reason", "checkpoint", "word", "words"),
     [
@@ -239,9 +273,16 @@ def test_the_end_of_a_run_does_not_say_its_reason_twice() -> None:
     assert ended_why("failed", "") == "failed"
 
 
-def a_run(name: str, speed: float, peak_bytes: int, steps: int = 2) -> RunDirectory:
-    """A stopped run of these steps with this speed and measured peak."""
-    run = create_run(Plan(), name)
+def a_run(
+    name: str,
+    speed: float,
+    peak_bytes: int,
+    steps: int = 2,
+    model: str = "stories",
+    **metrics: float,
+) -> RunDirectory:
+    """A stopped run of these steps with this speed and measured peak. With metrics, it was evaluated."""
+    run = create_run(replace(Plan(), {"model.name": model}), name)
     log = EventWriter(run.attempt_path(run.new_attempt()))
     memory = events.Memory(
         step=2, phase="train", allocated_bytes=peak_bytes, peak_bytes=peak_bytes, reserved_bytes=None,
@@ -249,6 +290,12 @@ def a_run(name: str, speed: float, peak_bytes: int, steps: int = 2) -> RunDirect
     )  # fmt: skip
     for record in (*(step(n + 1, speed, 1.0) for n in range(steps)), memory):
         log.write(record)
+    if metrics:
+        log.write(
+            events.Evaluation(
+                step=steps, loss=2.5, bits_per_byte=None, tokens=0, seconds=1.0, metrics=metrics
+            )
+        )
     log.close()
     return ended(run, "stopped")
 
@@ -270,6 +317,30 @@ def test_compare_says_which_run_was_fastest_and_which_leanest() -> None:
     alike = CliRunner().invoke(cli, ["compare", "quick", "quick"]).output
     assert "fastest" not in alike
     assert "leanest" not in alike
+
+
+def test_compare_names_the_unit_of_each_loss_if_tasks_differ() -> None:
+    a_run("text", 300.0, 90 * 2**20, unigram_loss=3.0)
+    a_run("items", 200.0, 60 * 2**20, model="efficientids", popularity_loss=6.0)
+    a_run("numbers", 100.0, 70 * 2**20, model="lqr", window_loss=0.5, ridge_loss=0.25)
+
+    def rows(*runs: str) -> dict[str, list[str]]:
+        lines = CliRunner().invoke(cli, ["compare", *runs]).output.splitlines()
+        cells = (re.split(r"  +", line) for line in lines[1:])
+        return {label: values for label, *values in cells}
+
+    mixed = rows("text", "items", "numbers")
+    units = ["2.5000 nats per token", "2.5000 nats per interaction", "2.5000 masked MSE"]
+    assert mixed["best validation loss"] == units
+    assert mixed["final training loss"][0] == "2.0000 nats per token"
+    assert mixed["unigram model's loss"] == ["3.0000 nats per token", "n/a", "n/a"]
+    assert mixed["popularity's loss"][1] == "6.0000 nats per interaction"
+    assert mixed["linear map of the window's loss"][2] == "0.5000 masked MSE"
+    assert mixed["final loss of a linear map of each family"][2] == "0.2500"
+    assert not any("fastest" in label or "leanest" in label for label in mixed)
+    alike = rows("text", "text")
+    assert alike["best validation loss"] == ["2.5000", "2.5000"]
+    assert alike["unigram model's loss"] == ["3.0000", "3.0000"]
 
 
 @pytest.mark.parametrize("content", ["", "backend = 5", "[train"])

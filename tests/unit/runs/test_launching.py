@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from memconsole.announcing import default_name, free_name, launch_name, launch_rows, numbered_words
 from memconsole.cli.main import cli
 from memconsole.cli.plans.plan import document
 from memconsole.cli.plans.plan import text as plan_text
 from memconsole.devices.budget import budget
-from memconsole.launching import default_name, free_name, launch_name, launch_rows, numbered_words
 from memconsole.memory.estimate import estimate
 from memconsole.memory.run_time import steps_are_known
 from memconsole.plan.data.counted import keep_counted

@@ -1,12 +1,17 @@
 """Progress lines say each thing once; the summary says how the run stands."""
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from memconsole.cli.runs import stop
 from memconsole.cli.runs.memory_report import memory_lines
 from memconsole.cli.runs.progress import ProgressLines, step_line, summary
 from memconsole.cli.runs.train import exit_code
 from memconsole.plan.plan import Plan, replace
+from memconsole.runs.read.follow import RunStatus
 from memconsole.runs.read.report.comparison import MeasuredLine, MemoryLine
 from memconsole.runs.read.report.report import MemoryReport
 from memconsole.runs.read.shown.snapshot import RunSnapshot
@@ -209,3 +214,21 @@ def test_the_lines_of_a_run_on_several_devices_tell_each_share_and_name_a_slow_r
     hardly = changed(plan=plan, step=3, loss=1.0, rank_count=2, ranks=ranks(0.4, 0.35))
     assert "slow" not in step_line(hardly) + summary(hardly)
     assert "each" not in step_line(changed(step=3, loss=1.0, tokens_per_second=500.0))
+
+
+@pytest.mark.parametrize("resumable", [False, True])
+def test_a_stop_names_the_command_that_resumes_if_there_is_something_to_resume(
+    resumable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = RunStatus(
+        id="one", name="", state="running", phase="train", step=3, total_steps=9, loss=None, backend="torch",
+        model="gpt2", created_wall=0.0,
+    )  # fmt: skip
+    killed = msgspec.structs.replace(live, state="failed", ended_by="killed", resumable=resumable)
+    seen = iter((live, killed))
+    monkeypatch.setattr(stop, "find_live", lambda word: SimpleNamespace(id="one"))
+    monkeypatch.setattr(stop, "Follower", lambda run: SimpleNamespace(status=lambda: next(seen)))
+    monkeypatch.setattr(stop, "request", lambda run, order, who: "")
+    output = CliRunner().invoke(stop.command, ["one", "--kill", "--yes"]).output
+    assert "one: killed at step 3" in output
+    assert ("memconsole resume one" in output) == resumable

@@ -11,6 +11,7 @@ import pytest
 from memconsole.memory.estimate import estimate
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, apply_settings
+from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.report.comparison import EstimatedTable, MemoryLine, compare
 from memconsole.runs.read.report.receipt import Receipt, driver_version, write_receipt
 from memconsole.runs.read.report.report import report
@@ -119,6 +120,26 @@ def _evaluation(step: int, loss: float) -> events.Evaluation:
     )
 
 
+def test_the_screen_and_the_report_tell_the_same_best_and_final_losses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    made = create_run(Plan())
+    log = _attempt(made, resumed_step=0)
+    log.write(_step(10, 2.0))
+    log.write(_evaluation(10, 3.5))
+    log.write(events.Epoch(epoch=1, train_loss=2.0, validation_loss=3.0, minutes=2.0))
+    nothing_learned = events.Ended(
+        step=20, best_validation_loss=None, final_validation_loss=None, final_train_loss=None,
+        total_minutes=2.5, average_epoch_minutes=None, epochs=1,
+    )  # fmt: skip
+    log.write(nothing_learned)
+    told, shown = report(made), Follower(made).poll()
+    assert told.final_train_loss is shown.final_train_loss is None
+    assert told.best_validation_loss == shown.best_validation_loss == 3.5
+    assert told.average_epoch_minutes == shown.average_epoch_minutes == 2.0
+
+
 def _memory(phase: str, allocated: int, peak: int, host: int) -> events.Memory:
     return events.Memory(
         phase=phase,
@@ -167,6 +188,7 @@ def test_the_document_has_the_keys_the_design_promises(run: RunDirectory) -> Non
         "jumps",
         "missing_records",
         "uncertain",
+        "plan_problem",
     ]
     assert document["verdict"] == {"reason": "finished", "evidence": "exit code 0"}
     assert set(document["steps"][0]) == {"step", "loss", "tokens_per_second"}

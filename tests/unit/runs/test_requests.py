@@ -42,9 +42,9 @@ def test_a_removed_folder_of_requests_is_made_again(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     run = create_run(Plan())
     shutil.rmtree(run.control_path)
-    live = Liveness("running", 1, os.getpid(), os.getpid())
+    live = Liveness("running", 1, supervisor_pid=os.getpid())
     monkeypatch.setattr(control, "liveness", lambda run: live)
-    asked = [control.request_stop(run, "me"), control.request_kill(run, "me")]
+    asked = [control.request(run, "stop", "me"), control.request(run, "kill", "me")]
     assert [request.id for request, _ in requests.pending(run) if request] == asked
     assert (run.control_path / "ack").is_dir()
     assert run.control_path.stat().st_mode & 0o777 == 0o700

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -21,6 +22,7 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.runs.act import delete
 from memconsole.runs.act.delete import delete_run
 from memconsole.runs.read.life.liveness import liveness
+from memconsole.runs.read.life.newest import find_live
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import (
     RUN_ID,
@@ -131,9 +133,44 @@ def test_the_latest_run_is_the_newest_although_the_clock_was_set_back(
         time.tzset()
 
 
+def dated(name: str, seconds_ahead: float) -> RunDirectory:
+    run = create_run(Plan(), name)
+    record = run.record()
+    assert record is not None
+    there = msgspec.structs.replace(record, created_wall=time.time() + seconds_ahead)
+    files.write_struct(run.record_path, there)
+    return run
+
+
+def test_a_run_dated_in_the_future_is_not_the_latest_until_that_day() -> None:
+    old, future = dated("old", -3600), dated("future", 86400)
+    new, ahead = dated("new", -60), dated("of a machine whose clock is ahead", 20)
+    assert list_runs() == [ahead, new, old, future]
+    assert find_run("latest") == ahead
+    listed = json.loads(CliRunner().invoke(cli, ["runs", "--json"]).output)
+    assert [run["id"] for run in listed] == [run.id for run in list_runs()]
+
+
+def test_stop_and_pause_are_about_the_newest_live_run_and_logs_about_the_newest() -> None:
+    live, newest = create_run(Plan(), "live"), create_run(Plan(), "newest")
+    ended(newest, "finished")
+    assert find_live(None) == newest, "so that a command can say what it is"
+    lock = locks.take(live.supervisor_lock)
+    try:
+        assert find_live(None) == live
+        assert find_live("latest") == find_run("latest") == newest
+        for command in ("stop", "pause", "profile"):
+            answer = CliRunner().invoke(cli, [command], input="n\n")
+            assert live.id in f"{answer.output}{answer.exception}"
+    finally:
+        lock.release()
+
+
 def test_no_runs_is_said_plainly() -> None:
     with pytest.raises(RunError, match="no runs yet"):
         find_run("latest")
+    with pytest.raises(RunError, match="no runs yet"):
+        find_live(None)
 
 
 def test_a_place_others_can_write_to_is_refused(root: Path, tmp_path: Path) -> None:

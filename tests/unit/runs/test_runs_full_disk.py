@@ -14,8 +14,7 @@ import pytest
 
 from memconsole.cli.main import main
 from memconsole.plan.plan import Plan
-from memconsole.runs.act import launch
-from memconsole.runs.act.control import request_stop
+from memconsole.runs.act import control, launch
 from memconsole.runs.act.supervise.serving import Serving
 from memconsole.runs.act.supervise.stop_deadline import (
     LONGEST_SECONDS,
@@ -126,9 +125,9 @@ def test_a_request_whose_reply_finds_no_room_is_served_once(
     for number in range(2):  # of the requests; their replies find none
         run.spares_path.mkdir(exist_ok=True)
         (run.spares_path / str(number)).write_bytes(bytes(spares.SPARE_BYTES))
-    live = Liveness("running", 1, os.getpid(), os.getpid())
+    live = Liveness("running", 1, supervisor_pid=os.getpid())
     monkeypatch.setattr("memconsole.runs.act.control.liveness", lambda run: live)
-    asked = [request_stop(run, "me"), request_stop(run, "me")]
+    asked = [control.request(run, "stop", "me"), control.request(run, "stop", "me")]
     said: list[str] = []
     acted: list[str] = []
     serving = Serving(run, said.append)

@@ -121,9 +121,9 @@ def test_only_a_well_formed_file_of_the_owner_is_a_request(
 
 
 def test_a_run_that_does_not_live_takes_no_requests(run: RunDirectory) -> None:
-    for ask in (control.request_stop, control.request_kill):
+    for order in ("stop", "kill"):
         with pytest.raises(RunError, match="not running"):
-            ask(run, "me")
+            control.request(run, order, "me")
     assert requests.pending(run) == []
 
 

@@ -17,7 +17,7 @@ from memconsole.runs.read.life.verdict import Evidence, classify
 from memconsole.runs.record.failures.failure import (
     ExitCode,
     cause_of,
-    exit_code_of,
+    failure_of,
     words_of_memory,
 )
 from memconsole.runs.record.failures.oom import oom_kills
@@ -207,13 +207,13 @@ def chained() -> BaseException:
 )
 def test_cause_of_an_exception(exception: BaseException, cause: str, code: int) -> None:
     assert cause_of(exception) == cause
-    assert exit_code_of(cause) == code
+    assert failure_of(cause).code == code
 
 
 def test_an_exception_may_name_its_cause() -> None:
     problem = ValueError("row 3 is torn")
     problem.cause = "bad_data"  # type: ignore[attr-defined]
-    assert exit_code_of(cause_of(problem)) is ExitCode.BAD_DATA
+    assert failure_of(cause_of(problem)).code is ExitCode.BAD_DATA
 
 
 def test_oom_kills_are_read_from_either_kind_of_cgroup(tmp_path: Path) -> None:

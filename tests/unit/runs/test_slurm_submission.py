@@ -21,6 +21,7 @@ from memconsole.runs.read.life import slurm
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, RunError, create_run
+from memconsole.runs.record.processes import locks
 from memconsole.runs.record.records import ExitRecord, JobPlace
 from memconsole.runs.record.requests import replies
 
@@ -140,8 +141,8 @@ def test_a_launched_job_waits_and_a_stop_takes_it_out_of_the_queue(commands: Pat
     assert called(commands) == [f"sbatch --parsable --chdir={run.path} {run.path}/job.sh"]
     assert liveness(run).state == "queued"
     with pytest.raises(RunError, match="is queued"):
-        control.request_pause(run, "me")
-    assert control.request_stop(run, "me") == ""
+        control.request(run, "pause", "me")
+    assert control.request(run, "stop", "me") == ""
     assert called(commands)[1:] == ["scancel 41"]
     now = liveness(run)
     assert now.state == "stopped"
@@ -198,7 +199,9 @@ def in_job(run: RunDirectory, root: Path) -> subprocess.Popen[bytes]:
         start_new_session=True,
     )
     deadline = time.monotonic() + 30
-    while liveness(run).trainer_pid is None or not (run.attempt_path(1) / "heartbeat").exists():
+    while (
+        locks.holder(run.trainer_lock) is None or not (run.attempt_path(1) / "heartbeat").exists()
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return process

@@ -11,7 +11,7 @@ import numpy as np
 
 from memconsole.plan import catalog
 from memconsole.plan.data.lengths import Lengths, percentile
-from memconsole.plan.models.files import tokenizer_file
+from memconsole.plan.models.files import TOKENIZER_JSON, tokenizer_file
 from memconsole.plan.plan import Plan
 from memconsole_trainer.data.sources.documents import (
     DataError,
@@ -70,7 +70,7 @@ def _tokenizer(plan: Plan, source: Documents) -> tuple[Tokenizer, str]:
     directory = catalog.model_directory(plan)
     beside = tokenizer_file(Path(directory)) if directory else None
     with tempfile.TemporaryDirectory() as folder:
-        saved = Path(folder) / "tokenizer.json"
+        saved = Path(folder) / TOKENIZER_JSON
         tokenizer = make_tokenizer(plan, architecture, alone(plan, source), saved, beside)
     assert tokenizer is not None
     entries = f"{tokenizer.vocab_size:,} entries"

@@ -77,7 +77,7 @@ class Serving:
         """Write a kill reply in the supervisor's name, because a stop took too long."""
         asked = requests.stop_requests(self.run, self.attempt)
         who = asked[0].who if asked else "someone"
-        name = f"{time.time_ns():016x}-{'0' * 10}"
+        name = requests.new_id()
         given = self._answer(
             name, "kill", "the supervisor", note=f"the stop asked by {who} took too long"
         )

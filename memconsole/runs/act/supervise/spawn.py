@@ -17,7 +17,7 @@ from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.failures import oom
 from memconsole.runs.record.processes import identity
-from memconsole.runs.record.records import AttemptRecord, Identity, JobPlace
+from memconsole.runs.record.records import OUTPUT, AttemptRecord, Identity, JobPlace
 
 OOM_SCORE = 500
 """The kernel should kill the trainer before consoles, supervisors and login shells."""
@@ -54,7 +54,7 @@ def start_trainer(
     directory = about.directory if about and os.path.isdir(about.directory) else run.path
     environment = trainer_environment(run.read_plan(), os.environ, run.id, attempt)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    output = os.open(path / "out.log", flags, 0o600)
+    output = os.open(path / OUTPUT, flags, 0o600)
     try:
         process = subprocess.Popen(
             list(argv),

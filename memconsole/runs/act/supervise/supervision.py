@@ -25,7 +25,7 @@ from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.processes import identity, locks
 from memconsole.runs.record.processes.heartbeat import read_heartbeat
 from memconsole.runs.record.processes.identity import ProcessHandle, boot_seconds
-from memconsole.runs.record.records import ExitRecord, JobPlace
+from memconsole.runs.record.records import EXIT, OUTPUT, PAUSED, ExitRecord, JobPlace
 from memconsole.runs.record.states import Verdict
 
 POLL_SECONDS = 0.25
@@ -97,7 +97,7 @@ class Supervisor:
         if held.gang:
             raise RunError(f"run {self.run.id}: children of its last attempt still hold memory")
         older = self.run.newest_attempt()
-        if older is not None and not files.exists(self.run.attempt_path(older) / "exit.json"):
+        if older is not None and not files.exists(self.run.attempt_path(older) / EXIT):
             self.attempt = older
             self._record_exit(None, None)
         paused = self.by_itself and requests.pause_asked(self.run)
@@ -134,7 +134,7 @@ class Supervisor:
         while not self._ended():
             self._tick()
         self._collect()
-        if not files.exists(self.path / "exit.json"):
+        if not files.exists(self.path / EXIT):
             self._record_exit(*self._exit_status())
         if self.killing or again.is_several(self.run):
             family.kill_members(self.run.id, os.getpid() if self.child else None)
@@ -181,7 +181,7 @@ class Supervisor:
             self.serving.record_kill()
             self._kill()
         self._snapshot()
-        daemon.punch_head(self.path / "out.log", LOG_BYTES)
+        daemon.punch_head(self.path / OUTPUT, LOG_BYTES)
 
     def _collect(self) -> None:
         """Reap the trainer, and orphans that became children of this process."""
@@ -218,7 +218,7 @@ class Supervisor:
         tries = EXIT_TRIES
         while tries:
             try:
-                spares.write_struct(self.run.spares_path, self.path / "exit.json", record)
+                spares.write_struct(self.run.spares_path, self.path / EXIT, record)
                 return
             except FileNotFoundError:
                 return
@@ -279,9 +279,9 @@ class Supervisor:
     def _hold(self, on: bool) -> None:
         """Make the trainer wait between two steps, or go on. Raises `OSError`."""
         if on:
-            (self.path / "paused").touch(mode=0o600)
+            (self.path / PAUSED).touch(mode=0o600)
         else:
-            (self.path / "paused").unlink(missing_ok=True)
+            (self.path / PAUSED).unlink(missing_ok=True)
 
     def _kill(self) -> None:
         self.killing = True

@@ -26,7 +26,7 @@ from memconsole.runs.record.log.events import Error, Event
 from memconsole.runs.record.processes import locks
 from memconsole.runs.record.processes.heartbeat import HeartbeatWriter
 from memconsole.runs.record.processes.identity import boot_seconds
-from memconsole.runs.record.records import ErrorRecord, FinalRecord
+from memconsole.runs.record.records import ERROR, FINAL, PAUSED, ErrorRecord, FinalRecord
 from memconsole.runs.record.redaction import OutputStream, redact, secret_values
 from memconsole.runs.record.requests import PROFILE, Request, read_profile_request
 from memconsole.runs.record.states import WAIT_DISK
@@ -150,7 +150,7 @@ class Attempt:
     @property
     def paused(self) -> bool:
         """Whether the trainer should pause between two steps. A stop takes precedence."""
-        return not self.stop_requested and os.path.exists(self.path / "paused")
+        return not self.stop_requested and os.path.exists(self.path / PAUSED)
 
     def take_profile_request(self) -> Request | None:
         """The request to profile steps, returned once; None if there is none. Microseconds."""
@@ -199,23 +199,23 @@ class Attempt:
             checkpoint=checkpoint,
             time_wall=time.time(),
         )
-        self._write_last("final.json", record)
+        self._write_last(FINAL, record)
         return record
 
     def report(self, exception: BaseException) -> str:
         """Record the exception that ends this attempt, once, as `error.json` and an `Error` event.
 
-        Returns its cause, for `failure.exit_code_of`.
+        Returns its cause, for `failure.failure_of`.
         """
         if self._reported is exception:
             return cause_of(exception)
         self._reported = exception
         cause, record = self._failure(exception)
         if self.shared:  # The first failure is the cause: the others then lose the connection.
-            first = files.read_struct(self.path / "error.json", ErrorRecord)
+            first = files.read_struct(self.path / ERROR, ErrorRecord)
             cause, record = (cause, record) if first is None else (first.cause, first)
         self.emit(self._error(cause, record.message, record.traceback), durable=True)
-        self._write_last("error.json", record)
+        self._write_last(ERROR, record)
         return cause
 
     def _failure(self, exception: BaseException) -> tuple[str, ErrorRecord]:

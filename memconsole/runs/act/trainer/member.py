@@ -13,7 +13,7 @@ from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log.events import Event
 from memconsole.runs.record.processes import locks
-from memconsole.runs.record.records import ErrorRecord, FinalRecord
+from memconsole.runs.record.records import ERROR, ErrorRecord, FinalRecord
 from memconsole.runs.record.requests import Request
 
 
@@ -58,10 +58,10 @@ class Member(Attempt):
         A refused plan is not recorded here, because the leader refuses it, too.
         """
         cause, record = self._failure(exception)
-        path = self.path / "error.json"
+        path = self.path / ERROR
         if not isinstance(exception, PlanError) and files.read_struct(path, ErrorRecord) is None:
             told = f"process {self.rank}: {record.message}"
-            self._write_last("error.json", msgspec.structs.replace(record, message=told))
+            self._write_last(ERROR, msgspec.structs.replace(record, message=told))
         return cause
 
     def free_reserve(self) -> None:

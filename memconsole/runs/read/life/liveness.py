@@ -12,7 +12,7 @@ from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.failures import failed_process
 from memconsole.runs.record.processes import identity, locks
-from memconsole.runs.record.records import ExitRecord, Identity, JobRecord
+from memconsole.runs.record.records import EXIT, FINAL, Identity, JobRecord
 from memconsole.runs.record.states import LIVE, State, Verdict
 
 SUBMITTED_SECONDS = 15.0
@@ -28,7 +28,6 @@ class Liveness:
     state: State
     attempt: int | None
     supervisor_pid: int | None = None
-    trainer_pid: int | None = None
     """0: the lock is held in a process namespace that is not visible from here."""
     gang_held: bool = False
     verdict: Verdict | None = None
@@ -63,7 +62,7 @@ def _of_job(run: RunDirectory, job: JobRecord, here: Liveness) -> Liveness:
     if begun and here.live:
         away = record is not None and not identity.is_visible(record.supervisor)
         return replace(here, elsewhere=away, job=on)
-    end = _exit_record(run, number) if begun else None
+    end = run.exit_record(number) if begun else None
     if begun and (here.state in ("finished", "orphaned") or (end and job.cancelled_by)):
         return here
     if job.cancelled_by and not begun:
@@ -73,22 +72,27 @@ def _of_job(run: RunDirectory, job: JobRecord, here: Liveness) -> Liveness:
     if found is None:
         unknown = f"{on}: {jobs.trouble}"
         if not begun or (end and end.requeues):
-            return Liveness("queued", attempt, 0, job=unknown)
+            return Liveness("queued", attempt, supervisor_pid=0, job=unknown)
         return here if end else _away(run, number, unknown)
     if found.waits:
-        return Liveness("queued", attempt, 0, job=f"{job.words} {slurm.waiting_words(found)}")
+        return Liveness(
+            "queued", attempt, supervisor_pid=0, job=f"{job.words} {slurm.waiting_words(found)}"
+        )
     if found.active and (not begun or found.restarts > (place.restarts if place else 0)):
-        return Liveness("starting", attempt, 0, job=f"{job.words} begins on {found.nodes}")
+        words = f"{job.words} begins on {found.nodes}"
+        return Liveness("starting", attempt, supervisor_pid=0, job=words)
     if found.active and not end:
         return _away(run, number, on)
     if found.active and end and end.requeues:
-        return Liveness("queued", attempt, 0, job=f"{job.words} goes back to the queue")
+        return Liveness(
+            "queued", attempt, supervisor_pid=0, job=f"{job.words} goes back to the queue"
+        )
     if end:
         return here
     if begun:
         return _ended(attempt, without_record(run, number, job, found))
     if found is slurm.GONE and time.time() - job.submitted_wall < SUBMITTED_SECONDS:
-        return Liveness("queued", attempt, 0, job=f"{job.words} was submitted")
+        return Liveness("queued", attempt, supervisor_pid=0, job=f"{job.words} was submitted")
     return _ended(attempt, before_it_began(run, job, found))
 
 
@@ -99,33 +103,29 @@ def _ended(attempt: int | None, why: Verdict) -> Liveness:
 def _away(run: RunDirectory, attempt: int, words: str) -> Liveness:
     """A run that trains on another machine, whose processes cannot be seen from here."""
     unseen = locks.Holders(supervisor=0, trainer=0, gang=True)
-    return Liveness(
-        _running_state(run, attempt, unseen), attempt, 0, 0, True, elsewhere=True, job=words
-    )
-
-
-def _exit_record(run: RunDirectory, attempt: int) -> ExitRecord | None:
-    return files.read_struct(run.attempt_path(attempt) / "exit.json", ExitRecord)
+    state = _running_state(run, attempt, unseen)
+    return Liveness(state, attempt, supervisor_pid=0, gang_held=True, elsewhere=True, job=words)
 
 
 def _here(run: RunDirectory) -> Liveness:
     """What locks and records show on this machine."""
     attempt = run.newest_attempt()
-    recorded = None if attempt is None else _exit_record(run, attempt)
+    recorded = None if attempt is None else run.exit_record(attempt)
     if recorded is not None:
         gang, supervisor = locks.gang_held(run.gang_lock), locks.holder(run.supervisor_lock)
         if recorded.continues and supervisor is not None:
-            return Liveness("starting", attempt, supervisor, None, gang)
+            return Liveness("starting", attempt, supervisor_pid=supervisor, gang_held=gang)
         state = "orphaned" if gang else ended_state(recorded.verdict)
-        return Liveness(state, attempt, supervisor, None, gang, recorded.verdict)
+        return Liveness(
+            state, attempt, supervisor_pid=supervisor, gang_held=gang, verdict=recorded.verdict
+        )
     held = locks.held(run.path)
     if attempt is None:
         state = "starting" if held.supervisor is not None else "lost"
-        return Liveness(state, None, held.supervisor, held.trainer, held.gang)
+        return Liveness(state, None, supervisor_pid=held.supervisor, gang_held=held.gang)
     if held.trainer is not None:
-        return Liveness(
-            _running_state(run, attempt, held), attempt, held.supervisor, held.trainer, held.gang
-        )
+        state = _running_state(run, attempt, held)
+        return Liveness(state, attempt, supervisor_pid=held.supervisor, gang_held=held.gang)
     record = run.attempt_record(attempt)
     process = record.trainer if record else None
     alive = process is not None and identity.is_alive(process)
@@ -135,18 +135,17 @@ def _here(run: RunDirectory) -> Liveness:
         unseen = process is not None and not identity.is_visible(process)
         if alive or unseen or (process is None and not begun):
             state = _running_state(run, attempt, held, process) if begun else "starting"
-            pid = process.pid if alive and process else None
-            return Liveness(state, attempt, held.supervisor, pid, held.gang)
+            return Liveness(state, attempt, supervisor_pid=held.supervisor, gang_held=held.gang)
         return _unrecorded(run, attempt, held)
     if alive and process is not None:
         state = _running_state(run, attempt, held, process)
-        return Liveness(state, attempt, None, process.pid, held.gang)
+        return Liveness(state, attempt, gang_held=held.gang)
     why = verdict(run, attempt)
     if held.gang:
-        return Liveness("orphaned", attempt, None, None, True, why)
+        return Liveness("orphaned", attempt, gang_held=True, verdict=why)
     # The supervisor may have written exit.json and exited since it was read above.
     path = run.attempt_path(attempt)
-    known = any(files.exists(path / name) for name in ("exit.json", "final.json"))
+    known = any(files.exists(path / name) for name in (EXIT, FINAL))
     known = known or failed_process.kept(path / "processes") is not None
     return _ended(attempt, why) if known else Liveness("lost", attempt, verdict=why)
 
@@ -160,18 +159,19 @@ def _unrecorded(run: RunDirectory, attempt: int, held: locks.Holders) -> Livenes
     deadline = time.monotonic() + RECORD_SECONDS
     while (
         supervisor
-        and not files.exists(path / "exit.json")
+        and not files.exists(path / EXIT)
         and not identity.is_suspended(supervisor)
         and locks.holder(run.supervisor_lock) == supervisor
         and time.monotonic() < deadline
     ):
         time.sleep(0.01)
-    recorded = _exit_record(run, attempt)
+    recorded = run.exit_record(attempt)
     if recorded is not None and recorded.continues:
-        return Liveness("starting", attempt, supervisor, None, held.gang)
+        return Liveness("starting", attempt, supervisor_pid=supervisor, gang_held=held.gang)
     why = verdict(run, attempt, supervisor or None)
     gang = locks.gang_held(run.gang_lock)
-    return Liveness("orphaned" if gang else ended_state(why), attempt, supervisor, None, gang, why)
+    state = "orphaned" if gang else ended_state(why)
+    return Liveness(state, attempt, supervisor_pid=supervisor, gang_held=gang, verdict=why)
 
 
 def settled(run: RunDirectory, seconds: float = 5.0) -> Liveness:

@@ -14,31 +14,27 @@ from memconsole.runs.record import files, requests
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.failures import failed_process
 from memconsole.runs.record.failures.failed_process import FailedProcess
-from memconsole.runs.record.failures.failure import ExitCode, words_of_memory
+from memconsole.runs.record.failures.failure import (
+    ExitCode,
+    failure_of,
+    failure_of_code,
+    words_of_memory,
+)
 from memconsole.runs.record.failures.oom import oom_evidence, oom_kills
 from memconsole.runs.record.failures.shortfall import lacked_words, requested_bytes
 from memconsole.runs.record.processes import identity
 from memconsole.runs.record.processes.heartbeat import Heartbeat, read_heartbeat
-from memconsole.runs.record.records import ErrorRecord, ExitRecord, FinalRecord, OomCounts
+from memconsole.runs.record.records import (
+    ERROR,
+    FINAL,
+    OUTPUT,
+    ErrorRecord,
+    FinalRecord,
+    OomCounts,
+)
 from memconsole.runs.record.states import Verdict
 from memconsole.sanitize import clean_line
 
-_REASON_OF_CODE = {
-    ExitCode.DONE: "finished",
-    ExitCode.STOPPED: "stopped",
-    ExitCode.FENCED: "fenced",
-    ExitCode.BAD_DATA: "bad_data",
-    ExitCode.BAD_PLAN: "bad_plan",
-    ExitCode.DISK_FULL: "disk_full",
-    ExitCode.NOT_FINITE: "nan",
-}
-_REASON_OF_CAUSE = {
-    "out_of_memory": "out_of_memory",
-    "bad_data": "bad_data",
-    "bad_plan": "bad_plan",
-    "nan": "nan",
-    "disk": "disk_full",
-}
 LAST_OUTPUT_BYTES = 4096
 _OF_SIGNAL = {
     signal.SIGBUS: "SIGBUS: /dev/shm is full, or a file was cut while it was mapped",
@@ -95,7 +91,7 @@ class Evidence:
 
 def verdict(run: RunDirectory, attempt: int, silent_supervisor: int | None = None) -> Verdict:
     """Why an ended attempt ended: the supervisor's verdict, or one derived from its files."""
-    recorded = files.read_struct(run.attempt_path(attempt) / "exit.json", ExitRecord)
+    recorded = run.exit_record(attempt)
     if recorded is not None:
         return recorded.verdict
     found = gather(run, attempt)
@@ -121,8 +117,8 @@ def gather(
         exit_code=exit_code,
         signal=signal_number,
         failed=failed_process.kept(path / "processes"),
-        final=files.read_struct(path / "final.json", FinalRecord),
-        error=files.read_struct(path / "error.json", ErrorRecord),
+        final=files.read_struct(path / FINAL, FinalRecord),
+        error=files.read_struct(path / ERROR, ErrorRecord),
         oom_before=record.oom_kills if record else OomCounts(),
         oom_now=oom_kills() if same_boot else OomCounts(),
         rebooted=same_host and not same_boot,
@@ -132,7 +128,7 @@ def gather(
         kill_note=kills[0].note if kills else "",
         heartbeat=read_heartbeat(path),
         has_checkpoint=bool(run.committed_checkpoints()),
-        words_of_memory=words_of_memory(last_output(path / "out.log")),
+        words_of_memory=words_of_memory(last_output(path / OUTPUT)),
     )
 
 
@@ -184,7 +180,7 @@ def classify(evidence: Evidence) -> Verdict:
 
 
 def _by_signal(evidence: Evidence, number: signal.Signals) -> Verdict:
-    if evidence.final is not None and evidence.final.exit_code in _REASON_OF_CODE:
+    if evidence.final is not None and evidence.final.exit_code in set(ExitCode) - {ExitCode.FAILED}:
         # It had done and saved everything; the signal only ended the process.
         return _by_exit_code(evidence, evidence.final.exit_code)
     if evidence.killed_by is not None and number in (signal.SIGKILL, signal.SIGTERM):
@@ -242,18 +238,12 @@ def _by_exit_code(evidence: Evidence, code: int) -> Verdict:
         saved = f", saved as {name}" if name else ""
         words = f"stopped{step}, {who}{saved}"
         return _made(evidence, "stopped", words, exit_code=code)
-    reason = _REASON_OF_CODE.get(code)  # type: ignore[call-overload]
-    if reason is not None:
-        words = {
-            "fenced": "a newer attempt or another trainer owns the run",
-            "bad_data": "the data cannot be read",
-            "bad_plan": "the plan cannot be trained",
-            "disk_full": "the disk stayed full",
-            "nan": "the loss or a gradient was not finite",
-        }[reason]
-        if evidence.error is not None and reason != "fenced":
+    failure = failure_of_code(code)
+    if failure is not None:
+        words = failure.words
+        if evidence.error is not None and failure.reason != "fenced":
             words = evidence.error.message.splitlines()[0] if evidence.error.message else words
-        return _made(evidence, reason, f"{words} (exit code {code})", exit_code=code)
+        return _made(evidence, failure.reason, f"{words} (exit code {code})", exit_code=code)
     if evidence.error is not None:
         return _by_error(evidence, evidence.error, code)
     if evidence.words_of_memory:
@@ -290,7 +280,7 @@ def _by_error(
     code: int | None,
     number: signal.Signals | None = None,
 ) -> Verdict:
-    reason = _REASON_OF_CAUSE.get(error.cause, "crashed")
+    reason = failure_of(error.cause).reason
     line = error.message.strip().splitlines()[0] if error.message.strip() else "no message"
     words = f"{error.type} {evidence.where}: {line[:400]}"
     if error.type == "PreflightError":  # its first line says where

@@ -9,7 +9,8 @@ import msgspec
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import PlanError
 from memconsole.plan.tasks import TASKS, Task, task_of
-from memconsole.runs.read.follow import READ_BYTES, clean_texts
+from memconsole.runs.read.follow import clean_texts
+from memconsole.runs.read.history import History
 from memconsole.runs.read.life.ladder import Rung, present_plan, rungs
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.read.report.comparison import (
@@ -19,21 +20,27 @@ from memconsole.runs.read.report.comparison import (
     MemoryLine,
     compare,
 )
+from memconsole.runs.read.report.measured import measured_of, shortfall_of
 from memconsole.runs.read.report.ranks import RankLine, SlowestLine, rank_lines, slowest_line
-from memconsole.runs.read.shown.missing import MissingCounts, uncertain_figures
+from memconsole.runs.read.shown.missing import uncertain_figures
 from memconsole.runs.read.shown.ranks import each_per_second
 from memconsole.runs.read.shown.snapshot import Symptom
 from memconsole.runs.read.shown.symptoms import symptoms_of
+from memconsole.runs.read.shown.unread import unread
 from memconsole.runs.read.shown.unsaved import unsaved_words
 from memconsole.runs.read.shown.words import total_minutes
-from memconsole.runs.read.state.figures import best_evaluation
-from memconsole.runs.read.state.reduce import RunState, begin_attempt, forget_memory, reduce
+from memconsole.runs.read.state.figures import (
+    average_epoch_minutes,
+    best_evaluation,
+    best_validation_loss,
+    final_train_loss,
+)
+from memconsole.runs.read.state.reduce import RunState
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
-from memconsole.runs.record.failures.shortfall import Shortfall, shortfall
+from memconsole.runs.record.failures.shortfall import Shortfall
 from memconsole.runs.record.labels import read_labels
 from memconsole.runs.record.log import events
-from memconsole.runs.record.log.eventreader import EventReader
 from memconsole.runs.record.processes.heartbeat import read_heartbeat
 from memconsole.runs.record.states import OUT_OF_MEMORY, Verdict
 from memconsole.sanitize import clean_line
@@ -124,7 +131,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryReport
     best_validation_loss: float | None
     final_train_loss: float | None
-    """Mean over the last log window; `epochs` hold the means of whole epochs."""
+    """Mean over the last log window, None if nothing was learned in it; `epochs` hold the means of whole epochs."""
     unigram_loss: float | None
     """Loss on the validation tokens of a unigram model of the training tokens: a baseline."""
     total_minutes: float
@@ -155,6 +162,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Records of the event log that could not be read or are not there."""
     uncertain: tuple[str, ...] = ()
     """The figures of this document that may be wrong because of missing records."""
+    plan_problem: str = ""
+    """Why `plan` is empty, if it cannot be read."""
 
 
 class StoredEstimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,33 +191,22 @@ def report(run: RunDirectory) -> Report:
 
 def read_story(run: RunDirectory) -> Story:
     """Read every attempt's events. Steps repeated after a resume replace the earlier ones."""
-    state = RunState(evaluation_limit=_EVERYTHING, epoch_limit=_EVERYTHING)
-    steps: list[StepLine] = []
-    left = {rung.attempt for rung in rungs(run)}
-    missing, reader = MissingCounts(), None
-    for number in run.attempt_numbers():
-        state = begin_attempt(state, number)
-        if number - 1 in left:
-            forget_memory(state)
-        missing.leave(reader)
-        reader, before = EventReader(run.attempt_path(number)), None
-        while reader.position != before:
-            before = reader.position
-            for record in reader.read(READ_BYTES):
-                odd = state.odd
-                state = reduce(state, record)
-                if isinstance(record, events.Started):
-                    _truncate(steps, state.step)
-                elif isinstance(record, events.Step) and state.odd == odd:
-                    _truncate(steps, record.step - 1)
-                    steps.append(
-                        StepLine(
-                            step=record.step,
-                            loss=record.loss,
-                            tokens_per_second=record.tokens_per_second,
-                        )
-                    )
-    return Story(state, steps, missing.records(reader) + state.odd)
+    history = History(run, RunState(evaluation_limit=_EVERYTHING, epoch_limit=_EVERYTHING))
+    state, steps, odd = history.state, list[StepLine](), 0
+    for record in history.new():
+        if isinstance(record, events.Started):
+            _truncate(steps, state.step)
+        elif isinstance(record, events.Step) and state.odd == odd:
+            _truncate(steps, record.step - 1)
+            steps.append(
+                StepLine(
+                    step=record.step,
+                    loss=record.loss,
+                    tokens_per_second=record.tokens_per_second,
+                )
+            )
+        odd = state.odd
+    return Story(state, steps, history.missing)
 
 
 def _truncate(steps: list[StepLine], last: int) -> None:
@@ -229,6 +227,7 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
         )
         for e in state.evaluations
     )
+    ended_epochs = [mark.event for mark in state.epochs]
     epochs = tuple(
         EpochLine(
             epoch=e.epoch,
@@ -236,15 +235,10 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
             validation_loss=e.validation_loss,
             minutes=e.minutes,
         )
-        for e in (mark.event for mark in state.epochs)
+        for e in ended_epochs
     )
-    plan, task = _plan(run), _task(run)
+    (plan, plan_problem), task = _plan(run), _task(run)
     elapsed, labels = state.earlier_seconds + state.attempt_seconds, read_labels(run.path)
-    average = sum(e.minutes for e in epochs) / len(epochs) if epochs else None
-    losses = [e.loss for e in evaluations if e.loss is not None]
-    losses += [e.validation_loss for e in epochs if e.validation_loss is not None]
-    if ended and ended.best_validation_loss is not None:
-        losses.append(ended.best_validation_loss)  # its evaluation may be among the missing records
     stored = stored_estimate(run)
     speed = state.average_units_per_second or state.tokens_per_second
     return Report(
@@ -261,8 +255,8 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
         evaluations=evaluations,
         epochs=epochs,
         memory=_memory(state, stored.table if stored else None, why),
-        best_validation_loss=min(losses, default=None),
-        final_train_loss=_final_train_loss(story),
+        best_validation_loss=best_validation_loss(state, evaluations),
+        final_train_loss=final_train_loss(state),
         unigram_loss=next(
             (
                 e.metrics["unigram_loss"]
@@ -272,9 +266,7 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
             None,
         ),
         total_minutes=total_minutes(state, elapsed),
-        average_epoch_minutes=ended.average_epoch_minutes
-        if ended and ended.average_epoch_minutes is not None
-        else average,
+        average_epoch_minutes=average_epoch_minutes(state, ended_epochs),
         attempts=len(run.attempt_numbers()),
         average_units_per_second=speed,
         average_units_per_second_each=_each(run, speed),
@@ -287,6 +279,7 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
         jumps=_jumps(state),
         missing_records=story.missing,
         uncertain=uncertain_figures(story.missing, ended is not None),
+        plan_problem=plan_problem,
     )
 
 
@@ -298,20 +291,7 @@ def _best(task: Task, evaluations: tuple[EvaluationLine, ...]) -> BestLine | Non
 
 
 def _memory(state: RunState, table: EstimatedTable | None, why: VerdictLine) -> MemoryReport:
-    measured = _measured(state)
-    died = why.reason in OUT_OF_MEMORY
-    error = state.error
-    lacked = None
-    if died:
-        lacked = shortfall(
-            state.phase,
-            state.peak_bytes,
-            error.held_bytes if error else None,
-            error.requested_bytes if error else None,
-            # On a CPU, freed heap pages may not be returned yet, so after a whole step the held
-            # bytes do not count as evidence.
-            counts_held=_kind(state) != "cpu" or state.step == 0,
-        )
+    measured, died = measured_of(state), why.reason in OUT_OF_MEMORY
     return MemoryReport(
         estimated=MemoryLine(
             peak_bytes=table.peak_bytes,
@@ -325,7 +305,7 @@ def _memory(state: RunState, table: EstimatedTable | None, why: VerdictLine) -> 
         by_phase=dict(state.peaks_by_phase),
         comparison=compare(table, measured, state.peaks_by_phase, died),
         band_from=table.band_from if table else "",
-        shortfall=lacked,
+        shortfall=shortfall_of(state) if died else None,
         ranks=rank_lines(state),
     )
 
@@ -337,45 +317,10 @@ def _each(run: RunDirectory, speed: float | None) -> float | None:
         return None
 
 
-def _kind(state: RunState) -> str:
-    return state.started.device_kind if state.started else ""
-
-
-def _measured(state: RunState) -> MeasuredLine:
-    """The run's peaks, and the reason for each missing one."""
-    if state.memory is None:
-        return MeasuredLine()
-    on_cpu = _kind(state) == "cpu"
-    silent = "not reported by this device"
-    found = {
-        "peak_bytes": state.peak_bytes,
-        # On a CPU, only the trainer's own allocations are charged to it.
-        "device_bytes": state.peak_bytes if on_cpu else state.peak_device_bytes,
-        "host_bytes": state.peak_host_bytes,
-        "reserved_bytes": None if on_cpu else state.peak_reserved_bytes,
-        "host_anonymous_bytes": state.peak_host_anonymous_bytes,
-        "host_shared_bytes": state.peak_host_shared_bytes,
-    }
-    missing = {name: silent for name, value in found.items() if value is None}
-    if on_cpu:
-        missing["reserved_bytes"] = (
-            "not measured on a CPU, whose allocator does not report what it keeps in reserve"
-        )
-    return MeasuredLine(**found, missing=missing)
-
-
 def _jumps(state: RunState) -> JumpsLine | None:
     if state.jump is None:
         return None
     return JumpsLine(**{name: getattr(state.jump, name) for name in JumpsLine.__struct_fields__})
-
-
-def _final_train_loss(story: Story) -> float | None:
-    """The loss of the last log window; the last step record has it too."""
-    ended = story.state.ended
-    if ended is not None and ended.final_train_loss is not None:
-        return ended.final_train_loss
-    return next((step.loss for step in reversed(story.steps) if step.loss is not None), None)
 
 
 def _verdict(run: RunDirectory) -> VerdictLine:
@@ -392,12 +337,12 @@ def verdict_line(why: Verdict) -> VerdictLine:
     return VerdictLine(reason=clean_line(why.reason, 80), evidence=clean_line(why.evidence, 500))
 
 
-def _plan(run: RunDirectory) -> dict[str, Any]:
+def _plan(run: RunDirectory) -> tuple[dict[str, Any], str]:
+    """The run's plan as a document, or an empty one and why the plan cannot be read."""
     try:
-        document = plans.to_document(clean_texts(present_plan(run)), full=True)
-    except PlanError:
-        return {}
-    return document
+        return plans.to_document(clean_texts(present_plan(run)), full=True), ""
+    except PlanError as error:
+        return {}, unread(run, error).words
 
 
 def _symptoms(run: RunDirectory, state: RunState) -> tuple[Symptom, ...]:

@@ -22,9 +22,9 @@ _LONGEST_LINE = 64 * 1024
 class LogTail:
     """Follows one growing file. Never raises, whatever the file contains."""
 
-    def __init__(self, path: Path, lines: int = MAX_LINES) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._lines: deque[str] = deque(maxlen=lines)
+        self._lines: deque[str] = deque(maxlen=MAX_LINES)
         self._partial = b""
         self._offset = 0
         self._inode: int | None = None
@@ -38,7 +38,7 @@ class LogTail:
             pass
         shown = tuple(self._lines)
         partial = _resolve(self._partial)
-        return (*shown[-((self._lines.maxlen or MAX_LINES) - 1) :], partial) if partial else shown
+        return (*shown[1 - MAX_LINES :], partial) if partial else shown
 
     def _read(self, descriptor: int) -> None:
         status = os.fstat(descriptor)
@@ -46,15 +46,11 @@ class LogTail:
             self._lines.clear()
             self._partial = b""
             self._inode = status.st_ino
-            self._offset = _start_of_last_lines(
-                descriptor, status.st_size, self._lines.maxlen or MAX_LINES
-            )
+            self._offset = _start_of_last_lines(descriptor, status.st_size)
         elif status.st_size - self._offset > _FIRST_LOOK:
             # Too much was added since the last poll: skip what would have scrolled off the screen.
             self._partial = b""
-            self._offset = _start_of_last_lines(
-                descriptor, status.st_size, self._lines.maxlen or MAX_LINES
-            )
+            self._offset = _start_of_last_lines(descriptor, status.st_size)
         while self._offset < status.st_size:
             block = os.pread(descriptor, _BLOCK, self._offset)
             if not block:
@@ -66,14 +62,14 @@ class LogTail:
                 self._partial = self._partial[-_LONGEST_LINE:]
 
 
-def _start_of_last_lines(descriptor: int, size: int, lines: int) -> int:
-    """Offset after which the file has about `lines` lines, found by reading backwards."""
+def _start_of_last_lines(descriptor: int, size: int) -> int:
+    """Offset after which the file has about `MAX_LINES` lines, found by reading backwards."""
     position, breaks = size, 0
     while position > 0 and size - position < _FIRST_LOOK:
         position = max(0, position - _BLOCK)
         block = os.pread(descriptor, _BLOCK, position)
         breaks += block.count(b"\n")
-        if breaks > lines:
+        if breaks > MAX_LINES:
             break
     if position == 0:
         return 0

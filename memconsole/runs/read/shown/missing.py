@@ -7,6 +7,7 @@ from pathlib import Path
 
 from memconsole.runs.record import files
 from memconsole.runs.record.log.eventreader import EventReader
+from memconsole.runs.record.records import EXIT, FINAL
 
 _LISTS = ("steps", "evaluations", "epochs", "memory.measured", "memory.by_phase")
 """Figures that only the records contain. The names are those of `report --json`."""
@@ -70,4 +71,4 @@ class MissingCounts:
 
 def _has_ended(attempt: Path) -> bool:
     """Whether the trainer writes no more records."""
-    return any(files.exists(attempt / name) for name in ("final.json", "exit.json"))
+    return any(files.exists(attempt / name) for name in (FINAL, EXIT))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -12,9 +11,14 @@ from memconsole.runs.read.curves.curve import Curve, GaugeCurves, SeriesCurves
 from memconsole.runs.read.shown.missing import uncertain_figures
 from memconsole.runs.read.shown.words import total_minutes, units_per_second
 from memconsole.runs.read.state.facts import RunFacts
+from memconsole.runs.read.state.figures import (
+    average_epoch_minutes,
+    best_validation_loss,
+    final_train_loss,
+)
 from memconsole.runs.read.state.stages import Stage
 from memconsole.runs.record.log import events
-from memconsole.runs.record.states import LIVE, State, Verdict
+from memconsole.runs.record.states import LIVE, State, Verdict, may_resume
 
 
 class Help(msgspec.Struct, frozen=True):
@@ -123,17 +127,18 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         return self.verdict.reason if self.verdict is not None else ""
 
     @property
+    def resumable(self) -> bool:
+        """Whether it has ended and can be resumed."""
+        return may_resume(self.state, self.verdict)
+
+    @property
     def minutes(self) -> float:
         """Minutes of training in all attempts."""
         return total_minutes(self.facts, self.elapsed_seconds)
 
     @property
     def best_validation_loss(self) -> float | None:
-        """The least loss of all evaluations; None before the first one with a finite loss."""
-        ended = self.facts.ended
-        losses = [e.loss for e in self.evaluations]
-        losses.append(ended.best_validation_loss if ended is not None else None)
-        return min((loss for loss in losses if loss is not None), default=None)
+        return best_validation_loss(self.facts, self.evaluations)
 
     @property
     def final_validation_loss(self) -> float | None:
@@ -144,9 +149,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def final_train_loss(self) -> float | None:
-        """The mean loss of the newest steps; None before the first one, or if no unit of them was learned."""
-        ended = self.facts.ended
-        return self.facts.loss if ended is None else ended.final_train_loss
+        return final_train_loss(self.facts)
 
     @property
     def epoch_count(self) -> int:
@@ -157,11 +160,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def average_epoch_minutes(self) -> float | None:
-        """The mean of all epochs of a finished run, of the newest ones of another; None before the first has ended."""
-        ended = self.facts.ended
-        if ended is not None and ended.average_epoch_minutes is not None:
-            return ended.average_epoch_minutes
-        return fmean(e.minutes for e in self.epochs) if self.epochs else None
+        return average_epoch_minutes(self.facts, self.epochs)
 
     @property
     def units_per_second(self) -> float | None:

@@ -44,6 +44,8 @@ class FactsSoFar(msgspec.Struct, kw_only=True):
     peak_device_bytes: int | None = None
     peak_host_bytes: int | None = None
     peak_reserved_bytes: int | None = None
+    peak_host_anonymous_bytes: int | None = None
+    peak_host_shared_bytes: int | None = None
     rank_count: int = 1
     """How many ranks the newest attempt has; see `state.ranks`."""
     ranks: tuple[RankFacts, ...] = ()

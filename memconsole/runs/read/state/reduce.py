@@ -48,8 +48,6 @@ class RunState(FactsSoFar, kw_only=True):
     validation: History = msgspec.field(default_factory=History)
     epochs: list[EpochMark] = msgspec.field(default_factory=list)
     evaluations: list[events.Evaluation] = msgspec.field(default_factory=list)
-    peak_host_anonymous_bytes: int | None = None
-    peak_host_shared_bytes: int | None = None
     gauges: GaugeHistory = msgspec.field(default_factory=GaugeHistory)
     series: StepSeries = msgspec.field(default_factory=StepSeries)
     samples: list[events.Sample] = msgspec.field(default_factory=list)

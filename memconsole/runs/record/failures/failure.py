@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import errno
 import re
+from typing import NamedTuple
 
 from memconsole.plan.plan import PlanError
 
@@ -24,12 +25,30 @@ class ExitCode(enum.IntEnum):
     NOT_FINITE = 80
 
 
-_CODES = {
-    "bad_data": ExitCode.BAD_DATA,
-    "bad_plan": ExitCode.BAD_PLAN,
-    "disk": ExitCode.DISK_FULL,
-    "nan": ExitCode.NOT_FINITE,
-}
+class Failure(NamedTuple):
+    """One class of failure in the words of each record."""
+
+    cause: str
+    """As in `events.Error.cause`."""
+    reason: str
+    """As in `Verdict.reason`."""
+    code: ExitCode
+    words: str = ""
+    """What an exit code of its own says if no error was recorded."""
+
+
+_FAILURES = (
+    Failure("bad_data", "bad_data", ExitCode.BAD_DATA, "the data cannot be read"),
+    Failure("bad_plan", "bad_plan", ExitCode.BAD_PLAN, "the plan cannot be trained"),
+    Failure("disk", "disk_full", ExitCode.DISK_FULL, "the disk stayed full"),
+    Failure("nan", "nan", ExitCode.NOT_FINITE, "the loss or a gradient was not finite"),
+    Failure("fenced", "fenced", ExitCode.FENCED, "a newer attempt or another trainer owns the run"),
+    Failure("out_of_memory", "out_of_memory", ExitCode.FAILED),
+)
+_CRASHED = Failure("crashed", "crashed", ExitCode.FAILED)
+_OF_CAUSE = {one.cause: one for one in _FAILURES}
+_OF_CODE = {int(one.code): one for one in _FAILURES if one.code is not ExitCode.FAILED}
+
 
 _OUT_OF_MEMORY = (
     "out of memory",
@@ -45,7 +64,6 @@ _DIED_OF_MEMORY = re.compile(
         (
             *map(re.escape, _OUT_OF_MEMORY),
             r"std::bad_alloc",
-            r"cannot allocate memory for thread-local data",
             r"memory allocation of \d+ bytes failed",  # Rust: tokenizers, safetensors
         )
     ),
@@ -106,6 +124,11 @@ def words_of_memory(output: str) -> str:
     return ""
 
 
-def exit_code_of(cause: str) -> ExitCode:
-    """The exit code of this cause."""
-    return _CODES.get(cause, ExitCode.FAILED)
+def failure_of(cause: str) -> Failure:
+    """The failure with this cause; a crash for any other."""
+    return _OF_CAUSE.get(cause, _CRASHED)
+
+
+def failure_of_code(code: int) -> Failure | None:
+    """The failure that alone has this exit code; None if none has."""
+    return _OF_CODE.get(code)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
+from memconsole.announcing import default_name, free_name, launch_rows
 from memconsole.devices.reading import Devices
-from memconsole.launching import default_name, free_name, launch_rows
 from memconsole.memory.table import Estimate
 from memconsole.memory.verdict import Verdict
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, PlanError
 from memconsole.runs.record.directory import RunError
 from memconsole.runs.record.names import check_name
 from memconsole.tui.draw.ink import Line, Span, left, wrap
 from memconsole.tui.draw.words import VERDICTS
 from memconsole.tui.plan.pricing import calibrated
+from memconsole.tui.screens.base import ConsoleScreen
 from memconsole.tui.screens.prompt import PromptScreen
 from memconsole.tui.widgets.text_lines import TextLines
 
@@ -28,6 +30,29 @@ def launchable(plan: Plan, devices: Devices | None, lookup: Lookup | None = None
     from memconsole.start import check_launch
 
     return calibrated(plan, check_launch(plan, devices, lookup))
+
+
+async def ask_and_launch(
+    on: ConsoleScreen,
+    plan: Plan,
+    devices: Devices | None,
+    lookup: Lookup | None = None,
+    name: str = "",
+) -> None:
+    """Ask on top of the screen `on` for the name of a new run, show what it will do, and launch it."""
+    try:
+        found = await asyncio.to_thread(launchable, plan, devices, lookup)
+        screen = LaunchScreen(plan, found, name)
+    except PlanError as error:
+        on.notice(f"not launched: {error}", "bad")
+        return
+
+    def answered(value: object) -> None:
+        if isinstance(value, str):
+            on.notice("launching …")
+            on.console.launch(plan, value)
+
+    on.app.push_screen(screen, answered)
 
 
 class LaunchScreen(PromptScreen):

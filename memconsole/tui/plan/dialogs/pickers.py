@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.sections.words import known_as
 from memconsole.plan.training import recipe
 from memconsole.tui.plan.dialogs.owner import PlanOwner
 from memconsole.units import value_word
+
+if TYPE_CHECKING:
+    from memconsole.tui.plan.dialogs.choices import Kind
 
 
 class Pickers:
@@ -16,10 +21,11 @@ class Pickers:
     def __init__(self, owner: PlanOwner) -> None:
         self._owner = owner
 
-    def pick(self, kind: str, key: str) -> None:
+    def pick(self, kind: Kind, key: str) -> None:
         """Pick the value of the setting `key` from the catalog entries of a `kind`."""
         from memconsole.plan import catalog
-        from memconsole.tui.screens.pick import PickScreen, choices_for
+        from memconsole.tui.plan.dialogs.choices import choices_for
+        from memconsole.tui.screens.pick import PickScreen
 
         def picked(value: object) -> None:
             if isinstance(value, str):
@@ -30,13 +36,16 @@ class Pickers:
             return
         choices, free = choices_for(kind, self._owner.view.plan, self._owner.view.devices)
         present = str(plans.get(self._owner.view.plan, key))
-        self._owner.open(PickScreen(f"choose the {kind}", choices, present, free), picked)
+        paths = kind in ("model", "dataset")
+        screen = PickScreen(f"choose the {kind}", choices, present, free, paths=paths)
+        self._owner.open(screen, picked)
 
     def _device(self) -> None:
         """Pick a device of this machine, a partition of a cluster, or a device of the catalog."""
         from memconsole.devices import cluster
         from memconsole.plan import catalog
-        from memconsole.tui.screens.pick import SLURM, PickScreen, choices_for
+        from memconsole.tui.plan.dialogs.choices import SLURM, choices_for
+        from memconsole.tui.screens.pick import PickScreen
 
         plan, devices = self._owner.view.plan, self._owner.view.devices
 

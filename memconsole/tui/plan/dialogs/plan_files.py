@@ -96,7 +96,8 @@ class PlanFiles:
             this = self._priced_under("this plan", self._owner.view.plan)
             self._owner.open(ComparePlansScreen(this, other), taken)
 
-        self._owner.open(PickScreen("put beside this plan", choices, free_text="plan file"), picked)
+        screen = PickScreen("put beside this plan", choices, free_text="plan file", paths=True)
+        self._owner.open(screen, picked)
 
     def _others(self) -> dict[str, tuple[str, Callable[[], Plan]]]:
         """Name → (note, how to get the plan)."""

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from memconsole.plan.machine.processor import process_cpus
 from memconsole.plan.models import tokenizer_config
 from memconsole.plan.models.tokenizer_config import TokenizerConfig
 from memconsole.plan.models.tokenizer_file import END_OF_TEXT, TOKENIZER_BYTES
@@ -331,14 +332,6 @@ def threads() -> int:
         return 1
     wanted = os.environ.get("RAYON_NUM_THREADS", "")
     return int(wanted) if wanted.isdecimal() and int(wanted) else process_cpus()
-
-
-def process_cpus() -> int:
-    """CPUs that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # only Linux has it
-        return os.cpu_count() or 1
 
 
 def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.int32]:

@@ -17,8 +17,8 @@ from memconsole.memory.activations.block_programs import (
 )
 from memconsole.memory.activations.kernels import CAPPED_QUERIES, Kernels, Part
 from memconsole.plan.models.architecture import Architecture
-from memconsole_torch.tracing.trace_block import BlockTracer, Completed, Term, Trace, term
 from memconsole_torch.tracing.trace_liveness import Storage
+from tests.accuracy.trace_block import BlockTracer, Completed, Term, Trace, term
 
 KINDS = 4
 ACTIVATIONS, WORKSPACE, GRADIENTS, COPIES = range(KINDS)

@@ -1,0 +1,18 @@
+"""Finds the run that a command without a name is about."""
+
+from __future__ import annotations
+
+from memconsole.runs.read.life.liveness import liveness
+from memconsole.runs.record.directory import LATEST, RunDirectory, find_run, list_runs
+
+
+def newest_live() -> RunDirectory | None:
+    """The newest run that is live; None if none is. Raises `RunError`."""
+    return next((run for run in list_runs() if liveness(run).live), None)
+
+
+def find_live(reference: str | None) -> RunDirectory:
+    """`find_run`; without a reference the newest live run, or else the newest of all. Raises `RunError`."""
+    if reference is not None:
+        return find_run(reference)
+    return newest_live() or find_run(LATEST)
