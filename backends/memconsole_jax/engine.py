@@ -39,6 +39,7 @@ from memconsole_trainer.engine import (
     Array,
     Batch,
     DeviceFacts,
+    Heard,
     Keeping,
     LossSum,
     MemoryReading,
@@ -300,12 +301,13 @@ class JaxEngine:
         seed: int,
         stop: Collection[int] = (),
         top_p: float = 1.0,
+        heard: Heard | None = None,
     ) -> list[int]:
         self._need("weights")
         if self._sampler is None:
             raise ValueError("this model cannot generate text")
         weights = self._evaluated | self._kept
-        return self._sampler(weights, prompt, tokens, temperature, top_k, seed, stop, top_p)
+        return self._sampler(weights, prompt, tokens, temperature, top_k, seed, stop, top_p, heard)
 
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
         yield STEP, np.array(self._step, np.int64)

@@ -45,6 +45,7 @@ from memconsole_trainer.engine import (
     Array,
     Batch,
     DeviceFacts,
+    Heard,
     Keeping,
     LossSum,
     MemoryReading,
@@ -349,6 +350,7 @@ class TorchEngine:
         seed: int,
         stop: Collection[int] = (),
         top_p: float = 1.0,
+        heard: Heard | None = None,
     ) -> list[int]:
         self._held.need("weights")
         if not isinstance(self.module, Decoder):
@@ -367,6 +369,7 @@ class TorchEngine:
                 seed=seed,
                 top_p=top_p,
                 stop=stop,
+                heard=heard,
             )
 
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:

@@ -11,9 +11,9 @@ from pathlib import Path
 from memconsole.plan.plan import PlanError
 from memconsole.plan.templates.chat import CHAT_ANSWER, Message, RecordError
 from memconsole.plan.templates.choice import template_of, templates
-from memconsole.sanitize import clean
+from memconsole_trainer import live
 from memconsole_trainer.data.sources.records import Record
-from memconsole_trainer.engine import Engine
+from memconsole_trainer.engine import Generator
 from memconsole_trainer.sample import add_options, given_fields, ready, tell_full
 from memconsole_trainer.tasks.answering import MOST_ANSWER_TOKENS, Answered, Answerer
 from memconsole_trainer.weights import trained
@@ -72,7 +72,8 @@ def talk(options: argparse.Namespace) -> int:
         try:
             chat = Record("the chat", {**others, "messages": said})
             forget(answerer, chat, len(first))
-            one = _answered(answerer, engine, chat, options)
+            shown = live.of_record(engine, answerer, chat)
+            one = _answered(answerer, shown, chat, options)
         except RecordError as error:
             print(f"memconsole: the chat {error}", file=sys.stderr)
             said.pop()
@@ -85,10 +86,13 @@ def talk(options: argparse.Namespace) -> int:
             said.pop()
             continue
         answer = one.answers[CHAT_ANSWER]
-        print(clean(answer), flush=True)
+        shown.end(answer)
         if one.filled:
             tell_full(positions)
-        said.append({"role": "assistant", "content": answer})
+        if answer or not shown.interrupted:
+            said.append({"role": "assistant", "content": answer})
+        else:
+            said.pop()
     return 0
 
 
@@ -102,7 +106,7 @@ def forget(answerer: Answerer, chat: Record, kept: int) -> None:
 
 
 def _answered(
-    answerer: Answerer, engine: Engine, chat: Record, options: argparse.Namespace
+    answerer: Answerer, engine: Generator, chat: Record, options: argparse.Namespace
 ) -> Answered:
     """The answer to the last message."""
     return answerer.answer(

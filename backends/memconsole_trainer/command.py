@@ -20,8 +20,9 @@ def main() -> int:
             signal.signal(number, _interrupted)
     name = sys.argv.pop(1)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # `memconsole` reads the output and prints it. A chat prints by itself, as its terminal can show it.
-        encoding = None if name == CHAT else "utf-8"
+        # `memconsole` reads the output and prints it. A chat prints by itself, and so does what has a terminal: as that
+        # can show it.
+        encoding = None if name == CHAT or sys.stdout.isatty() else "utf-8"
         sys.stdout.reconfigure(encoding=encoding, errors="replace")
     try:
         return int(importlib.import_module(f"memconsole_trainer.{name}").main())

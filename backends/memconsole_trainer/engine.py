@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -130,7 +130,32 @@ def check_names(source: StateSource, expected: Iterable[str]) -> None:
         raise WeightsError(f"checkpoint {where} {wrong[0]} ({len(wrong)} tensors differ)")
 
 
-class Engine(Protocol):
+Heard = Callable[[list[int]], None]
+"""Is told tokens that were drawn."""
+
+
+class Generator(Protocol):
+    """Continues rows of tokens."""
+
+    def generate(
+        self,
+        prompt: list[int],
+        tokens: int,
+        temperature: float,
+        top_k: int,
+        seed: int,
+        stop: Collection[int] = (),
+        top_p: float = 1.0,
+        heard: Heard | None = None,
+    ) -> list[int]:
+        """Sample `tokens` tokens that continue `prompt`, or fewer that end with the first one of
+        `stop`. Draws from the `top_k` most likely tokens (0: all), restricted to the fewest of these whose
+        probabilities add up to `top_p`. `heard` is called with the new tokens as they come, one or some at a time.
+        Only for the language task."""
+        ...
+
+
+class Engine(Generator, Protocol):
     """A backend's implementation of training one model on one device."""
 
     gang: Gang
@@ -190,21 +215,6 @@ class Engine(Protocol):
     def outputs(self, batch: Batch) -> Array:
         """The model's outputs for the rows of a batch of one micro-batch, in float32, with the
         weights that are evaluated."""
-        ...
-
-    def generate(
-        self,
-        prompt: list[int],
-        tokens: int,
-        temperature: float,
-        top_k: int,
-        seed: int,
-        stop: Collection[int] = (),
-        top_p: float = 1.0,
-    ) -> list[int]:
-        """Sample `tokens` tokens that continue `prompt`, or fewer that end with the first one of
-        `stop`. Draws from the `top_k` most likely tokens (0: all), restricted to the fewest of these whose
-        probabilities add up to `top_p`. Only for the language task."""
         ...
 
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from memconsole.plan.plan import Plan, PlanError, nearest, quote, replace
 from memconsole.plan.templates.chat import CHAT_ANSWER, FIELDS, RecordError
 from memconsole.plan.templates.choice import template_of
+from memconsole_trainer import live
 from memconsole_trainer.data.sources.records import Record
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 from memconsole_trainer.engine import Engine
@@ -53,7 +54,10 @@ def main() -> int:
         return too_long(len(prompt), found.architecture.max_positions)
     stops = stop_tokens(found.plan, tokenizer)
     most = options.tokens or TOKENS
-    new = engine.generate(
+    shown = live.Live(
+        engine, lambda prompt, new: options.prompt + tokenizer.continuation(prompt, new, stops)
+    )
+    new = shown.generate(
         prompt,
         min(most, room),
         TEMPERATURE if options.temperature is None else options.temperature,
@@ -62,10 +66,10 @@ def main() -> int:
         stops,
         options.top_p,
     )
-    print(options.prompt + tokenizer.continuation(prompt, new, stops))
+    shown.end(options.prompt + tokenizer.continuation(prompt, new, stops))
     if len(new) == room < most and new[-1] not in stops:
         tell_full(found.architecture.max_positions)
-    return 0
+    return shown.code
 
 
 def typed(given: str | None) -> str | None:
@@ -152,9 +156,11 @@ def answer(
     most = options.tokens or MOST_ANSWER_TOKENS
     ends = ends_of_source(found.plan, tokenizer)
     answerer = Answerer(template, tokenizer, most, positions, ends)
+    asked = Record("the record", record)
+    shown = live.of_record(engine, answerer, asked)
     said = answerer.answer(
-        engine,
-        Record("the record", record),
+        shown,
+        asked,
         options.temperature or 0.0,
         options.top_k,
         options.seed,
@@ -162,13 +168,13 @@ def answer(
     )
     if said.room < 1:
         return too_long(said.prompt_tokens, positions)
+    if list(said.answers) == [CHAT_ANSWER]:
+        shown.end(said.answers[CHAT_ANSWER])
+    else:
+        shown.end("\n".join(f"{name}: {text}" for name, text in said.answers.items()))
     if said.filled:
         tell_full(positions)
-    if list(said.answers) == [CHAT_ANSWER]:
-        print(said.answers[CHAT_ANSWER])
-    else:
-        print("\n".join(f"{name}: {text}" for name, text in said.answers.items()))
-    return 0
+    return shown.code
 
 
 def _missing(template: Template, given: Sequence[str]) -> str:

@@ -1,5 +1,5 @@
-"""Samples with a key-value cache, one token at a time. Shapes are fixed: one compilation per cache
-length."""
+"""Samples with a key-value cache: reads the prompt in blocks, then draws one token at a time. Shapes are fixed: one
+compilation per cache length."""
 
 from __future__ import annotations
 
@@ -20,9 +20,14 @@ from memconsole_jax.models.rotary import all_rotations
 from memconsole_jax.tasks.task import Tree
 from memconsole_jax.techniques.weights.lora import assembled
 from memconsole_trainer.data.text.rows.validation import PROMPT_TOKENS
+from memconsole_trainer.engine import Heard
 
 STOPS = 8
-"""The most tokens that may end a sample."""
+"""Tokens that end a sample are filled up to a multiple of this, so that few programs are compiled."""
+READ_TOKENS = 128
+"""A prompt is read in blocks of so many tokens. Attention is causal, so what fills up the last block changes nothing."""
+HEARD_TOKENS = 4
+"""So many tokens are drawn by one call of a program if somebody hears them."""
 Cache = tuple[Array, Array]
 """Keys and values of every position so far, each (L, S, K, D)."""
 
@@ -35,8 +40,8 @@ class TokenSampler:
     ) -> None:
         self._scale = adapter_scale
         self._architecture, self._weights, self._place = architecture, weights, place
-        self._programs: dict[int, Any] = {}
-        """Compiled programs by cache length."""
+        self._programs: dict[tuple[int, int], Any] = {}
+        """Compiled programs by cache length and number of stops."""
 
     def prepare(self, tokens: int) -> Callable[[], None]:
         """Trace the program for samples of `tokens` tokens in a training run. Returns what compiles it."""
@@ -44,10 +49,10 @@ class TokenSampler:
         if not tokens or room <= PROMPT_TOKENS + 1:
             return lambda: None
         positions = cache_length(PROMPT_TOKENS, min(tokens, room - PROMPT_TOKENS - 1))
-        lowered = self._lowered(positions)
+        lowered = self._lowered(positions, STOPS)
 
         def compiled() -> None:
-            self._programs[positions] = lowered.compile()
+            self._programs[positions, STOPS] = lowered.compile()
 
         return compiled
 
@@ -61,6 +66,7 @@ class TokenSampler:
         seed: int,
         stop: Collection[int] = (),
         top_p: float = 1.0,
+        heard: Heard | None = None,
     ) -> list[int]:
         """Sample `tokens` tokens that continue `prompt`, or fewer that end with one of `stop`. With
         learned positions, only the end of `prompt` that fits is used."""
@@ -73,37 +79,58 @@ class TokenSampler:
         length = len(prompt) + tokens
         row = np.zeros(cache_length(len(prompt), tokens), np.int32)
         row[: len(prompt)] = prompt
-        arguments = (
-            row,
-            np.int32(len(prompt)),
-            np.int32(length),
-            np.float32(temperature),
-            np.int32(top_k),
-            np.uint32(seed % 2**32),
-            np.array(sorted(stop)[:STOPS] + [-1] * (STOPS - len(stop)), np.int32),
-            np.float32(top_p),
-        )
-        filled, filled_to = self._program(len(row))(
-            weights, *(put(value, self._place) for value in arguments)
-        )
-        return [int(token) for token in np.asarray(filled)[len(prompt) : int(filled_to)]]
+        stops = np.full(max(1, -(-len(stop) // STOPS)) * STOPS, -1, np.int32)
+        stops[: len(stop)] = list(stop)
+        program = self._program(len(row), len(stops))
+        known, read, alike = len(prompt), 0, a.longest_alike(len(prompt), length)
+        at_once = length if heard is None else HEARD_TOKENS
+        shape = (a.layers, len(row), a.kv_heads, a.head_size)
+        cache = tuple(jnp.zeros(shape, device=self._place) for _ in range(2))
+        while known < length:
+            if known > alike:  # LongRoPE turns all positions of a longer row by other angles
+                read, alike = 0, length
+            arguments = (
+                row,
+                np.int32(read),
+                np.int32(known),
+                np.int32(min(length, alike + 1, known + at_once)),
+                np.float32(temperature),
+                np.int32(top_k),
+                np.uint32(seed % 2**32),
+                stops,
+                np.float32(top_p),
+            )
+            placed = (put(value, self._place) for value in arguments)
+            filled, cache, filled_to = program(weights, cache, *placed)
+            row, before, known = np.asarray(filled), known, int(filled_to)
+            read = known - 1
+            if heard is not None:
+                heard(row[before:known].tolist())
+            if row[known - 1] in stop:
+                break
+        found: list[int] = row[len(prompt) : known].tolist()
+        return found
 
-    def _program(self, positions: int) -> Any:
-        if positions not in self._programs:
-            self._programs[positions] = self._lowered(positions).compile()
-        return self._programs[positions]
+    def _program(self, positions: int, stops: int) -> Any:
+        sizes = positions, stops
+        if sizes not in self._programs:
+            self._programs[sizes] = self._lowered(*sizes).compile()
+        return self._programs[sizes]
 
-    def _lowered(self, positions: int) -> Any:
+    def _lowered(self, positions: int, stops: int) -> Any:
         row, count = self._shape(jnp.int32, positions), self._shape(jnp.int32)
         number = self._shape(jnp.float32)
-        stops = self._shape(jnp.int32, STOPS)
-        more = count, count, number, count, self._shape(jnp.uint32), stops, number
+        ends = self._shape(jnp.int32, stops)
+        a = self._architecture
+        cached = self._shape(jnp.float32, a.layers, positions, a.kv_heads, a.head_size)
+        more = count, count, count, number, count, self._shape(jnp.uint32), ends, number
         step = jax.jit(
             partial(sample, adapter_scale=self._scale),
             static_argnums=0,
+            donate_argnames="cache",
             out_shardings=self._place,
         )
-        return step.lower(self._architecture, self._weights, row, *more)
+        return step.lower(a, self._weights, (cached, cached), row, *more)
 
     def _shape(self, dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._place)
@@ -117,78 +144,87 @@ def cache_length(prompt: int, tokens: int) -> int:
 def sample(
     a: Architecture,
     weights: dict[str, Array],
-    prompt: Array,
-    prompt_length: Array,
-    length: Array,
+    cache: Cache,
+    tokens: Array,
+    read: Array,
+    known: Array,
+    until: Array,
     temperature: Array,
     top_k: Array,
     seed: Array,
-    stop: Array | int = -1,
+    stop: Array,
     top_p: Array | float = 1.0,
     adapter_scale: float = 2.0,
-) -> tuple[Array, Array]:
-    """Fill positions `prompt_length` .. `length` of `prompt` (S,) by sampling, up to a token in
-    `stop`. Also returns how many positions are filled. Jit with `a` static.
+) -> tuple[Array, Cache, Array]:
+    """Draw positions `known` .. `until` of `tokens` (S,), up to a token in `stop`. The first `read` tokens are in the
+    `cache`. Also returns the cache, and how many tokens are known. Jit with `a` static. Positions turn by the angles
+    of a row of `known` tokens.
 
     `temperature` 0 takes the most likely token; `top_k` 0 and `top_p` 1 mean all tokens. The token at a position
     depends only on the seed, the position and the tokens before it.
     """
     decoder = assembled(a, weights, adapter_scale)
-    size = prompt.shape[0]
-    empty = jnp.zeros((a.layers, size, a.kv_heads, a.head_size))
+    block = min(READ_TOKENS, tokens.shape[0])
     key = jax.random.key(seed)
+
+    def reading(carry: tuple[Array, Cache]) -> tuple[Array, Cache]:
+        position, cache = carry
+        part = lax.dynamic_slice(tokens, (position,), (block,))
+        return position + block, _read(decoder, part, position, known, cache)[1]
 
     def going_on(carry: tuple[Array, Array, Cache]) -> Array:
         position, tokens, _ = carry
-        stopped = (position >= prompt_length) & jnp.any(tokens[position] == stop)
-        return (position < length - 1) & ~stopped
+        stopped = (position >= known) & jnp.any(tokens[position] == stop)
+        return (position < until - 1) & ~stopped
 
-    def body(carry: tuple[Array, Array, Cache]) -> tuple[Array, Array, Cache]:
+    def drawing(carry: tuple[Array, Array, Cache]) -> tuple[Array, Array, Cache]:
         position, tokens, cache = carry
-        logits, cache = _next_logits(decoder, tokens[position], position, length, cache)
+        x, cache = _read(decoder, tokens[position][None], position, known, cache)
+        logits = decoder.logits(decoder.norm(x))[0, 0]
         drawn = _draw(logits, temperature, top_k, top_p, jax.random.fold_in(key, position))
-        following = jnp.where(position + 1 < prompt_length, tokens[position + 1], drawn)
-        return position + 1, tokens.at[position + 1].set(following), cache
+        return position + 1, tokens.at[position + 1].set(drawn), cache
 
-    begin = jnp.zeros((), jnp.int32)
-    last, tokens, _ = lax.while_loop(going_on, body, (begin, prompt, (empty, empty)))
-    return tokens, last + 1
+    # All known tokens but the last one: what follows that one is drawn.
+    _, cache = lax.while_loop(lambda carry: carry[0] < known - 1, reading, (read, cache))
+    last, tokens, cache = lax.while_loop(going_on, drawing, (known - 1, tokens, cache))
+    return tokens, cache, last + 1
 
 
-def _next_logits(
-    decoder: Decoder, token: Array, position: Array, length: Array, cache: Cache
+def _read(
+    decoder: Decoder, tokens: Array, begin: Array, length: Array, cache: Cache
 ) -> tuple[Array, Cache]:
-    """Logits (V,) of the position after `position`, and the cache including this token. `length` tokens are read in
-    all."""
+    """Output of the last block (1, T, C) for `tokens` (T,) at the positions from `begin` on, and the cache including
+    them. Positions turn by the angles of a row of `length` tokens."""
     a = decoder.architecture
-    size = cache[0].shape[1]
-    at = position[None]
-    x = decoder.embed(token[None, None], at)  # (1, 1, C)
+    count, size = tokens.shape[0], cache[0].shape[1]
+    at = begin + jnp.arange(count)
+    x = decoder.embed(tokens[None], at)  # (1, T, C)
     rotations = all_rotations(a, at, length)
-    other = differing(a)
     graph, stacked = nnx.split(decoder.layers)
 
-    def layer(x: Array, inputs: Any) -> tuple[Array, Cache]:
-        weights, differs, keys, values = inputs
+    def layer(carry: tuple[Array, Cache], inputs: Any) -> tuple[tuple[Array, Cache], None]:
+        x, (keys, values) = carry
+        index, weights, differs = inputs
         block = nnx.merge(graph, weights)
         rotation, window = layer_view(a, rotations, differs, size)
         q, k, v = block.attention.project(block.attention_norm(x), rotation)
-        keys = lax.dynamic_update_slice(keys, k[0], (position, 0, 0))  # (S, K, D)
-        values = lax.dynamic_update_slice(values, v[0], (position, 0, 0))
-        q = q.reshape(a.kv_heads, -1, a.head_size)  # (K, G, D)
-        scores = jnp.einsum("kgd,skd->kgs", q, keys) * a.scale
+        keys = lax.dynamic_update_slice(keys, k, (index, begin, 0, 0))  # (L, S, K, D)
+        values = lax.dynamic_update_slice(values, v, (index, begin, 0, 0))
+        q = q.reshape(count, a.kv_heads, -1, a.head_size)  # (T, K, G, D)
+        scores = jnp.einsum("tkgd,skd->kgts", q, keys[index]) * a.scale
         if a.attention_cap is not None:
             scores = a.attention_cap * jnp.tanh(scores / a.attention_cap)
         column = jnp.arange(size)
-        seen = column <= position
+        seen = column <= at[:, None]  # (T, S)
         if window is not None:
-            seen &= position - column < window
+            seen &= at[:, None] - column < window
         share = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
-        y = jnp.einsum("kgs,skd->kgd", share, values).reshape(1, 1, -1)
-        return block.feed(x, block.attention.output(y)), (keys, values)
+        y = jnp.einsum("kgts,skd->tkgd", share, values[index]).reshape(1, count, -1)
+        return (block.feed(x, block.attention.output(y)), (keys, values)), None
 
-    x, cache = lax.scan(layer, x, (stacked, other, *cache))
-    return decoder.logits(decoder.norm(x))[0, 0], cache
+    inputs = jnp.arange(a.layers), stacked, differing(a)
+    (x, cache), _ = lax.scan(layer, (x, cache), inputs)
+    return x, cache
 
 
 def _draw(

@@ -10,6 +10,7 @@ from jax import Array
 
 from memconsole.plan.plan import Plan
 from memconsole_jax.techniques.activations.activation_offload import Disk
+from memconsole_trainer.engine import Heard
 
 Tree = dict[str, Array]
 Loss = Callable[..., Array]
@@ -46,6 +47,7 @@ class Sampler(Protocol):
         seed: int,
         stop: Collection[int] = (),
         top_p: float = 1.0,
+        heard: Heard | None = None,
     ) -> list[int]:
         """See `Engine.generate`."""
         ...

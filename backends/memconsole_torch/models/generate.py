@@ -18,6 +18,7 @@ from memconsole_torch.models.decoder import (
     sliding_window_mask,
 )
 from memconsole_torch.shards import gathered
+from memconsole_trainer.engine import Heard
 
 ROW_TOKENS = 64
 """A prompt is padded at its end to a multiple of this, because oneDNN caches a kernel for each shape
@@ -35,12 +36,13 @@ def generate(
     seed: int,
     top_p: float = 1.0,
     stop: Collection[int] = (),
+    heard: Heard | None = None,
 ) -> list[int]:
     """Sample `tokens` tokens that continue `prompt`, or fewer that end with the first one of
     `stop`.
 
     Temperature 0 takes the most likely token; `top_k` 0 and `top_p` 1 draw from all. With learned
-    positions, only the end of `prompt` that fits is used. Raises ValueError for an empty prompt, and
+    positions, only the end of `prompt` that fits is used. `heard` is called with each token. Raises ValueError for an empty prompt, and
     for more tokens than there are positions.
     """
     a = decoder.architecture
@@ -51,12 +53,19 @@ def generate(
     if not prompt:
         raise ValueError("a prompt needs at least one token")
     random = np.random.Generator(np.random.Philox(seed))
-    cached = Cached(decoder, len(prompt) + tokens)
+    length = len(prompt) + tokens
+    cached = Cached(decoder, a.longest_alike(len(prompt), length))
     found: list[int] = []
     seen = prompt
     for _ in range(tokens):
+        if (
+            len(prompt) + len(found) > cached.most
+        ):  # LongRoPE turns all positions of a longer row by other angles
+            cached, seen = Cached(decoder, length), prompt + found
         logits = cached.logits(seen).float().cpu().numpy()  # (V,)
         found.append(choose(logits, temperature, top_k, random, top_p))
+        if heard is not None:
+            heard(found[-1:])
         if found[-1] in stop:
             break
         seen = found[-1:]
@@ -67,9 +76,9 @@ class Cached:
     """A decoder with the keys and values of the tokens it has read: of each layer (1, K, S, D)."""
 
     def __init__(self, decoder: Decoder, most: int) -> None:
-        """`most` is how many tokens it will read in all."""
+        """`most` is how many tokens it can read in all."""
         a = decoder.architecture
-        self._decoder, self._most = decoder, most
+        self._decoder, self.most = decoder, most
         self._device = decoder.embedding.weight.device
         self._wide = rotation(a, most, local=False, device=self._device)
         self._near = rotation(a, most, local=True, device=self._device)
@@ -79,7 +88,7 @@ class Cached:
     def logits(self, tokens: list[int]) -> Tensor:
         """Logits (V,) of what follows after `tokens`: the prompt first, then one token at a time."""
         decoder, begin, count = self._decoder, self._read, len(tokens)
-        room = count if begin else min(self._most, -(-count // ROW_TOKENS) * ROW_TOKENS)
+        room = count if begin else min(self.most, -(-count // ROW_TOKENS) * ROW_TOKENS)
         row = torch.tensor([tokens + [0] * (room - count)], device=self._device)  # (1, T)
         with gathered(decoder):
             x = decoder.embed(row, start=begin)
@@ -101,7 +110,7 @@ class Cached:
             angles = _part(self._near if local else self._wide, begin, length)
         q, k, v = block.attention.project(block.attention_norm(x), angles)
         if not begin:
-            places = (1, k.shape[1], self._most, k.shape[3])
+            places = (1, k.shape[1], self.most, k.shape[3])
             self._kept.append((k.new_empty(places), v.new_empty(places)))
         keys, values = self._kept[index]
         keys[:, :, begin : begin + count] = k[:, :, :count]

@@ -27,7 +27,7 @@ from memconsole_trainer.data.text.opened import TextSources
 from memconsole_trainer.data.text.rows.validation import held_out_numbers
 from memconsole_trainer.data.text.tokens.marked import encode, ids
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
-from memconsole_trainer.engine import Engine
+from memconsole_trainer.engine import Engine, Generator
 from memconsole_trainer.weights.companions import ends_of_source
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Answerer:
 
     def answer(
         self,
-        engine: Engine,
+        engine: Generator,
         record: Record,
         temperature: float = 0.0,
         top_k: int = 0,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import click
 
 from memconsole.cli.completing import run_names
 from memconsole.cli.options import checkpoint_option, device_option
-from memconsole.cli.runs.program import program
+from memconsole.cli.runs.program import run_on_terminal
 from memconsole.cli.runs.sample import sampling_options, tell_unused
 from memconsole.runs.record.directory import find_run
 
@@ -39,10 +37,4 @@ def command(
         f"--{name.replace('_', '-')}={value}" for name, value in named.items() if value is not None
     ]
     arguments += [f"--record={field}" for field in fields]
-    with subprocess.Popen(program("chat", found, arguments)) as process:
-        try:
-            process.wait()
-        except KeyboardInterrupt:
-            # The terminal interrupts both processes; the other one ends itself.
-            process.wait()
-    ctx.exit(process.returncode)
+    ctx.exit(run_on_terminal("chat", found, arguments))

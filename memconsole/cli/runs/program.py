@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -20,6 +21,15 @@ def program(name: str, run: RunDirectory, arguments: Iterable[str]) -> list[str]
     current_folder()
     module = "memconsole_trainer.command"
     return [sys.executable, "-P", "-m", module, name, str(run.path), *arguments]
+
+
+def run_on_terminal(name: str, run: RunDirectory, arguments: Iterable[str]) -> int:
+    """Run a program that reads and prints by itself. Returns its exit code. The terminal interrupts both processes, and
+    the program knows what an interrupt ends."""
+    with subprocess.Popen(program(name, run, arguments)) as process:
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):
+                return process.wait()
 
 
 def run_program(

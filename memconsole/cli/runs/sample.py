@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from click.core import ParameterSource
 
 from memconsole.cli.completing import run_names
 from memconsole.cli.options import checkpoint_option, device_option
-from memconsole.cli.runs.program import run_program
+from memconsole.cli.runs.program import run_on_terminal, run_program
 from memconsole.runs.record.directory import find_run
 
 STANDARD_INPUT = "-"
@@ -108,6 +109,8 @@ def command(
         if value is not None
     ]
     arguments += [f"--record={field}" for field in fields]
+    if sys.stdout.isatty():
+        ctx.exit(run_on_terminal("sample", found, arguments))
     ctx.exit(
         run_program("sample", found, arguments, reads_input=STANDARD_INPUT in (prompt, message))
     )

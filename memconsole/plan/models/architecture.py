@@ -119,6 +119,13 @@ class Architecture(
             return rotary.angles(self.rotated_size, self.rope_local_theta)
         return rotary.angles(self.rotated_size, self.rope_theta, self.rope_scaling, length)
 
+    def longest_alike(self, known: int, length: int) -> int:
+        """The longest row, of at most `length` tokens, that has the angles of a row of `known` tokens."""
+        scaling = self.rope_scaling
+        if scaling is None or scaling.kind != "longrope" or known > scaling.original_positions:
+            return length
+        return min(length, scaling.original_positions)
+
     def rotation_factor(self, *, local: bool) -> float:
         """Multiplies the cosines and sines of global or local layers."""
         plain = local or self.rope_scaling is None

@@ -290,6 +290,9 @@ def test_sampling_repeats_with_its_seed_and_stays_within_top_k(accumulating: Jax
     last = next(i for i, token in enumerate(free) if i > 2 and token not in free[:i])
     stopped = accumulating.generate([1, 2], 12, 1.5, 50, 3, (95, free[last]))
     assert stopped == free[: min(last, (*free, 95).index(95)) + 1]
+    absent = [token for token in range(96) if token not in free]
+    several = (*absent[:9], free[last])
+    assert accumulating.generate([1, 2], 12, 1.5, 50, 3, several) == free[: last + 1]
 
 
 def test_sampled_tokens_are_of_the_nucleus_of_the_whole_forward_pass(
@@ -305,26 +308,58 @@ def test_sampled_tokens_are_of_the_nucleus_of_the_whole_forward_pass(
             assert likelier < top_p + 1e-4
 
 
-def test_local_layers_and_learned_positions_sample_as_they_train() -> None:
+def test_local_layers_and_learned_positions_sample_as_they_train(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sampling, "READ_TOKENS", 4)  # the prompt has several blocks
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     phi = tiny_models.ARCHITECTURES["phi4-mini"]
     assert phi.rope_scaling is not None
-    # 16 tokens are a short row here, and the cache of 32 would be a long one.
-    scaling = msgspec.structs.replace(phi.rope_scaling, original_positions=20)
+    scaling = msgspec.structs.replace(phi.rope_scaling, original_positions=12)  # LongRoPE
     short = msgspec.structs.replace(phi, rope_scaling=scaling, initializer_range=0.3)
     kinds = (tiny_models.ARCHITECTURES[kind] for kind in ("gemma3", "gpt2", "smollm3"))
     for architecture in (*kinds, short):
         weights = InitialWeights(architecture, 1)
         stacked = {
-            n: jax.numpy.asarray(s.gather(weights.tensor)) for n, s in stacks(architecture).items()
+            n: jax.device_put(s.gather(weights.tensor), place)
+            for n, s in stacks(architecture).items()
         }
-        prompt = tiny_models.tokens(1, 9)[0]
-        row = np.zeros(32, np.int32)
-        row[:9] = prompt
-        sample = jax.jit(sampling.sample, static_argnums=0)
-        found = np.asarray(sample(architecture, stacked, row, 9, 16, 0.0, 0, np.uint32(0))[0])[:16]
-        logits = comparison.logits(architecture, weights, found[None])[0]
-        assert list(found[:9]) == list(prompt)
-        assert list(found[9:]) == list(logits[8:-1].argmax(-1))
+        shapes = {
+            n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place) for n, x in stacked.items()
+        }
+        prompt = [int(token) for token in tiny_models.tokens(1, 9)[0]]
+        sampler = sampling.TokenSampler(architecture, shapes, place)
+        found = prompt + sampler(stacked, prompt, 7, 0.0, 0, 0)
+        assert len(found) == 16
+        # Each token follows the row before it, of which 12 tokens are a short one.
+        for first, last in ((9, 12), (13, 15)) if architecture is short else ((9, 15),):
+            row = np.array([found[:last]], np.int32)
+            logits = comparison.logits(architecture, weights, row)[0]
+            assert found[first : last + 1] == list(logits[first - 1 :].argmax(-1))
+
+
+def test_a_prompt_is_read_once_in_blocks_and_tokens_are_heard_as_they_come(
+    accumulating: JaxEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, places = sampling._read, []
+
+    def told(decoder: Any, tokens: Any, begin: Any, *rest: Any) -> Any:
+        jax.debug.callback(lambda place: places.append(int(place)), begin, ordered=True)
+        return read(decoder, tokens, begin, *rest)
+
+    monkeypatch.setattr(sampling, "_read", told)
+    monkeypatch.setattr(sampling, "READ_TOKENS", 8)
+    weights = accumulating._evaluated | accumulating._kept
+    monkeypatch.setattr(sampling, "HEARD_TOKENS", 2)
+    place = accumulating._sampler._place
+    sampler = sampling.TokenSampler(ARCHITECTURE, accumulating._sampler._weights, place)
+    heard: list[list[int]] = []
+    found = sampler(weights, [7] * 19, 5, 0.0, 0, 0, heard=heard.append)
+    jax.effects_barrier()
+    assert places == [0, 8, 16, 18, 19, 20, 21, 22]
+    assert [len(part) for part in heard] == [2, 2, 1]
+    assert [token for part in heard for token in part] == found
+    assert found == accumulating.generate([7] * 19, 5, 0.0, 0, 0)
 
 
 def test_old_compilations_make_room_for_new_ones(tmp_path: Path) -> None:

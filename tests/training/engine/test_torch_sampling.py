@@ -37,6 +37,19 @@ def test_each_token_has_the_logits_of_the_whole_row(kind: str) -> None:
         torch.testing.assert_close(found, whole[place], rtol=1e-4, atol=1e-4)
 
 
+@torch.no_grad()
+def test_each_token_follows_a_row_of_its_own_length() -> None:
+    """LongRoPE: 32 tokens are a short row, and 33 a long one."""
+    model = decoder("phi4-mini")
+    prompt = [int(token) for token in tokens(1, 28)[0]]
+    row = list(prompt)
+    while len(row) < 40:
+        row.append(int(model.logits(torch.tensor([row]))[0, -1].argmax()))
+    assert prompt + generate(model, prompt, 12, **GREEDY) == row
+    assert generate(model, prompt, 4, **GREEDY) == row[28:32]
+    assert generate(model, row[:33], 3, **GREEDY) == row[33:36]
+
+
 def test_rows_are_read_in_few_lengths() -> None:
     model, seen = decoder("llama"), set()
     model.layers[0].mlp.register_forward_pre_hook(lambda _, x: seen.add(x[0].shape[1]))
@@ -45,13 +58,16 @@ def test_rows_are_read_in_few_lengths() -> None:
     assert seen == {1, 64, 128}
 
 
-def test_a_sample_ends_with_the_first_stop() -> None:
+def test_a_sample_ends_with_the_first_stop_and_is_heard_as_it_comes() -> None:
     model = decoder("gpt2")
     free = generate(model, [1, 2], 20, **GREEDY)
     assert len(free) == 20
     place = next(i for i, token in enumerate(free) if token not in free[:i] and i > 2)
     stops = {free[place], free[-1]} - set(free[:place])
-    assert generate(model, [1, 2], 20, stop=stops, **GREEDY) == free[: place + 1]
+    heard: list[list[int]] = []
+    found = generate(model, [1, 2], 20, stop=stops, heard=heard.append, **GREEDY)
+    assert found == free[: place + 1]
+    assert heard == [[token] for token in found]
 
 
 def test_learned_positions_hold_the_end_of_a_prompt() -> None:

@@ -101,7 +101,6 @@ def test_options_that_draw_are_said_to_be_unused_where_the_likeliest_token_is_ta
     run = create_run(CHATS).id
     printed = [sys.executable, "-c", "import sys; print(*sys.argv[1:])"]
     monkeypatch.setattr(program, "program", lambda _, __, arguments: [*printed, *arguments])
-    monkeypatch.setattr("memconsole.cli.runs.chat.program", lambda *_: printed)
 
     def said(*words: str) -> str:
         done = CliRunner().invoke(cli, [words[0], run, *words[1:]])

@@ -94,6 +94,20 @@ def test_an_interrupt_lets_the_program_clean_up(
     assert cleaned.exists()
 
 
+def test_interrupts_of_a_program_on_a_terminal_are_its_own(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (
+        "import os, signal, sys, time\n"
+        "for _ in range(2):\n"
+        "    time.sleep(0.2)  # until the command waits\n"
+        "    os.kill(os.getppid(), signal.SIGINT)\n"
+        "sys.exit(7)"
+    )
+    monkeypatch.setattr(program, "program", lambda *_: [sys.executable, "-c", source])
+    assert program.run_on_terminal("chat", run, []) == 7
+
+
 @pytest.mark.parametrize(
     "words", [["sample"], ["chat"], ["export", "latest", "x"], ["predict", "latest", "x", "y"]]
 )
