@@ -59,10 +59,10 @@ def talk(options: argparse.Namespace) -> int:
     first: list[Message] = []
     if options.system:
         first = [{"role": "system", "content": options.system}]
-    said = list(first)
+    said, forgotten = list(first), False
     for number, line in enumerate(_lines()):
         if line == FORGET:
-            said = list(first)
+            said, forgotten = list(first), False
             continue
         if COMMAND.match(line):
             print(f"commands: {COMMANDS}", file=sys.stderr)
@@ -71,7 +71,12 @@ def talk(options: argparse.Namespace) -> int:
         options.seed += min(number, 1)
         try:
             chat = Record("the chat", {**others, "messages": said})
-            forget(answerer, chat, len(first))
+            if forget(answerer, chat, len(first)) and not forgotten:
+                forgotten = True
+                print(
+                    f"the context of {positions} tokens is full: the oldest messages are forgotten from here on",
+                    file=sys.stderr,
+                )
             shown = live.of_record(engine, answerer, chat)
             one = _answered(answerer, shown, chat, options)
         except RecordError as error:
@@ -96,13 +101,15 @@ def talk(options: argparse.Namespace) -> int:
     return 0
 
 
-def forget(answerer: Answerer, chat: Record, kept: int) -> None:
+def forget(answerer: Answerer, chat: Record, kept: int) -> bool:
     """Delete the oldest messages of a chat, after the first `kept`, until the answer has room: a quarter of
-    the model's positions, if an answer may be that long. Raises `RecordError`."""
+    the model's positions, if an answer may be that long. Returns whether any was deleted. Raises `RecordError`."""
     wanted = min(answerer.most_tokens, answerer.positions // 4)
     said: list[Message] = chat.fields["messages"]
+    before = len(said)
     while len(said) > kept + 2 and answerer.room(chat) < wanted:
         del said[kept : kept + 2]
+    return len(said) < before
 
 
 def _answered(

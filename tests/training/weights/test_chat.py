@@ -113,3 +113,15 @@ def test_commands_are_answered_without_the_model(
     (prompt,) = model.prompts
     assert "/etc/fstab is empty" in prompt
     assert "help" not in prompt
+
+
+def test_a_chat_says_once_that_the_oldest_messages_are_forgotten(
+    model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = "the context of 256 tokens is full: the oldest messages are forgotten from here on"
+    assert talked(monkeypatch, "hi\n" * 3) == 0
+    assert full not in capsys.readouterr().err
+    assert talked(monkeypatch, "hi\n" * 12) == 0
+    assert capsys.readouterr().err.count(full) == 1
+    last = model.prompts[-1].count("hi")
+    assert 1 < last < 12
