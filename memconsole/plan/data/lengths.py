@@ -13,6 +13,9 @@ from memconsole.plan import catalog
 from memconsole.plan.catalog.sources import PIECE_BYTES
 from memconsole.plan.plan import Plan
 
+VERSION = 2
+"""Part of every cache key. Increase it if lengths are measured in another way."""
+
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens per document, end-of-text token included. A long file of text is several documents."""
@@ -40,7 +43,7 @@ def lengths_key(plan: Plan) -> str:
     """The cache key of the lengths: the data on disk, the selected part, and the tokenizer. Raises `PlanError`."""
     entry, data = catalog.dataset(plan), plan.data
     parts: list[object] = [
-        entry.kind, entry.where, entry.config, entry.bytes, entry.documents, data.source, data.text_column,
+        VERSION, entry.kind, entry.where, entry.config, entry.bytes, entry.documents, data.source, data.text_column,
         data.split, data.max_examples, data.template, data.lowercase, data.code_field,
     ]  # fmt: skip
     if entry.kind == "file":

@@ -91,6 +91,21 @@ def test_files_and_rows_of_a_table_have_the_lengths_the_tokenizer_says(
         assert (found.p50, found.p99, found.longest) == (wanted[29], wanted[59], wanted[59])
 
 
+def test_the_tags_of_a_template_count_as_training_reads_them(tmp_path: Path) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizers.train(TEXTS, 300, tags=["<|im_start|>", "<|im_end|>"]).save(tokenizer)
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "few words"}]}) + "\n")
+    plan = plans.replace(
+        Plan(),
+        {"data.source": str(path), "data.template": "chatml", "data.tokenizer": str(tokenizer)},
+    )
+    # <|im_start|> user, a line break, few words, <|im_end|>, a line break and <|endoftext|>.
+    words = expected(["user\nfew words"], tokenizer)[0]
+    line = expected(["\n"], tokenizer)[0] - 1
+    assert measured(plan).longest == 1 + words - 1 + 1 + line + 1
+
+
 def test_of_too_much_text_a_spread_sample_is_measured_and_said_to_be_one(
     folder: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,8 @@ from memconsole_trainer.data.sources.documents import (
 from memconsole_trainer.data.sources.hdf5 import TokenRows
 from memconsole_trainer.data.text.opened import alone
 from memconsole_trainer.data.text.run_tokenizer import make_tokenizer
-from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
+from memconsole_trainer.data.text.tokens.marked import encode
+from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, Tokens
 
 MOST_BYTES = 2 << 20
 """About how many bytes of text are tokenized. If a source is larger, evenly spaced documents are tokenized."""
@@ -49,7 +50,7 @@ def measure_lengths(plan: Plan, source: Documents | TokenRows) -> Lengths:
     tokenizer, words = _tokenizer(plan, source)
     found = _Found()
     for texts in _texts(source, found):
-        found.tokens += [len(tokenizer.encode([text])) for text in texts]
+        found.tokens += map(len, _encoded(plan, tokenizer, texts))
     if not found.tokens:
         raise DataError(f"{plan.data.source}: holds no documents")
     ordered = sorted(found.tokens)
@@ -62,6 +63,13 @@ def measure_lengths(plan: Plan, source: Documents | TokenRows) -> Lengths:
         longest=ordered[-1],
         tokenizer=words,
     )
+
+
+def _encoded(plan: Plan, tokenizer: Tokenizer, texts: list[str]) -> list[Tokens]:
+    """The tokens of each text. The tags that a template writes are single tokens."""
+    if plan.data.template is None:
+        return tokenizer.encode_each(texts)
+    return [one.tokens for one in encode(tokenizer, texts, False, offsets=False)]
 
 
 def _tokenizer(plan: Plan, source: Documents) -> tuple[Tokenizer, str]:
