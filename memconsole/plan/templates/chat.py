@@ -8,8 +8,14 @@ from typing import Any
 
 COLUMNS = ("messages", "conversations", "prompt and completion")
 """The layouts: OpenAI's, ShareGPT's, and pairs of a question and its answer."""
-ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
+ROLES = {
+    **dict.fromkeys(("human", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bot", "bing", "bard", "model"), "assistant"),
+}
 """Other names of roles."""
+MAIN_ROLES = ("system", "user", "assistant")
+DEVELOPER = "developer"
+"""OpenAI's newer name of `system`, which few templates know."""
 CHAT_ANSWER = "answer"
 """Name of a chat's answer: its last message, if the assistant wrote it."""
 OPTIONS = "chat_template_kwargs"

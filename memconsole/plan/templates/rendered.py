@@ -25,6 +25,10 @@ class Rendered(str):
     """Start and end of each message that is never learned, in characters. No answer is in them."""
     unwritten: tuple[str, ...]
     """Parts of the chat, such as its reasoning, that the template does not write."""
+    left_roles: tuple[str, ...]
+    """Roles whose messages the template does not write."""
+    odd_roles: tuple[str, ...]
+    """Roles that the template does not know, and writes as any other."""
 
     def __new__(
         cls,
@@ -33,10 +37,12 @@ class Rendered(str):
         cuts: tuple[int, ...] = (),
         only_read: tuple[tuple[int, int], ...] = (),
         unwritten: tuple[str, ...] = (),
+        left_roles: tuple[str, ...] = (),
+        odd_roles: tuple[str, ...] = (),
     ) -> Rendered:
         made = super().__new__(cls, text)
         made.answers, made.cuts, made.only_read = answers, cuts, only_read
-        made.unwritten = unwritten
+        made.unwritten, made.left_roles, made.odd_roles = unwritten, left_roles, odd_roles
         return made
 
     @property

@@ -385,6 +385,34 @@ def test_a_run_counts_the_records_whose_reasoning_or_tools_are_not_written(
         )
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_run_counts_the_records_with_messages_of_other_roles(
+    kept: bool, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(token_key, "LEAST_BYTES", 0 if kept else 1 << 20)
+    chat = [{"from": "human", "value": "Hi"}, {"from": "bing", "value": "Yo"}]
+    others = [{"from": role, "value": "7"} for role in ("observation", "owl", "narrator", "tool")]
+    rows = [{"conversations": chat}] * 4 + [{"conversations": [*chat, *others]}] * 3
+    path = write(tmp_path / "chats.jsonl", [*rows, {"conversations": [*chat, others[2]]}])
+    template = (
+        "{% for m in messages if m.role[0] != 'o' %}{{ m.role }} {{ m.content }} {% endfor %}"
+    )
+    settings = {"data.source": str(path), "data.template": template, "data.loss_on": "answers"}
+    plan = replace(
+        Plan(), {**settings, "data.validation_fraction": 0.0, "data.sequence_length": 64}
+    )
+    for number in range(2):
+        part = alone(plan, open_source(plan, 1024)).first
+        model, counts = catalog.architecture(Plan()), tmp_path / f"counts-{number}.json"
+        found = prepare_part(part, model, tokenizer, frozenset(), counts, lambda: None, print)
+        assert [words.partition('}": ')[2] for words in found.warnings] == [
+            "3 of 8 records have messages of roles observation, owl that the template leaves out",
+            "4 of 8 records have messages of role narrator that the template does not know and writes as they are; "
+            "expected system, user, assistant, tool",
+        ]
+
+
 def test_answers_after_a_cut_are_counted() -> None:
     read, learnt = [~1] * 6, [1] * 6
     rows = [read + learnt, learnt + read, read[:3] + learnt[:3]]

@@ -227,6 +227,34 @@ def test_plan_tells_of_the_first_record_what_train_would_tell_of_all(tmp_path: P
     assert unwritten_notes(plan(path, template="chatml")) == ()
 
 
+def test_other_names_of_roles_are_known() -> None:
+    for user, assistant in (("human", "bing"), ("prompter", "bard"), ("user", "model")):
+        chat = [{"from": user, "value": "Hi"}, {"from": assistant, "value": "Yo"}]
+        text = named("chatml").render({"conversations": chat})
+        assert answers(text) == ["Yo<|im_end|>"]
+        assert "<|im_start|>user\nHi" in text
+    roles = [{"role": role, "content": "Be brief."} for role in ("developer", "system")]
+    one, other = ({"messages": [first, *CHAT["messages"][1:]]} for first in roles)
+    assert named("gemma").render(one) == named("gemma").render(other)
+    knows = "{% for m in messages if m.role == 'developer' %}{{ m.content }}{% endfor %}"
+    assert Template(knows).render(one) == "Be brief."
+
+
+def test_plan_tells_the_roles_of_the_first_chat_that_are_left_out_or_not_known(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "chats.jsonl"
+    chat = [*CHAT["messages"], {"role": "observation", "content": "7"}]
+    path.write_text(json.dumps({"messages": chat}) + "\n")
+    (note,) = unwritten_notes(plan(path, template="chatml"))
+    assert "has messages of role observation that the template does not know" in note.words
+    some = "{% for m in messages if m.role in ('user', 'assistant') %}{{ m.content }}{% endfor %}"
+    (note,) = unwritten_notes(plan(path, template=some))
+    assert note.words.endswith(
+        "the first record has messages of role observation that the template leaves out"
+    )
+
+
 def of_weight(weight: Any, number: int = -1) -> dict[str, Any]:
     """`CHAT` with this weight of a message."""
     chat = [dict(message) for message in CHAT["messages"]]

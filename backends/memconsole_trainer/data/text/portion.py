@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.data.unwritten import unwritten_words
+from memconsole.plan.data.unwritten import role_words, unwritten_words
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.templates.chat import REASONING, TOOLS
@@ -179,6 +179,10 @@ def _warnings(plan: Plan, blocks: TokenBlocks) -> tuple[str, ...]:
         if count:
             whose = f"{count:,} of {seen.cuts.documents:,} records have"
             found += (unwritten_words(plan, whose, part),)
+    for roles, written in ((seen.left_roles, False), (seen.odd_roles, True)):
+        if roles.records:
+            whose = f"{roles.records:,} of {seen.cuts.documents:,} records have"
+            found += (role_words(plan, whose, roles.names, written),)
     if seen.left_out:
         found += (
             f"{plan.data.source}: {seen.left_out:,} of the {seen.documents:,} documents looked at are also in "

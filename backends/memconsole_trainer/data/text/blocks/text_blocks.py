@@ -13,7 +13,7 @@ from memconsole.plan.templates.chat import REASONING, TOOLS
 from memconsole_trainer.data.sources.documents import Documents, FileDocuments, StreamDocuments
 from memconsole_trainer.data.sources.hashes import text_hash
 from memconsole_trainer.data.sources.split import Split
-from memconsole_trainer.data.text.blocks.block import Facts, Made
+from memconsole_trainer.data.text.blocks.block import Facts, Made, Roles
 from memconsole_trainer.data.text.blocks.held_tokens import HeldTokens
 from memconsole_trainer.data.text.blocks.packing import Cuts
 from memconsole_trainer.data.text.blocks.token_cache import TokenCache
@@ -141,8 +141,19 @@ class TextBlocks:
             tokens, cuts = self._joined(list(itertools.islice(encoded, len(kept))))
             size = sum(map(byte_length, kept))
             parts = Counter(part for text in kept for part in getattr(text, "unwritten", ()))
+            left, odd = (
+                Roles.of([getattr(text, name, ()) for text in kept])
+                for name in ("left_roles", "odd_roles")
+            )
             facts = Facts(
-                len(texts), size, len(own) - len(kept), cuts, parts[TOOLS], parts[REASONING]
+                len(texts),
+                size,
+                len(own) - len(kept),
+                cuts,
+                parts[TOOLS],
+                parts[REASONING],
+                left,
+                odd,
             )
             found.append(Made(tokens, facts))
         return found

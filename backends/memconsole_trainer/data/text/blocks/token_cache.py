@@ -21,10 +21,10 @@ import xxhash
 from memconsole.regular_file import open_descriptor
 from memconsole.units import format_bytes
 from memconsole_trainer.data import disk_cache
-from memconsole_trainer.data.text.blocks.block import Facts, Made
+from memconsole_trainer.data.text.blocks.block import NAMES_BYTES, Facts, Made, Roles
 from memconsole_trainer.data.text.blocks.packing import Cuts
 
-VERSION = 4
+VERSION = 5
 """Part of every key. Increase it if tokens are made from text in another way."""
 RECORD = np.dtype(
     [
@@ -40,6 +40,10 @@ RECORD = np.dtype(
         ("longest", "<u4"),
         ("tools", "<u4"),
         ("reasoning", "<u4"),
+        ("left_roles", "<u4"),
+        ("left_names", f"S{NAMES_BYTES}"),
+        ("odd_roles", "<u4"),
+        ("odd_names", f"S{NAMES_BYTES}"),
         ("source", "<u8"),  # hash of the texts
         ("hash", "<u8"),
     ]
@@ -141,6 +145,8 @@ class TokenCache:
             cuts,
             int(record["tools"]),
             int(record["reasoning"]),
+            Roles.read(int(record["left_roles"]), bytes(record["left_names"])),
+            Roles.read(int(record["odd_roles"]), bytes(record["odd_names"])),
         )
         return Kept(Made(np.frombuffer(data, self._dtype), facts), int(record["source"]))
 
@@ -152,9 +158,9 @@ class TokenCache:
         if tokens.nbytes > MOST_BLOCK_BYTES or not self._has_room(tokens.nbytes):
             return
         facts = made.facts
-        record = np.array(
-            (block, self._end, len(tokens), *facts[:3], *facts.cuts, *facts[4:], source, 0), RECORD
-        )
+        told = (*facts[:3], *facts.cuts, facts.tools, facts.reasoning)
+        roles = (*facts.left_roles.kept(), *facts.odd_roles.kept())
+        record = np.array((block, self._end, len(tokens), *told, *roles, source, 0), RECORD)
         self._append(record, tokens.tobytes())
 
     def end(self, count: int) -> None:
