@@ -6,6 +6,7 @@ import os
 import re
 import stat
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -54,6 +55,8 @@ _CONFIGURATION = re.compile(
     r"|jsconfig|composer|tokenizer|tokenizer_config|special_tokens_map|generation_config)$"
 )
 """JSON files that are not tables."""
+_SPLIT = re.compile(r"(train|test|validation|valid|val|dev|eval)([._-]|$)")
+"""Files and folders of one split of a dataset, by the beginning of their name."""
 _SUFFIX = re.compile(r"\.[a-z0-9]{1,10}")
 
 
@@ -67,6 +70,8 @@ class Folder(NamedTuple):
     """Bytes of each file."""
     left_out: tuple[tuple[str, int], ...] = ()
     """The files that are left out: a kind and how many of that kind, the most frequent first."""
+    splits: tuple[str, ...] = ()
+    """The splits of a dataset that the files are named after, if there are several."""
 
     @property
     def bytes(self) -> int:
@@ -74,8 +79,9 @@ class Folder(NamedTuple):
 
     @property
     def words(self) -> str:
-        """``takes 3 .jsonl files (12 MiB), leaves out 2 .txt, 1 .csv``; empty if nothing is left out."""
-        if not self.left_out:
+        """``takes 3 .jsonl files (12 MiB), leaves out 2 .txt, 1 .csv``; empty if nothing is left out and the files are
+        not of several splits."""
+        if not self.left_out and not self.splits:
             return ""
         suffix = plain_suffix(self.files[0].name)
         kind = "text" if self.format == "text" else _SAME.get(suffix, suffix)
@@ -83,7 +89,14 @@ class Folder(NamedTuple):
         named = [f"{count:,} {label}" for label, count in self.left_out[:MOST_LABELS]]
         others = sum(count for _, count in self.left_out[MOST_LABELS:])
         named += [f"{others:,} more"] if others else []
-        return f"takes {files} ({format_bytes(self.bytes)}), leaves out {', '.join(named)}"
+        takes = f"takes {files} ({format_bytes(self.bytes)})"
+        takes += f", leaves out {', '.join(named)}" if named else ""
+        if not self.splits:
+            return takes
+        return (
+            f"{takes}; reads the splits {', '.join(self.splits)} as one: to hold one out, give a file of each as "
+            "data.source and data.validation"
+        )
 
 
 def folder(path: Path, most: int | None = None) -> Folder | None:
@@ -170,7 +183,15 @@ def folder(path: Path, most: int | None = None) -> Folder | None:
         tuple(file for file, _ in files),
         tuple(size for _, size in files),
         tuple(sorted(left_out.items(), key=lambda item: (-item[1], item[0]))),
+        _splits(path, [file for file, _ in files if form != "text" or file.suffix == ".txt"]),
     )
+
+
+def _splits(path: Path, files: Iterable[Path]) -> tuple[str, ...]:
+    """The splits of a dataset that files in the folder `path` are named after; empty if there is one, or none."""
+    names = (part.lower() for file in files for part in file.relative_to(path).parts)
+    found = sorted({match[1] for match in map(_SPLIT.match, names) if match})
+    return tuple(found) if len(found) > 1 else ()
 
 
 def _saved(path: Path) -> Folder | None:
@@ -179,8 +200,10 @@ def _saved(path: Path) -> Folder | None:
     if os.path.isfile(path / "dataset_dict.json"):
         splits = sorted(state.parent.name for state in path.glob("*/state.json"))
         if splits:
+            first = min(splits, key=lambda name: (name != "train", not name.startswith("train")))
             raise source_error(
-                str(path), f"holds the splits {', '.join(splits)}: give one, as {path / splits[0]}"
+                str(path),
+                f"holds the splits {', '.join(splits)}: give one, as {path / first}; data.validation may name another",
             )
     if not os.path.isfile(path / "state.json"):
         return None

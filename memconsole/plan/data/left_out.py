@@ -14,21 +14,24 @@ Reader = Callable[[Path], Folder | None]
 
 
 def left_out(plan: Plan, read: Reader = known_folder) -> tuple[str, ...]:
-    """One sentence for each folder of which something is left out. By default, a folder with too many
+    """One sentence for each folder of which something is left out, or that holds several splits. By default, a folder with too many
     entries for the console to read gets no sentence. Raises `PlanError`."""
     return tuple(f"{printable(name)} {found.words}" for name, found in _folders(plan, read))
 
 
 def left_out_shortly(plan: Plan) -> str:
-    """A few words for a narrow place; empty if nothing is left out. Raises `PlanError`."""
-    count = sum(number for _, found in _folders(plan, known_folder) for _, number in found.left_out)
-    return f"{count:,} left out" if count else ""
+    """A few words for a narrow place; empty if there is nothing to say. Raises `PlanError`."""
+    folders = [found for _, found in _folders(plan, known_folder)]
+    count = sum(number for found in folders for _, number in found.left_out)
+    said = [f"{count:,} left out"] if count else []
+    said += ["several splits"] if any(found.splits for found in folders) else []
+    return ", ".join(said)
 
 
 def _folders(plan: Plan, read: Reader) -> Iterator[tuple[str, Folder]]:
-    """Name and files of each folder of which something is left out."""
+    """Name and files of each folder of which there is something to say."""
     for one in sources(plan):
         entry = catalog.dataset(one)
         found = read(Path(entry.where)) if entry.format == "directory" else None
-        if found is not None and found.left_out:
+        if found is not None and found.words:
             yield entry.label, found

@@ -84,7 +84,10 @@ def test_a_table_that_datasets_has_saved_is_read_where_it_lies(tmp_path: Path) -
     assert open_source(plan, 300).read(0, 2) == ["=a", "=b"]  # type: ignore[union-attr]
     with pytest.raises(PlanError, match=r'data-00000-of-00002\.arrow: no column "body"'):
         open_path(tmp_path / "saved", "body", 300, DataChoice())
-    DatasetDict({"train": table, "test": table}).save_to_disk(str(tmp_path / "both"))
-    with pytest.raises(PlanError, match=r"splits test, train: give one, as .*both/test"):
-        open_path(tmp_path / "both", "text", 300, DataChoice())
+    for first in ("train", "train_sft"):
+        both = tmp_path / f"both-{first}"
+        DatasetDict({first: table, "test": table}).save_to_disk(str(both))
+        words = rf"splits test, {first}: give one, as .*{first}/{first}; data\.validation may name another"
+        with pytest.raises(PlanError, match=words):
+            open_path(both, "text", 300, DataChoice())
     assert not list((tmp_path / "cache").rglob("*.arrow"))

@@ -71,6 +71,29 @@ def test_a_folder_counts_what_is_left_out_by_its_kind(
     assert words(made(tmp_path, *names)) == told
 
 
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (["train_sft-0.jsonl", "train_gen-0.jsonl", "test_sft-0.jsonl"], ("test", "train")),
+        (["train.txt", "valid.txt"], ("train", "valid")),
+        (["train/0.jsonl", "dev/0.jsonl"], ("dev", "train")),
+        (["train-0.jsonl", "train-1.jsonl", "testimony.jsonl"], ()),
+        (["train.py", "test_it.py"], ()),
+    ],
+)
+def test_a_folder_says_that_it_holds_several_splits(
+    names: list[str], splits: tuple[str, ...], tmp_path: Path
+) -> None:
+    corpus = made(tmp_path, *names)
+    found = folder(corpus)
+    assert found is not None
+    assert found.splits == splits
+    assert ("leaves out" in found.words, bool(found.words)) == (False, bool(splits))
+    assert left_out_shortly(plan(corpus)) == ("several splits" if splits else "")
+    for said in left_out(plan(corpus)):
+        assert f"; reads the splits {', '.join(splits)} as one: to hold one out, give" in said
+
+
 def test_a_file_with_several_names_is_read_once(tmp_path: Path) -> None:
     corpus = made(tmp_path, "a.txt", "b.txt", "c/d.txt")
     (corpus / "e.txt").symlink_to(corpus / "a.txt")
