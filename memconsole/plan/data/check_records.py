@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memconsole.once_per_version import once_per_version
 from memconsole.plan import catalog
+from memconsole.plan.catalog.cells import separator
 from memconsole.plan.catalog.compression import first_line
 from memconsole.plan.catalog.encodings import HEAD_BYTES, is_binary
 from memconsole.plan.catalog.entries import DatasetEntry
@@ -170,8 +171,7 @@ def _header(path: Path) -> dict[str, Any]:
         line = first_line(file, path.suffix.lower(), MOST_BYTES).decode("utf-8-sig", "replace")
     if not line.endswith("\n") or line.count('"') % 2:
         return {}
-    separator = "\t" if plain_suffix(path.name) == ".tsv" else ","
-    names = next(csv.reader([line], delimiter=separator), [])
+    names = next(csv.reader([line], delimiter=separator(plain_suffix(path.name), line)), [])
     return dict.fromkeys(names) if all(names) and len(set(names)) == len(names) else {}
 
 

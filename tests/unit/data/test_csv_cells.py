@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from memconsole.plan.check import check
+from memconsole.plan.plan import Plan, replace
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.text.blocks import token_key
 from tests.unit.data.opened import opened
@@ -21,6 +23,17 @@ def test_cells_are_read_as_they_are_written(suffix: str, tmp_path: Path) -> None
         path.write_text(f"n{between}text\n1{between}{cell}\n2{between}{cell}\n")
         assert opened(path).read(0, 2) == [cell, cell]
         assert opened(path, template="{{ n }}={{ text }}").read(0, 1) == [f"1={cell}"]
+
+
+@pytest.mark.parametrize("between", [";", "\t"])
+def test_a_header_without_commas_tells_the_separator(between: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f'id{between}text\n1{between}"a, b{between} c"\n2{between}d, e\n')
+    check(replace(Plan(), {"data.source": str(path)}))
+    assert opened(path).read(0, 2) == [f"a, b{between} c", "d, e"]
+    assert opened(path, template="{{ id }}={{ text }}").read(1, 2) == ["2=d, e"]
+    (tmp_path / "u.csv").write_text("id,text\n3,f; g\n")
+    assert opened(tmp_path).read(1, 3) == ["d, e", "f; g"]
 
 
 def test_a_comma_at_the_end_of_rows_moves_no_cell(tmp_path: Path) -> None:

@@ -5,10 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from memconsole.plan.catalog import cells
+from memconsole.regular_file import open_regular
+
+HEADER_BYTES = 1 << 20
+"""A longer header is not read to its end to find the separator."""
+
 
 def separator(path: Path) -> str:
     """What separates the cells of a table."""
-    return "\t" if path.suffix.lower() == ".tsv" else ","
+    with open_regular(path) as file:
+        header = file.readline(HEADER_BYTES).decode("utf-8", "replace")
+    return cells.separator(path.suffix.lower(), header)
 
 
 def columns(path: Path) -> list[str]:

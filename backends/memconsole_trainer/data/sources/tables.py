@@ -35,7 +35,7 @@ def load_table(
         if "::" in str(path):
             raise DataError(f'{path}: "::" in the name of a table cannot be read; rename it')
     apart = kind == "csv" or (kind == "parquet" and not only)
-    if apart and len({frozenset(header(kind, path)) for path in files}) > 1:
+    if apart and len({(*sorted(header(kind, path)), _separator(kind, path)) for path in files}) > 1:
         return _joined(kind, files, used)
     try:
         return _built(kind, files, used if only else None)
@@ -45,6 +45,10 @@ def load_table(
         if len(files) == 1 or kind == "arrow":
             raise _unreadable(kind, files[0], error) from error
     return _joined(kind, files, used)
+
+
+def _separator(kind: str, path: Path) -> str:
+    return csv_cells.separator(path) if kind == "csv" else ""
 
 
 def header(kind: str, path: Path) -> dict[str, str]:
