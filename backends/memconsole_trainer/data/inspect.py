@@ -21,8 +21,8 @@ from memconsole_trainer.data.sources import hdf5
 from memconsole_trainer.data.sources import opening as sources
 from memconsole_trainer.data.sources.documents import DataError, Documents
 from memconsole_trainer.data.sources.hdf5 import Hdf5Dataset, TokenRows
-from memconsole_trainer.data.sources.replaced import replaced_words
 from memconsole_trainer.data.sources.tables import column_types, header
+from memconsole_trainer.data.sources.text_warnings import text_warnings
 from memconsole_trainer.data.windows.file import WindowFile
 from memconsole_trainer.data.windows.statistics_lines import statistics_lines
 
@@ -91,7 +91,7 @@ def inspect(plan: Plan, *, lengths: bool = False) -> Inspection:
         kind, width, warning = "tokens", found.width, ""
     else:
         sample, kind, width = _first_text(found), "texts", None
-        warning = replaced_words(plan.data.source, found)
+        warning = "; ".join(text_warnings(plan.data.source, found))
     measured, why = _measured(plan, found) if lengths else (None, "")
     return Inspection(
         source=plan.data.source,

@@ -16,7 +16,7 @@ from memconsole.plan.plan import Plan
 from memconsole.plan.tasks.language import MASKED
 from memconsole.runs.record.log import events
 from memconsole_trainer.data.sources.hdf5 import TokenRows
-from memconsole_trainer.data.sources.replaced import replaced_words
+from memconsole_trainer.data.sources.text_warnings import text_warnings
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.text.opened import open_text
 from memconsole_trainer.data.text.portion import boundary
@@ -53,8 +53,7 @@ def open_data(
     opened = open_text(plan, model.vocab_size, say.tick)
     for part in (*opened.trained, *(opened.held if opened.own_validation else ())):
         if not isinstance(part.source, TokenRows):
-            warning = replaced_words(part.plan.data.source, part.source)
-            if warning:
+            for warning in text_warnings(part.plan.data.source, part.source):
                 say.warning(warning)
         say.tick()
     say.phase("tokenizer")

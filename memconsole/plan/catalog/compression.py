@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from io import BufferedIOBase
 from typing import IO, cast
 
@@ -23,16 +24,24 @@ def decompressed(raw: BufferedIOBase, suffix: str) -> BufferedIOBase | None:
     return None if suffix == ".zst" else raw
 
 
-def first_line(raw: BufferedIOBase, suffix: str, most: int) -> bytes:
-    """At most `most` bytes of the first line, decompressed. Empty if the file is damaged or compressed with Zstandard,
-    which only the trainer can read."""
+def first_lines(raw: BufferedIOBase, suffix: str, most: int) -> Iterator[bytes]:
+    """The lines of the first `most` bytes, decompressed; the last one may be cut. They end where the file is damaged.
+    There is none in a file that is compressed with Zstandard, which only the trainer can read."""
     file = decompressed(raw, suffix)
-    if file is raw:
-        return raw.readline(most)
+    while file is not None and most > 0:
+        line = file.readline(most) if file is raw else _line(file, most)
+        if not line:
+            return
+        yield line
+        most -= len(line)
+
+
+def _line(file: BufferedIOBase, most: int) -> bytes:
+    """A line of a compressed file; empty at its end, and where it is damaged."""
     import lzma
     import zlib
 
     try:
-        return file.readline(most) if file is not None else b""
+        return file.readline(most)
     except (OSError, EOFError, zlib.error, lzma.LZMAError):
         return b""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from memconsole.once_per_version import once_per_version
 from memconsole.plan import catalog
 from memconsole.plan.catalog.cells import separator
-from memconsole.plan.catalog.compression import first_line
+from memconsole.plan.catalog.compression import first_lines
 from memconsole.plan.catalog.encodings import HEAD_BYTES, is_binary
 from memconsole.plan.catalog.entries import DatasetEntry
 from memconsole.plan.catalog.folders import folder, plain_suffix
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from memconsole.plan.templates.template import Template
 
 MOST_BYTES = 1 << 20
-"""Bytes of a first record; a longer one is not checked."""
+"""Bytes of the records that are checked; a longer first record is not."""
 
 
 def check_records(plan: Plan) -> None:
@@ -109,7 +109,7 @@ def _check_source(plan: Plan, entry: DatasetEntry) -> None:
 
 def _check_first(plan: Plan, entry: DatasetEntry, found: Template | None) -> None:
     """Refuse a file whose beginning the trainer would refuse: bytes that are no text, a header without the
-    text column, a first record that does not fit. The end of a Parquet file, which has its columns, is not read."""
+    text column, first records that do not fit. The end of a Parquet file, which has its columns, is not read."""
     if entry.kind != "file" or entry.format not in ("text", "csv", "jsonl"):
         return
     path = Path(entry.where)
@@ -129,17 +129,19 @@ def _check_first(plan: Plan, entry: DatasetEntry, found: Template | None) -> Non
             raise PlanError(f"{path}: line 1 {error}", KEY) from None
         return
     column = plan.data.text_column
-    if column not in record:
-        raise PlanError(f"{path}: no column {quote(column)}; {advice(record)}", "data.text_column")
+    columns = record if entry.format == "csv" or column in record else _columns(path)
+    if column not in columns:
+        listed = advice(dict.fromkeys(columns))
+        raise PlanError(f"{path}: no column {quote(column)}; {listed}", "data.text_column")
 
 
-def advice(columns: Mapping[str, Any]) -> str:
-    """What to set for a table with these columns, none of which is the text column."""
+def advice(columns: Mapping[str, str | None]) -> str:
+    """What to set for a table with these columns, none of which is the text column; with their types, if known."""
     if is_chat(columns):
         named = "prompt" if "prompt" in columns else "chatml"
         return f"it holds chats ({', '.join(COLUMNS)}): set {KEY}, for example to {named}"
     listed = ", ".join(
-        f"{name} ({kind})" if isinstance(kind, str) else str(name) for name, kind in columns.items()
+        f"{name} ({kind})" if kind is not None else name for name, kind in columns.items()
     )
     names = templates_with_fields(columns)
     template = f"{' or '.join(names)}, or " if names else ""
@@ -168,7 +170,8 @@ def _is_binary(path: Path) -> bool:
 def _header(path: Path) -> dict[str, Any]:
     """The columns of a table by name, without their types; empty if the first line does not tell them."""
     with open_regular(path) as file:
-        line = first_line(file, path.suffix.lower(), MOST_BYTES).decode("utf-8-sig", "replace")
+        first = next(first_lines(file, path.suffix.lower(), MOST_BYTES), b"")
+    line = first.decode("utf-8-sig", "replace")
     if not line.endswith("\n") or line.count('"') % 2:
         return {}
     names = next(csv.reader([line], delimiter=separator(plain_suffix(path.name), line)), [])
@@ -179,7 +182,19 @@ def _header(path: Path) -> dict[str, Any]:
 def _first_record(path: Path) -> dict[str, Any] | None:
     """The first line of a file, if it is a JSON object; None if not."""
     with open_regular(path) as file:
-        line = first_line(file, path.suffix.lower(), MOST_BYTES)
+        return _object(next(first_lines(file, path.suffix.lower(), MOST_BYTES), b""))
+
+
+@once_per_version(16)
+def _columns(path: Path) -> tuple[str, ...]:
+    """The fields of the first records of a file of JSON lines."""
+    with open_regular(path) as file:
+        records = map(_object, first_lines(file, path.suffix.lower(), MOST_BYTES))
+        return tuple(dict.fromkeys(name for record in records for name in record or ()))
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    """The JSON object of a line; None if it holds something else."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

@@ -93,6 +93,11 @@ def test_the_console_refuses_what_the_first_record_shows(tmp_path: Path) -> None
         check_records(plan(path))
         with pytest.raises(PlanError, match='no column "words"'):
             check_records(plan(path, text_column="words"))
+        path.write_bytes(PACK[suffix](b'{"n": "a secret", "m": null}\n' + LINES))
+        check_records(plan(path))
+        with pytest.raises(PlanError) as error:
+            check_records(plan(path, text_column="words"))
+        assert "one of: n, m, text, answer; or" in str(error.value)
         path.write_bytes(PACK[suffix](LINES)[:40])
         check_records(plan(path))  # damage is told by the trainer
     (tmp_path / "words.txt.gz").write_bytes(gzip.compress(b"some words"))

@@ -130,3 +130,14 @@ def test_bytes_that_are_no_utf_8_are_counted_once(kind: str, tmp_path: Path) -> 
 def test_utf_8_is_not_warned_of(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\ufeff" + WORDS)
     assert inspect(plan(tmp_path / "a.txt")).warning == ""
+
+
+@pytest.mark.parametrize(("empty", "warned"), [(3, False), (5, True)])
+def test_many_documents_without_text_are_warned_of(
+    empty: int, warned: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.jsonl"
+    rows = [{"body": "x"}] * empty + [{"text": "some words"}] * (40 - empty)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = f"{path}: {empty} of 40 documents hold no text; they are not learned"
+    assert inspect(plan(path)).warning == (words if warned else "")
