@@ -66,10 +66,23 @@ def test_the_fingerprint_tells_a_text_from_the_same_bytes_as_older_runs_read_the
         data = path.read_bytes()
         return hashlib.sha256(f"a.txt\0{[0, len(data)]}\0".encode() + data).hexdigest()
 
-    path.write_bytes("\ufeffwords".encode("utf-16-le"))
-    assert opened(path).fingerprint != older()
+    for encoding in ("utf-16-le", "utf-8"):
+        path.write_bytes("\ufeffwords".encode(encoding))
+        assert opened(path).fingerprint != older()
     path.write_text("words")
     assert opened(path).fingerprint == older()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", *ENCODINGS])
+def test_the_mark_that_begins_a_file_is_no_text(encoding: str, tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_bytes(f"\ufeff\ufeff{name}".encode(encoding))
+    assert texts(opened(tmp_path)) == ["\ufeffa", "\ufeffb"]
+    path = tmp_path / "lone.txt"
+    path.write_bytes(("\ufeff" + "\ufeffone\n\n" * 400).encode(encoding))
+    found = texts(opened(path))
+    assert len(found) > 1
+    assert "".join(found) == "\ufeffone\n\n" * 400
 
 
 def test_binary_files_of_a_folder_are_left_out_and_counted(

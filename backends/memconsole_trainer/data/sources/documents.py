@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -61,7 +62,7 @@ class FileDocuments:
     only file.
 
     A piece ends after a paragraph or a line if possible, and never inside a character. Files are UTF-8, or UTF-16 or
-    UTF-32 if they begin with its byte order mark.
+    UTF-32 if they begin with its byte order mark. The mark is no text.
     """
 
     block_size = 1
@@ -84,6 +85,8 @@ class FileDocuments:
             if encoding != "utf-8":
                 digest.update(encoding.encode())
                 self._encodings[path] = encoding
+            elif head.startswith(codecs.BOM_UTF8):
+                digest.update(b"without its mark")  # older runs read it as text
             self._pieces.extend(zip([path] * len(cuts), cuts, cuts[1:], strict=False))
             numbers.extend([number] * (len(cuts) - 1))
             if max_examples is not None and len(self._pieces) >= max_examples:
@@ -106,9 +109,9 @@ class FileDocuments:
         for index in range(start, stop):
             data = self._piece(index)
             self.block_hashes.take(index, (data,))
-            encoding = self._encoding(self._pieces[index][0])
-            text = data.decode(encoding, "replace")
-            texts.append(text if encoding == "utf-8" else text.removeprefix("\ufeff"))
+            path, first, _ = self._pieces[index]
+            text = data.decode(self._encoding(path), "replace")
+            texts.append(text if first else text.removeprefix("\ufeff"))
         return texts
 
     def _encoding(self, path: Path) -> str:
