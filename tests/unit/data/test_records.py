@@ -358,6 +358,14 @@ def test_data_of_which_nothing_is_learned_are_refused(
     assert str(error.value).startswith(f"{path}: the train documents {words}")
     whole = replace(part.plan, {"data.loss_on": "all"})
     assert prepared(dataclasses.replace(part, plan=whole)).counts.any()
+    answer = {"role": "assistant", "content": "Yo", "train": False}
+    write(path, [{"messages": [*asked["messages"], answer]}] * 9)
+    marked = alone(part.plan, open_source(part.plan, 1024)).first
+    words = (
+        r"the answers of the train documents are marked as not learned \(weight, train, training"
+    )
+    with pytest.raises(DataError, match=words):
+        prepared(marked)
 
 
 @pytest.mark.parametrize("kept", [False, True])

@@ -71,6 +71,18 @@ def test_a_name_that_the_library_cannot_open_is_refused_by_name(tmp_path: Path) 
         open_path(tmp_path / "a::b.jsonl", "text", 300, DataChoice())
 
 
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.json", "[]"), ("a.csv", "text\n"), ("a.tsv", "n\ttext\n")]
+)
+def test_a_table_without_rows_is_refused_by_name(name: str, content: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    for template in (None, "{{ text }}"):
+        plan = replace(Plan(), {"data.source": str(path), "data.template": template})
+        with pytest.raises(DataError, match=f"^{path}: holds no rows$"):
+            open_source(plan, 300)
+
+
 def test_a_table_that_datasets_has_saved_is_read_where_it_lies(tmp_path: Path) -> None:
     from datasets import Dataset, DatasetDict
 

@@ -39,6 +39,8 @@ def load_table(
         return _joined(kind, files, used)
     try:
         return _built(kind, files, used if only else None)
+    except DataError:
+        raise
     except Exception as error:
         if kind == "jsonl":
             return _repaired_lines(files, used)
@@ -90,6 +92,8 @@ def _built(kind: str, files: Sequence[Path], columns: Collection[str] | None) ->
         **options,
     )
     builder.download_and_prepare()
+    if not builder.info.splits or not builder.info.splits["train"].num_examples:
+        raise DataError(f"{files[0]}: holds no rows")
     return builder.as_dataset(split="train")
 
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from memconsole.plan.data.unwritten import role_words, unwritten_words
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.plan.templates.chat import REASONING, TOOLS
-from memconsole_trainer.data.sources.documents import DataError
+from memconsole.plan.templates.chat import LEARNED, REASONING, TOOLS
+from memconsole_trainer.data.sources.documents import DataError, Documents
 from memconsole_trainer.data.sources.hdf5 import TokenRows
 from memconsole_trainer.data.text.blocks.record_blocks import RecordBlocks
 from memconsole_trainer.data.text.blocks.text_blocks import TextBlocks
@@ -82,7 +82,7 @@ def prepare_part(
         except_for = " beside the documents that data.validation holds too" if left_out else ""
         raise DataError(f"{plan.data.source}: holds no text to train on{except_for}")
     if not counts.any():
-        raise DataError(f"{plan.data.source}: {_nothing_learned(plan, exact)}")
+        raise DataError(f"{plan.data.source}: {_nothing_learned(plan, source, exact)}")
     documents = "a stream" if source.count is None else f"{source.count:,} documents"
     return Portion(
         blocks=blocks,
@@ -150,10 +150,17 @@ def _blocks(
     return blocks
 
 
-def _nothing_learned(plan: Plan, exact: bool) -> str:
+def _nothing_learned(plan: Plan, source: Documents | TokenRows, exact: bool) -> str:
     """Why no token of the train documents is learned, and what is allowed."""
     documents = "train documents" if exact else "train documents looked at"
     if plan.data.template is not None and plan.data.loss_on == "answers":
+        assert not isinstance(source, TokenRows)
+        texts = source.read(0, min(source.block_size, source.count or source.block_size))
+        if any(getattr(text, "only_read", ()) for text in texts):
+            return (
+                f"the answers of the {documents} are marked as not learned ({', '.join(LEARNED)} of a message), and "
+                "data.loss_on = answers learns nothing else"
+            )
         return (
             f"the {documents} hold no answer, and data.loss_on = answers learns nothing else; expected messages of the "
             "assistant, or text between {% generation %} and {% endgeneration %}; data.loss_on = all learns all of a text"
