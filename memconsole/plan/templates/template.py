@@ -18,12 +18,12 @@ from jinja2 import TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension
 
 from memconsole.plan.models.tokenizer_file import END_OF_TEXT, TAG
+from memconsole.plan.templates import calls
 from memconsole.plan.templates.chat import (
     CALLS,
     CHAT_ANSWER,
     DEVELOPER,
     LEARNED,
-    MAIN_ROLES,
     PARTS,
     TOOLS,
     Message,
@@ -42,6 +42,7 @@ from memconsole.plan.templates.rendered import (
     Rendered,
     of_marked,
 )
+from memconsole.plan.templates.roles import untold
 from memconsole.plan.templates.sandbox import Sandbox, limited
 from memconsole.plan.templates.turns import turns
 
@@ -180,7 +181,11 @@ class Template:
         only_read = self._only_read(messages, others, text)
         answers = found.answers if self._blocks else self._answers(messages, others, text)
         learned = (a for a in answers if not any(_overlap(a, place) for place in only_read))
-        left, odd = self._roles(messages, others, text)
+        left, odd = untold(
+            messages,
+            self._mentioned,
+            lambda said: self._render({**others, "messages": said}) == text,
+        )
         return Rendered(found, tuple(learned), found.cuts, only_read, unwritten, left, odd)
 
     def question(self, record: Mapping[str, Any]) -> Question:
@@ -241,11 +246,18 @@ class Template:
     def _chat(self, record: Mapping[str, Any]) -> tuple[list[Message], dict[str, Any]]:
         """The messages, and what else a chat template may ask for."""
         given = {"documents": None, "tools": self._cleaned(tools_of(record))}
-        messages = self._cleaned(messages_of(record))
+        messages = messages_of(record)
+        if any("tool_calls" in one for one in messages) and self._takes_objects:
+            messages = [calls.with_objects(one) for one in messages]
+        messages = self._cleaned(messages)
         for message in messages:
             if message["role"] == DEVELOPER and DEVELOPER not in self._mentioned:
                 message["role"] = "system"
         return messages, {**self._cleaned(options_of(record)), **given}
+
+    @cached_property
+    def _takes_objects(self) -> bool:
+        return calls.takes_objects(lambda said: self._render({"tools": None, "messages": said}))
 
     def _unwritten(
         self, messages: list[Message], others: Mapping[str, Any], text: str
@@ -263,26 +275,6 @@ class Template:
             if self._render({**rest, "messages": said}) == text:
                 found.append(part)
         return tuple(found)
-
-    def _roles(
-        self, messages: list[Message], others: Mapping[str, Any], text: str
-    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The roles beside the main ones that the template does not ask for: those whose messages it does not write, and
-        those that it writes as any other. `tool` is none of the latter."""
-        left, odd = [], []
-        for role in dict.fromkeys(one["role"] for one in messages if one["content"]):
-            if role in MAIN_ROLES or role in self._mentioned:
-                continue
-            rest = [one for one in messages if one["role"] != role]
-            try:
-                written = self._render({**others, "messages": rest}) != text
-            except RecordError:
-                written = True
-            if not written:
-                left.append(MARKS.sub("", role))
-            elif role != "tool":
-                odd.append(MARKS.sub("", role))
-        return tuple(left), tuple(odd)
 
     def _answers(
         self, messages: list[Message], others: Mapping[str, Any], text: str

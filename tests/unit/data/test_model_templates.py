@@ -164,6 +164,26 @@ def test_the_answers_of_a_model_are_what_the_assistant_says(
     assert [text[start:end] for start, end in text.answers] == answers
 
 
+def test_arguments_of_calls_that_are_json_text_are_written_once(tmp_path: Path) -> None:
+    def called(arguments: Any) -> dict[str, Any]:
+        call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+        chat = [*said("Call."), {"role": "assistant", "content": "", "tool_calls": [call]}]
+        return {"messages": [*chat, {"role": "tool", "content": "7"}]}
+
+    for name in ("qwen2.5", "qwen3", "llama-3"):
+        template, _, _ = own(tmp_path, family(name), loss_on="answers")
+        text = template.render(called('{"x": 3}'))
+        assert text == template.render(called({"x": 3}))
+        assert text.answers == template.render(called({"x": 3})).answers
+        assert "[3" in template.render(called("[3"))
+    joins = (
+        "{% for m in messages %}{{ m.role }}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.name + c.function.arguments }}{% endfor %}{{ m.content }}{% endfor %}"
+    )
+    text = own(tmp_path, joins)[0].render(called('{"x": 3}'))
+    assert 'add{"x": 3}' in text
+
+
 def test_a_chat_whose_answers_cannot_be_located_is_refused_if_only_they_are_learned(
     tmp_path: Path,
 ) -> None:

@@ -1,0 +1,49 @@
+"""Calls of tools in messages: their arguments as text, as OpenAI has them, and as objects, as most templates want them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from memconsole.plan.templates.chat import Message, RecordError
+
+ARGUMENTS = "arguments"
+
+
+def takes_objects(write: Callable[[list[Message]], str]) -> bool:
+    """Whether a template takes objects for the arguments of calls. One that joins them to text takes only text."""
+    tried: tuple[Any, ...] = ({}, "{}")
+    for arguments in tried:
+        function = {"name": "add", ARGUMENTS: arguments}
+        call = {"id": "call00000", "type": "function", "function": function}
+        said = {"role": "assistant", "content": "", "tool_calls": [call]}
+        try:
+            write([{"role": "user", "content": "Add."}, said])
+        except RecordError:
+            continue
+        return arguments == {}
+    return True
+
+
+def with_objects(message: Message) -> Message:
+    """The message, with objects for the arguments of its calls that are the JSON of an object."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_call(one) for one in calls]}
+
+
+def _call(call: Any) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+    if "function" in call:
+        return {**call, "function": _call(call["function"])}
+    text = call.get(ARGUMENTS)
+    if not isinstance(text, str):
+        return call
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return call
+    return {**call, ARGUMENTS: found} if isinstance(found, dict) else call
