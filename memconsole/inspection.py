@@ -11,6 +11,7 @@ from typing import Any
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.catalog.item_counts import count_name, item_count, keep_item_count
+from memconsole.plan.machine.packages import missing_words
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.sanitize import clean_line
 
@@ -62,9 +63,8 @@ def answer(source: str, code: int, out: bytes, errors: bytes) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(out)
     except ValueError:
         last = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise PlanError(
-            clean_line(f"{source}: its reader ended with code {code}: {last}")
-        ) from None
+        why = missing_words() or f"its reader ended with code {code}: {last}"
+        raise PlanError(clean_line(f"{source}: {why}")) from None
     if "error" in found:
         raise PlanError(clean_line(found["error"]))
     return found

@@ -15,6 +15,7 @@ from memconsole.plan import catalog
 from memconsole.plan.check import check, check_start
 from memconsole.plan.data.readable import check_readable
 from memconsole.plan.jobs.on_node import check_job
+from memconsole.plan.machine.packages import check_packages
 from memconsole.plan.machine.trackers import check_trackers
 from memconsole.plan.paths import anywhere, check_made
 from memconsole.plan.plan import Plan, PlanError
@@ -34,6 +35,7 @@ def check_launch(plan: Plan, devices: Devices | None, lookup: Lookup | None = No
     device = budget(plan, devices)
     check_trainable(plan, device.kind)
     check_start(plan)
+    check_packages(plan)
     check_readable(plan)
     count_items(plan)
     check(plan)

@@ -8,6 +8,7 @@ import io
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 
 CHAT = "chat"
@@ -26,8 +27,27 @@ def main() -> int:
         sys.stdout.reconfigure(encoding=encoding, errors="replace")
     try:
         return int(importlib.import_module(f"memconsole_trainer.{name}").main())
+    except ModuleNotFoundError:
+        words = _missing_packages(Path(sys.argv[1]))
+        if not words:
+            raise
+        print(f"memconsole: {words}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt as interrupt:
         os._exit(128 + next(iter(interrupt.args), signal.SIGINT))
+
+
+def _missing_packages(run: Path) -> str:
+    """Which packages of the run's backend are not installed; "" if none is missing."""
+    from memconsole.plan.machine.packages import missing_words
+    from memconsole.plan.plan import PlanError
+    from memconsole.runs.record.directory import RunDirectory
+
+    try:
+        backend = RunDirectory(run).read_plan().backend
+    except PlanError:
+        backend = ""
+    return missing_words(backend)
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:

@@ -9,7 +9,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from importlib import metadata, util
+from importlib import metadata
 
 import click
 
@@ -19,7 +19,7 @@ from memconsole.cli.tables import columns
 from memconsole.devices.cluster import ask_sinfo
 from memconsole.devices.reading import Devices, Missing
 from memconsole.errors import UserError
-from memconsole.extras import to_install
+from memconsole.plan.machine.packages import NEEDS, missing_words
 from memconsole.plan.machine.processor import missing_instructions
 from memconsole.plan.plan import installed_backends
 from memconsole.runs.record.directory import make_runs_root
@@ -27,8 +27,6 @@ from memconsole.sanitize import clean_line
 from memconsole.units import GIB, format_bytes
 
 LOW_DISK = 2 * GIB
-NEEDS = {"torch": ("torch",), "jax": ("jax", "flax", "optax")}
-DATA = ("numpy", "grain", "datasets", "tokenizers", "h5py", "safetensors")
 
 Finding = tuple[str, str, str]
 """What was checked; ok, warning, missing or info; what was found and what to do."""
@@ -47,7 +45,7 @@ def command(ctx: click.Context, as_json: bool, steps: bool) -> None:
     """
     devices = read_devices()
     found = [*_terminal(), *_keys(), *_python(), *_devices(devices), *_limits()]
-    trains = any(_missing(name) == [] for name in installed_backends())
+    trains = any(not missing_words(name) for name in installed_backends())
     if not as_json:
         click.echo("\n".join(columns(found, left=(0, 1, 2))))
     if steps:
@@ -63,7 +61,7 @@ def command(ctx: click.Context, as_json: bool, steps: bool) -> None:
 def _steps(devices: Devices, silent: bool) -> Iterator[Finding]:
     """The findings of each device and backend; printed as they come unless `silent`."""
     for backend, device in device_steps.trials(devices):
-        if _missing(backend):
+        if missing_words(backend):
             continue
         found = list(device_steps.findings(backend, device))
         if not silent:
@@ -123,19 +121,14 @@ def _keys() -> list[Finding]:
 def _python() -> list[Finding]:
     found: list[Finding] = [("python", "ok", f"{platform.python_version()} at {sys.prefix}")]
     for backend in installed_backends():
-        missing = _missing(backend)
-        if missing:
-            why = f"{', '.join(missing)} not installed: {to_install(backend)}"
-            found.append((f"{backend} backend", "missing", why))
+        lacking = missing_words(backend)
+        if lacking:
+            found.append((f"{backend} backend", "missing", lacking))
         else:
             names = NEEDS.get(backend, ())
             versions = ", ".join(f"{name} {metadata.version(name)}" for name in names)
             found.append((f"{backend} backend", "ok", versions or "installed"))
     return found
-
-
-def _missing(backend: str) -> list[str]:
-    return [n for n in (*NEEDS.get(backend, ()), *DATA) if util.find_spec(n) is None]
 
 
 def _devices(reading: Devices) -> list[Finding]:

@@ -17,6 +17,7 @@ import msgspec
 
 from memconsole import typed_json
 from memconsole.memory.exact.timeline import TracerAnswer, TracerQuestion
+from memconsole.plan.machine.packages import missing_words
 
 GROUP = "memconsole.tracers"
 """Entry points: a backend's name and the module that ``python -m`` runs as its tracer."""
@@ -143,7 +144,11 @@ class Tracer:
                 del self._said[:-STDERR_BYTES]
 
     def _why(self, status: int) -> str:
-        """How the process ended, with the last line of its standard error if there is one."""
+        """Which packages the tracer lacks; else how the process ended, with the last line of its standard error if there
+        is one."""
+        lacking = missing_words(self.backend)
+        if status > 0 and lacking:
+            return lacking
         if status < 0:
             try:
                 how = f"was ended by {signal.Signals(-status).name}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Literal
 
 from memconsole.extras import to_install
 from memconsole.plan.errors import PlanError
+from memconsole.plan.machine.packages import installed
 from memconsole.plan.sections import Plan
 
 Kind = Literal["wandb", "mlflow"]
@@ -19,14 +19,6 @@ def wanted(plan: Plan) -> tuple[Kind, ...]:
     """The trackers of a plan."""
     asked = {"wandb": plan.train.wandb != "none", "mlflow": plan.train.mlflow}
     return tuple(kind for kind in KINDS if asked[kind])
-
-
-def installed(package: str) -> bool:
-    """Whether a package can be imported here; it is not imported."""
-    try:
-        return importlib.util.find_spec(package) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def check_trackers(plan: Plan, found: Callable[[str], bool] = installed) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from memconsole import regular_file, typed_json
 from memconsole.plan import plan as plans
+from memconsole.plan.machine.packages import check_packages
 from memconsole.plan.machine.trackers import check_trackers
 from memconsole.plan.plan import Plan, PlanError, quote
 from memconsole.runs.act import restart, slurm
@@ -147,7 +148,9 @@ def _resumed(
             f"run {run.id} trained nothing: {why}; to train it, changed where needed: "
             f"memconsole train --plan {run.plan_path} --set KEY=VALUE"
         )
-    check_trackers(changed or run.read_plan())
+    plan = changed or run.read_plan()
+    check_packages(plan)
+    check_trackers(plan)
     restart.check_room(run)
     if from_scratch:
         restart.set_damaged_aside(run)
@@ -162,7 +165,6 @@ def _resumed(
             raise WriteError(
                 f"run {run.id}: {run.control_path} cannot be written: {error.strerror}"
             ) from None
-    plan = changed or run.read_plan()
     if plan.launch.on == "slurm":
         number = slurm.submit(run, plan).attempts_before + 1
     else:

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from memconsole.plan.data.made import kind
+from memconsole.plan.machine.packages import missing_words
 from memconsole.plan.plan import PlanError
 from memconsole.runs.record.failures.failure import ExitCode
 from memconsole_trainer.data.make.bar import Bar
@@ -35,6 +36,11 @@ def main() -> int:
         return 130
     except PlanError as error:
         return _failed(str(error), ExitCode.BAD_PLAN)
+    except ModuleNotFoundError:
+        words = missing_words()
+        if not words:
+            raise
+        return _failed(words, ExitCode.BAD_PLAN)
     except OSError as error:
         return _failed(f"{request.out}: {error.strerror or error}", ExitCode.FAILED)
     print(msgspec.json.encode(facts).decode())
