@@ -1,22 +1,52 @@
-"""The folder for files that this machine can make again, and how private folders are made."""
+"""The folders of this user for memconsole's files, and how private folders are made."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
+
+from memconsole.errors import UserError
+
+
+class NoHomeError(UserError, OSError):
+    """The user has no home folder, as in some containers."""
+
+    def __init__(self, variable: str) -> None:
+        super().__init__(errno.ENOENT, f"no home folder: set HOME or {variable}")
+
+    def __str__(self) -> str:
+        return str(self.strerror)
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """``$XDG_CACHE_HOME/memconsole``, or the system's usual cache folder."""
-    home = environment.get("XDG_CACHE_HOME", "")
+    """The folder for files that this machine can make again. Raises `NoHomeError`."""
+    return user_folder("cache", environment)
+
+
+def user_folder(
+    kind: Literal["cache", "state"], environment: Mapping[str, str] = os.environ
+) -> Path:
+    """``$XDG_CACHE_HOME/memconsole`` or ``$XDG_STATE_HOME/memconsole``, else the system's usual folder. Raises
+    `NoHomeError`."""
+    variable = f"XDG_{kind.upper()}_HOME"
+    home = environment.get(variable, "")
     if os.path.isabs(home):
         return Path(home) / "memconsole"
     import platformdirs
 
-    return platformdirs.user_cache_path("memconsole")
+    find = platformdirs.user_cache_path if kind == "cache" else platformdirs.user_state_path
+    try:
+        folder = find("memconsole")
+    except RuntimeError:
+        raise NoHomeError(variable) from None
+    if not folder.is_absolute():  # older versions of platformdirs do not raise
+        raise NoHomeError(variable)
+    return folder
 
 
 def keep(path: Path, content: bytes) -> None:

@@ -21,7 +21,7 @@ from memconsole.memory.table import Estimate, MemoryTable
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.report.receipt import driver_version
-from memconsole.runs.record.directory import RECEIPT, runs_root
+from memconsole.runs.record.directory import RECEIPT, RunError, runs_root
 
 MOST_RUNS = 20
 """Only this many of the newest runs are used."""
@@ -94,10 +94,10 @@ class Receipts:
             if self._refreshed is not None and now - self._refreshed < REFRESH_SECONDS:
                 return
             self._refreshed = now
-            root = self._root or runs_root()
             try:
+                root = self._root or runs_root()
                 names = sorted(os.listdir(root))
-            except OSError:
+            except (RunError, OSError):
                 return
             found = {name: read for name in names if (read := self._receipt(root, name))}
             if found == self._read:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memconsole.cache import cache_folder
+from memconsole.cache import NoHomeError, cache_folder
 from memconsole.memory.state.data import cache_bytes
 from memconsole.memory.table import Tier
 from memconsole.plan import catalog
@@ -29,7 +29,7 @@ def _unpacked(plan: Plan) -> list[str]:
     if not size:
         return []
     words = f"{Tier.FORMULA}{format_bytes(round(size))}"
-    return [f"disk {words} for the data, unpacked in {cache_folder() / 'data'}"]
+    return [f"disk {words} for the data, unpacked in {_folder()}"]
 
 
 def _tokens(plan: Plan) -> list[str]:
@@ -48,5 +48,12 @@ def _tokens(plan: Plan) -> list[str]:
         return []
     most = format_bytes(plan.data.cache_gib * GIB)
     much = f"up to {most}" if size is None else f"{Tier.FORMULA}{format_bytes(size)}"
-    where = "the run's folder" if hub else str(cache_folder() / "data")
+    where = "the run's folder" if hub else _folder()
     return [f"disk {much} for tokens, kept between epochs and attempts in {where}"]
+
+
+def _folder() -> str:
+    try:
+        return str(cache_folder() / "data")
+    except NoHomeError as error:
+        return f"the cache ({error})"

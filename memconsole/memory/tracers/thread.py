@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from memconsole.cache import cache_folder
+from memconsole.cache import NoHomeError, cache_folder
 from memconsole.memory.exact.timeline import AffineTimeline, Exact, TracerAnswer, TracerQuestion
 from memconsole.memory.tracers.question import TracedPlan, traced_plan
 from memconsole.memory.tracers.store import ExactStore, StoredAnswer, fingerprint
@@ -357,9 +357,12 @@ class TracerThread:
         return self._modules.get(backend)
 
     def _store(self, backend: str) -> ExactStore | None:
-        """The backend's part of the store; None if no tracer is installed for the backend."""
+        """The backend's part of the store; None without a tracer for the backend or a folder for the cache."""
         module = self._module(backend)
         if module is not None and backend not in self._stores:
-            root = self._folder or cache_folder() / "exact"
+            try:
+                root = self._folder or cache_folder() / "exact"
+            except NoHomeError:
+                return None
             self._stores[backend] = ExactStore(root, fingerprint(module))
         return self._stores.get(backend)

@@ -69,12 +69,12 @@ def _cached_snapshot(hub_id: str) -> Path | None:
 
     Layout: huggingface_hub, "Understand caching": models--owner--name/{refs/main,snapshots/<commit>}.
     """
-    folder = _hub_cache() / f"models--{hub_id.replace('/', '--')}"
     try:
+        folder = _hub_cache() / f"models--{hub_id.replace('/', '--')}"
         commit = regular_file.read(folder / "refs" / "main", _REF_BYTES).decode("ascii").strip()
         snapshot = folder / "snapshots" / commit
         return snapshot if commit and (snapshot / "config.json").is_file() else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: there is no home folder
         return None
 
 

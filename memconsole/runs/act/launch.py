@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from memconsole import regular_file, typed_json
+from memconsole.cache import NoHomeError, cache_folder
 from memconsole.plan import plan as plans
 from memconsole.plan.machine.packages import check_packages
 from memconsole.plan.machine.trackers import check_trackers
@@ -50,6 +51,7 @@ def launch(
     It is stored as estimate.json for the run's receipt. Raises `RunError` if the run cannot be started, and
     `PlanError` for a job that cannot be described.
     """
+    _check_cache(plan)
     environment = recorded_environment(trainer_environment(plan, os.environ))
     free_reserves()
     run = create_run(plan, name, environment, by_recipe)
@@ -68,6 +70,15 @@ def launch(
         raise
     start_trackers(run)
     return run
+
+
+def _check_cache(plan: Plan) -> None:
+    """Raise `RunError` if the trainer would have no folder for its cache. A Slurm job has that of its node."""
+    try:
+        if plan.launch.on != "slurm":
+            cache_folder()
+    except NoHomeError as error:
+        raise RunError(str(error)) from None
 
 
 def _write_estimate(run: RunDirectory, estimate: bytes) -> None:
@@ -150,6 +161,7 @@ def _resumed(
         )
     plan = changed or run.read_plan()
     check_packages(plan)
+    _check_cache(plan)
     check_trackers(plan)
     restart.check_room(run)
     if from_scratch:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from memconsole.cache import private_folder
+from memconsole.cache import NoHomeError, private_folder, user_folder
 from memconsole.errors import UserError
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
@@ -239,15 +239,13 @@ def _settled(path: Path) -> tuple[Plan, frozenset[str]]:
 def runs_root() -> Path:
     """The folder of all runs, which may not exist yet.
 
-    Raises `RunError` if others could write to it. Makes nothing: a console that only looks calls it.
+    Raises `RunError` if others could write to it or there is no home folder. Makes nothing: a console that only looks
+    calls it.
     """
-    state = os.environ.get("XDG_STATE_HOME", "")
-    if os.path.isabs(state):
-        root = Path(state) / "memconsole" / "runs"
-    else:
-        import platformdirs
-
-        root = platformdirs.user_state_path("memconsole") / "runs"
+    try:
+        root = user_folder("state") / "runs"
+    except NoHomeError as error:
+        raise RunError(str(error)) from None
     try:
         check_private(root)
     except FileNotFoundError:

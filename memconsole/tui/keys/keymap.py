@@ -80,9 +80,9 @@ class _RefusedError(Exception):
 
 
 def keymap_path() -> Path:
-    """``$XDG_CONFIG_HOME/memconsole/keys.toml``, by default under ``~/.config``."""
+    """``$XDG_CONFIG_HOME/memconsole/keys.toml``, by default under ``~/.config``, which is no folder without a home."""
     home = os.environ.get("XDG_CONFIG_HOME", "")
-    root = Path(home) if os.path.isabs(home) else Path("~/.config").expanduser()
+    root = Path(home) if os.path.isabs(home) else Path(os.path.expanduser("~/.config"))
     return root / "memconsole" / "keys.toml"
 
 
