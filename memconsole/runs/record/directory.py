@@ -318,10 +318,10 @@ def create_run(
         name=shown_name(name or "", os.environ),
         created_wall=created,
         host=host_name(),
-        directory=str(current),
-        python=sys.executable,
+        directory=_utf8(str(current)),
+        python=_utf8(sys.executable),
         memconsole=memconsole.__version__,
-        environment=dict(environment or {}),
+        environment={name: _utf8(value) for name, value in (environment or {}).items()},
     )
     try:
         for folder in ("attempts", "checkpoints", "control", "control/cmd", "control/ack"):
@@ -330,10 +330,17 @@ def create_run(
         files.write_struct(run.record_path, record)
         files.write_atomic(run.plan_path, plans.dumps_run(plan, by_recipe).encode())
         files.sync_directory(root)
-    except OSError as error:
+    except BaseException as error:
         shutil.rmtree(path, ignore_errors=True)
-        raise WriteError(f"{path}: cannot be written: {error.strerror}") from None
+        if isinstance(error, OSError):
+            raise WriteError(f"{path}: cannot be written: {error.strerror}") from None
+        raise
     return run
+
+
+def _utf8(text: str) -> str:
+    """A name of the system with the bytes that are not UTF-8 escaped, as records hold it."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def list_runs() -> list[RunDirectory]:

@@ -349,3 +349,28 @@ def test_a_record_of_a_later_version_is_still_read() -> None:
     record = run.record()
     assert isinstance(record, RunRecord)
     assert record.name == "later"
+
+
+def test_a_folder_and_variables_that_are_not_utf8_are_recorded_escaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = os.fsencode(tmp_path) + b"/m\xf6"
+    os.mkdir(folder)
+    monkeypatch.chdir(os.fsdecode(folder))
+    run = create_run(Plan(), environment={"OMP_PLACES": os.fsdecode(b"\xf6")})
+    record = run.record()
+    assert record is not None
+    assert record.directory == f"{tmp_path}/m\\udcf6"
+    assert record.environment == {"OMP_PLACES": "\\udcf6"}
+
+
+def test_a_run_that_cannot_be_described_leaves_nothing(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*given: object) -> str:
+        raise UnicodeEncodeError("utf-8", "x", 0, 1, "surrogates not allowed")
+
+    monkeypatch.setattr(plans, "dumps_run", failing)
+    with pytest.raises(UnicodeEncodeError):
+        create_run(Plan())
+    assert os.listdir(root) == []
