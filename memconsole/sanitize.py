@@ -39,6 +39,11 @@ _DROPPED = re.compile(f"[{_INVISIBLE}]")
 _PLAIN = re.compile(r"[\n\t -~]*\Z")
 
 
+def utf8(text: str) -> str:
+    """`text` with the bytes escaped that are not UTF-8: names of files and variables may hold such bytes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def clean(text: str) -> str:
     """`text` without anything that acts on a terminal; line breaks and tabs are kept.
 

@@ -35,6 +35,7 @@ from memconsole.plan.sections.optimize import (
 from memconsole.plan.sections.section import Section
 from memconsole.plan.sections.train import Schedule, TrainChoice
 from memconsole.plan.sections.words import meant
+from memconsole.sanitize import utf8
 
 __all__ = [
     "BACKENDS",
@@ -422,6 +423,11 @@ def _convert(setting: Setting, value: Any) -> Any:
                 f"backend = {quote(value)}: expected {' | '.join(allowed)}{hint}", "backend"
             )
         return value
+    if isinstance(value, str) and not setting.choices and value != utf8(value):
+        raise PlanError(
+            f"{setting.key} = {quote(value)}: expected UTF-8; rename the file or the folder",
+            setting.key,
+        )
     try:
         wanted = float(value) if setting.holds is float and type(value) is int else value
         if setting.holds is int and isinstance(value, float) and value.is_integer():

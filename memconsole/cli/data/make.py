@@ -17,8 +17,8 @@ import msgspec
 from memconsole.cli import completing
 from memconsole.cli.tables import columns
 from memconsole.plan.data.made import KINDS, kind, parse_options, parse_size
-from memconsole.plan.plan import PlanError
-from memconsole.sanitize import clean_line
+from memconsole.plan.plan import PlanError, quote
+from memconsole.sanitize import clean_line, utf8
 from memconsole.units import format_bytes
 
 
@@ -67,9 +67,12 @@ def make_command(
     The size is approximate, because rows that belong together are never separated. OUT appears when it is complete.
     """
     found = kind(name)
+    path = os.path.abspath(out)
+    if path != utf8(path):
+        raise PlanError(f"{quote(path)}: the name is not UTF-8; choose another")
     request = {
         "kind": found.name,
-        "out": os.path.abspath(out),
+        "out": path,
         "size": msgspec.to_builtins(parse_size(size)),
         "seed": seed,
         "options": parse_options(found, assignments),

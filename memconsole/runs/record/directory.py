@@ -23,7 +23,7 @@ from memconsole.runs.record import files
 from memconsole.runs.record.labels import NAME_CHARACTERS, read_labels, shown_name
 from memconsole.runs.record.processes.identity import host_name
 from memconsole.runs.record.records import EXIT, AttemptRecord, ExitRecord, JobRecord, RunRecord
-from memconsole.sanitize import clean_line
+from memconsole.sanitize import clean_line, utf8
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z2-7]{6}")
 CHECKPOINT_NAME = re.compile(r"step-(\d{9,})")
@@ -239,13 +239,17 @@ def _settled(path: Path) -> tuple[Plan, frozenset[str]]:
 def runs_root() -> Path:
     """The folder of all runs, which may not exist yet.
 
-    Raises `RunError` if others could write to it or there is no home folder. Makes nothing: a console that only looks
-    calls it.
+    Raises `RunError` if others could write to it there is no home folder, or its name is not UTF-8. Makes nothing: a
+    console that only looks calls it.
     """
     try:
         root = user_folder("state") / "runs"
     except NoHomeError as error:
         raise RunError(str(error)) from None
+    if str(root) != utf8(str(root)):
+        raise RunError(
+            f"{utf8(str(root.parent))}: the name of this folder is not UTF-8; set XDG_STATE_HOME to another"
+        )
     try:
         check_private(root)
     except FileNotFoundError:
@@ -318,10 +322,10 @@ def create_run(
         name=shown_name(name or "", os.environ),
         created_wall=created,
         host=host_name(),
-        directory=_utf8(str(current)),
-        python=_utf8(sys.executable),
+        directory=utf8(str(current)),
+        python=utf8(sys.executable),
         memconsole=memconsole.__version__,
-        environment={name: _utf8(value) for name, value in (environment or {}).items()},
+        environment={name: utf8(value) for name, value in (environment or {}).items()},
     )
     try:
         for folder in ("attempts", "checkpoints", "control", "control/cmd", "control/ack"):
@@ -336,11 +340,6 @@ def create_run(
             raise WriteError(f"{path}: cannot be written: {error.strerror}") from None
         raise
     return run
-
-
-def _utf8(text: str) -> str:
-    """A name of the system with the bytes that are not UTF-8 escaped, as records hold it."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def list_runs() -> list[RunDirectory]:

@@ -197,3 +197,11 @@ def test_picking_a_model_or_dataset_drops_what_was_meant_for_the_last_one(tmp_pa
     assert plan.data.max_examples is None
     kept = run("plan", "--toml", "--set", "data.max_examples=3", "--set", f"data.source={tmp_path}")
     assert loads(kept.output).data.max_examples == 3
+
+
+def test_names_of_data_that_are_not_utf8_are_refused_as_such(tmp_path: Path) -> None:
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/m\xf6.txt")
+    made = run("data", "make", "text", name, "--size", "1k")
+    assert str(made.exception).endswith('m\\udcf6.txt": the name is not UTF-8; choose another')
+    read = run("plan", "--set", f"data.source={name}")
+    assert "expected UTF-8; rename the file or the folder" in str(read.exception)

@@ -374,3 +374,13 @@ def test_a_run_that_cannot_be_described_leaves_nothing(
     with pytest.raises(UnicodeEncodeError):
         create_run(Plan())
     assert os.listdir(root) == []
+
+
+def test_a_folder_of_runs_that_is_not_utf8_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", os.fsdecode(os.fsencode(tmp_path) + b"/s\xf6"))
+    with pytest.raises(RunError) as refused:
+        create_run(Plan())
+    why = "the name of this folder is not UTF-8; set XDG_STATE_HOME to another"
+    assert str(refused.value) == f"{tmp_path}/s\\udcf6/memconsole: {why}"
