@@ -163,6 +163,7 @@ def main() -> Any:
     umask, but are never writable for others.
     """
     os.umask(os.umask(0o077) | 0o022)
+    output.open_closed()
     if VARIABLE in os.environ:
         from memconsole.cli.shells import add_shells
 

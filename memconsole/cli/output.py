@@ -1,4 +1,4 @@
-"""Errors of standard output: a full disk, or a reader that has closed its end of a pipe."""
+"""Standard streams that cannot be used: closed ones, a full disk, a reader that has closed its end of a pipe."""
 
 from __future__ import annotations
 
@@ -19,6 +19,21 @@ class OutputError(UserError):
     def __init__(self, error: OSError, more: str = "") -> None:
         super().__init__(f"standard output cannot be written: {error.strerror}{more}")
         give_up()
+
+
+def open_closed() -> None:
+    """Let each standard stream that was closed be the null device: Python has None for it, and the next file that is
+    opened would get its descriptor."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        opened = os.open(os.devnull, os.O_RDWR)
+        if opened != number:
+            os.dup2(opened, number)
+            os.close(opened)
+        os.set_inheritable(number, True)
+        mode = "r" if number == 0 else "w"
+        setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def failed(error: OSError) -> bool:

@@ -22,14 +22,13 @@ Finding = tuple[str, str, str]
 
 
 def trials(devices: Devices) -> list[tuple[str, str]]:
-    """Every backend with every device that it can use."""
-    return [
-        (backend, device.id)
-        for backend in installed_backends()
-        if (framework := framework_of(backend)) is not None
-        for device in devices.devices
-        if device.kind in framework.kinds
-    ]
+    """Every backend with every device that it can use: with the CPU alone if its framework does not tell."""
+    found = []
+    for backend in installed_backends():
+        framework = framework_of(backend)
+        kinds = {"cpu"} if framework is None else framework.kinds
+        found += [(backend, device.id) for device in devices.devices if device.kind in kinds]
+    return found
 
 
 def findings(backend: str, device: str) -> Iterator[Finding]:
@@ -49,18 +48,16 @@ def findings(backend: str, device: str) -> Iterator[Finding]:
         output, errors, ended = done.stdout, done.stderr, done.returncode
     except subprocess.TimeoutExpired as slow:
         output, errors, ended = slow.stdout or b"", b"", None
+    state = ""
     for line in output.decode("utf-8", "replace").splitlines():
         try:
             found = json.loads(line)
-            yield (
-                f"{backend} on {device}",
-                found["state"],
-                clean_line(f"{found['what']}: {found['found']}"),
-            )
+            state, words = found["state"], clean_line(f"{found['what']}: {found['found']}")
+            yield f"{backend} on {device}", state, words
         except (ValueError, KeyError, TypeError):
             continue
     if ended is None:
         yield f"{backend} on {device}", "missing", f"no answer within {LIMIT_SECONDS:.0f} s"
-    elif ended not in (0, 1):
+    elif ended not in (0, 1) or (ended == 1 and state != "missing"):  # a refusal ends with 1, too
         last = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
         yield f"{backend} on {device}", "missing", clean_line(f"ended with code {ended}: {last}")

@@ -54,6 +54,9 @@ def test_a_crash_and_silence_are_findings(tmp_path: Path, monkeypatch: pytest.Mo
     python.chmod(0o700)
     ((_, state, words),) = device_steps.findings("torch", "cpu")
     assert (state, words) == ("missing", "ended with code -11: no driver")
+    python.write_text("#!/bin/sh\necho OSError: no library >&2\nexit 1\n")
+    ((_, state, words),) = device_steps.findings("torch", "cpu")
+    assert (state, words) == ("missing", "ended with code 1: OSError: no library")
     python.write_text("#!/bin/sh\nexec sleep 30\n")
     monkeypatch.setattr(device_steps, "LIMIT_SECONDS", 0.5)
     ((_, state, words),) = device_steps.findings("torch", "cpu")
@@ -66,6 +69,14 @@ def test_a_backend_is_tried_on_the_devices_of_its_framework() -> None:
     seen = Devices(devices=(device("cpu", "cpu"), device("tpu:0", "tpu")))
     assert ("torch", "cpu") in device_steps.trials(seen)
     assert ("torch", "tpu:0") not in device_steps.trials(seen)
+
+
+def test_a_framework_that_does_not_tell_its_devices_is_tried_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(device_steps, "framework_of", lambda backend: None)
+    seen = Devices(devices=(device("cpu", "cpu"), device("tpu:0", "tpu")))
+    assert device_steps.trials(seen) == [("torch", "cpu"), ("jax", "cpu")]
 
 
 def test_the_command_prints_steps_of_every_backend() -> None:

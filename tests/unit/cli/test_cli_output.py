@@ -1,4 +1,4 @@
-"""Commands whose output cannot be written, or is not wanted any more."""
+"""Commands whose input or output is closed or cannot be written, or is not wanted any more."""
 
 import os
 import subprocess
@@ -66,3 +66,15 @@ def test_a_command_is_done_if_nobody_reads_the_rest_of_its_output(run: RunDirect
     done = subprocess.run([*COMMAND, "runs"], stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_the_null_device(closed: str, tmp_path: Path) -> None:
+    made = tmp_path / "some.txt"
+    arguments = ["data", "make", "text", str(made), "--size", "1k"]
+    shell = f'exec "$@" {closed}'
+    done = subprocess.run(
+        ["sh", "-c", shell, "sh", *COMMAND, *arguments], capture_output=True, text=True
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert made.stat().st_size > 500
