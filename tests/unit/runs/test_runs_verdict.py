@@ -13,7 +13,8 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.runs.act import environment
 from memconsole.runs.act.environment import device_kind, trainer_environment
 from memconsole.runs.act.supervise.stop_deadline import LONGEST_SECONDS, SeenDurations, StopDeadline
-from memconsole.runs.read.life.verdict import Evidence, classify
+from memconsole.runs.read.life.verdict import Evidence, classify, gather
+from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.failures.failure import (
     ExitCode,
     cause_of,
@@ -111,6 +112,12 @@ def error(cause: str) -> ErrorRecord:
             Evidence(exit_code=127, words_of_memory="cannot allocate memory for thread-local data"),
             "out_of_memory",
             "thread-local",
+            False,
+        ),
+        (
+            Evidence(exit_code=1, last_line="libgomp: Thread creation\x1b[0m failed"),
+            "crashed",
+            "see out.log, which ends with: libgomp: Thread creation failed",
             False,
         ),
         (Evidence(final=SAVED), "stopped", "its own last record", True),
@@ -373,3 +380,13 @@ def test_the_kind_of_device_is_told_without_a_driver(
 )
 def test_a_librarys_last_words_about_memory_are_found(output: str, line: str) -> None:
     assert words_of_memory(output) == line
+
+
+def test_the_last_line_of_the_output_is_evidence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    run = create_run(Plan())
+    number = run.new_attempt()
+    (run.attempt_path(number) / "out.log").write_text("begins\nlibgomp: no threads\n\n")
+    assert gather(run, number, exit_code=1).last_line == "libgomp: no threads"

@@ -68,6 +68,8 @@ class Evidence:
     has_checkpoint: bool = False
     words_of_memory: str = ""
     """The last line of its output that reports a lack of memory."""
+    last_line: str = ""
+    """The last line of its output that is not empty."""
     silent_supervisor: int | None = None
     """The process id of a supervisor that lives and has recorded nothing."""
 
@@ -113,6 +115,7 @@ def gather(
     who = record.supervisor if record else None
     same_boot = who is not None and who.boot_id == identity.boot_id()
     same_host = who is not None and who.host == identity.host_name()
+    output = last_output(path / OUTPUT)
     return Evidence(
         exit_code=exit_code,
         signal=signal_number,
@@ -128,7 +131,8 @@ def gather(
         kill_note=kills[0].note if kills else "",
         heartbeat=read_heartbeat(path),
         has_checkpoint=bool(run.committed_checkpoints()),
-        words_of_memory=words_of_memory(last_output(path / OUTPUT)),
+        words_of_memory=words_of_memory(output),
+        last_line=output.strip().rpartition("\n")[2],
     )
 
 
@@ -251,9 +255,10 @@ def _by_exit_code(evidence: Evidence, code: int) -> Verdict:
     # Shells and launchers report a child's signal as 128 + its number.
     if code > 128 and code - 128 in set(signal.Signals):
         return _by_signal(evidence, signal.Signals(code - 128))
-    return _made(
-        evidence, "crashed", f"exit code {code} {evidence.where}; see out.log", exit_code=code
-    )
+    words = f"exit code {code} {evidence.where}; see out.log"
+    if evidence.last_line:
+        words += f", which ends with: {clean_line(evidence.last_line, 400)}"
+    return _made(evidence, "crashed", words, exit_code=code)
 
 
 def _by_words_of_memory(
