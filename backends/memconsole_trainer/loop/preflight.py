@@ -34,9 +34,12 @@ FOLDER = "preflight"
 DISK_WAIT_SECONDS = 60.0
 """How long to wait for room on a full disk before training has begun."""
 CHECKPOINT, EVALUATION, STEP = "checkpoint", "evaluation", "training step"
+_ROOM = "free some room in the folder of temporary files (TMPDIR) and in that of caches"
 _REMEDIES = {
     (CHECKPOINT, "disk"): "free some room there, or lower train.keep_checkpoints",
     (CHECKPOINT, "out_of_memory"): "free host memory: tensors pass through it when saved",
+    (EVALUATION, "disk"): _ROOM,
+    (STEP, "disk"): _ROOM,
     (EVALUATION, "out_of_memory"): "lower train.evaluation_batch_size",
     (STEP, "out_of_memory"): (
         "lower train.batch_size with more optimize.accumulation_steps, "

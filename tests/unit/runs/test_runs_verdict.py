@@ -206,6 +206,7 @@ def chained() -> BaseException:
         (OSError(12, "Cannot allocate memory"), "out_of_memory", 1),
         (OSError(28, "No space left on device"), "disk", 79),
         (OSError(122, "Disk quota exceeded"), "disk", 79),
+        (RuntimeError("CppCompileError: ld: cannot write: No space left on device"), "disk", 79),
         (PlanError("bad"), "bad_plan", 78),
         (RuntimeError("CUDA error: GPU is lost"), "device_lost", 1),
         (ValueError("x"), "crashed", 1),

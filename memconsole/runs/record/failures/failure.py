@@ -70,6 +70,8 @@ _DIED_OF_MEMORY = re.compile(
     re.IGNORECASE,
 )
 """What libraries print before they end the process themselves."""
+_DISK_FULL = ("no space left on device", "disk quota exceeded")
+"""What a compiler or another program reports of a full disk, in an error that is no `OSError`."""
 _DEVICE_LOST = (
     "gpu is lost",
     "device lost",
@@ -111,6 +113,8 @@ def _cause_of_one(error: BaseException) -> str | None:
         return "out_of_memory"
     if any(sign in message for sign in _OUT_OF_MEMORY):
         return "out_of_memory"
+    if any(sign in message for sign in _DISK_FULL):
+        return "disk"
     if any(sign in message for sign in _DEVICE_LOST):
         return "device_lost"
     return None
