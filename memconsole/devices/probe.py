@@ -199,7 +199,11 @@ def read_once(
         left = deadline - time.monotonic()
         if left <= 0.1:
             break
-        process = _spawn(["--once", f"--until={deadline - 0.2:.3f}"], blame, environment)
+        try:
+            process = _spawn(["--once", f"--until={deadline - 0.2:.3f}"], blame, environment)
+        except OSError as error:
+            blame = f"cannot be started: {error.strerror}"
+            break
         try:
             answer, _unused = process.communicate(timeout=left)
         except subprocess.TimeoutExpired:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import psutil
@@ -9,6 +10,7 @@ import pytest
 
 from memconsole.devices.apple import read_apple, working_set_bytes
 from memconsole.devices.host import Host, host_facts, processor_name
+from memconsole.devices.probe import read_once
 from memconsole.devices.reading import Missing
 from memconsole.devices.tpu import read_tpu
 from memconsole.devices.visible import visible_order
@@ -128,3 +130,14 @@ def test_visible_devices_are_chosen_as_cuda_does(setting: str | None, order: lis
     found, note = visible_order(["GPU-aa", "GPU-bb", "GPU-cc"], setting, "CUDA_VISIBLE_DEVICES")
     assert found == order
     assert bool(note) == (len(order) < 3)
+
+
+def test_one_reading_without_a_probe_has_the_host_and_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    devices = read_once(5.0)
+    assert [device.id for device in devices.devices] == ["cpu"]
+    words = "device probe: cannot be started: No such file or directory; other devices are unknown"
+    assert words in devices.notes
+    assert devices.unanswered == ()
