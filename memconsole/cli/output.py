@@ -33,7 +33,7 @@ def open_closed() -> None:
             os.close(opened)
         os.set_inheritable(number, True)
         mode = "r" if number == 0 else "w"
-        setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
+        setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
 def failed(error: OSError) -> bool:
