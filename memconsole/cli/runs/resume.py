@@ -17,15 +17,16 @@ from memconsole.runs.act import launch
 from memconsole.runs.act.control import request
 from memconsole.runs.read.life.ladder import rungs
 from memconsole.runs.read.life.liveness import liveness
+from memconsole.runs.read.life.newest import find_paused
 from memconsole.runs.record.checkpoints import base
 from memconsole.runs.record.checkpoints.manifest import STATE, read_json, step_of
-from memconsole.runs.record.directory import RunDirectory, RunError, find_run
+from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.processes.identity import user_name
 from memconsole.runs.record.requests import pause_asked
 
 
 @click.command()
-@click.argument("run", default="latest", shell_complete=completing.run_names)
+@click.argument("run", required=False, shell_complete=completing.run_names)
 @click.option("--follow/--detach", "watch", default=False, help="Print its progress.")
 @click.option("--changed-data", is_flag=True, help="Continue although the data have changed since.")
 @click.option(
@@ -42,7 +43,7 @@ from memconsole.runs.record.requests import pause_asked
 @click.pass_context
 def command(
     ctx: click.Context,
-    run: str,
+    run: str | None,
     watch: bool,
     changed_data: bool,
     from_scratch: bool,
@@ -50,9 +51,11 @@ def command(
 ) -> None:
     """Let a paused RUN go on; restart an ended RUN from its newest intact checkpoint.
 
+    Without RUN: the newest paused one, or else the newest of all.
+
     With --set, more steps or epochs also continue a run that is finished.
     """
-    found = find_run(run)
+    found = find_paused(run)
 
     def begin() -> None:
         changed = _changed(found, assignments, from_scratch=from_scratch)

@@ -225,6 +225,7 @@ class Follower:
         beat = read_heartbeat(self.run.attempt_path(number)) if life.live and number else None
         unsaved = unsaved_words(self.run, beat)
         labels, state = read_labels(self.run.path), self.state
+        refused = clean_line(refusal(self.run, life.verdict), 500)
         task = task_of(self._plan)
         best = best_evaluation(task, state.evaluations)
         return RunStatus(
@@ -251,8 +252,8 @@ class Follower:
             peak_bytes=state.peak_bytes,
             tags=labels.tags,
             note=labels.note,
-            refused=clean_line(refusal(self.run, life.verdict), 500),
-            resumable=may_resume(life.state, life.verdict),
+            refused=refused,
+            resumable=may_resume(life.state, refused),
             missing_records=self._history.missing,
             job=clean_line(life.job, 300),
             damaged="; ".join(self._problems),

@@ -55,6 +55,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     resumable: bool = False
 
 
-def may_resume(state: State, verdict: Verdict | None) -> bool:
-    """Whether a run has ended and can be resumed from what it saved."""
-    return state not in LIVE and verdict is not None and verdict.resumable
+def may_resume(state: State, refused: str) -> bool:
+    """Whether `launch.resume` takes a run up again: it has ended before its last step, none of its processes is left,
+    and its plan was not `refused`. A run that saved nothing begins anew."""
+    return state not in LIVE and state not in ("orphaned", "finished") and not refused

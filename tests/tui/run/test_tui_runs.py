@@ -242,12 +242,14 @@ async def test_name_tags_and_note_are_typed_in_the_list_and_told_there(make_cons
         assert (run.name, read_labels(run.path).tags) == ("omega", ("sweep",))
 
 
-@pytest.mark.parametrize(("reason", "offered"), [("stopped", True), ("bad_plan", False)])
-async def test_the_list_offers_to_resume_what_its_verdict_says_can_be_resumed(
+@pytest.mark.parametrize(
+    ("reason", "offered"), [("stopped", True), ("killed", True), ("bad_plan", False)]
+)
+async def test_the_list_offers_to_resume_what_the_command_takes_up_again(
     make_console: Make, reason: str, offered: bool
 ) -> None:
     run = run_on_disk("ended")
-    why = Verdict(reason=reason, evidence="it ended", resumable=offered)
+    why = Verdict(reason=reason, evidence="it ended, and saved nothing")
     files.write_struct(run.attempt_path(1) / "exit.json", ExitRecord(verdict=why, time_wall=1.0))
     app = make_console()
     async with app.run_test(size=(100, 30)) as pilot:

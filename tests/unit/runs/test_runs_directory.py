@@ -22,7 +22,7 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.runs.act import delete
 from memconsole.runs.act.delete import delete_run
 from memconsole.runs.read.life.liveness import liveness
-from memconsole.runs.read.life.newest import find_live
+from memconsole.runs.read.life.newest import find_live, find_paused
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import (
     RUN_ID,
@@ -34,7 +34,7 @@ from memconsole.runs.record.directory import (
     make_runs_root,
 )
 from memconsole.runs.record.processes import locks
-from memconsole.runs.record.records import ExitRecord, RunRecord
+from memconsole.runs.record.records import PAUSED, ExitRecord, RunRecord
 from memconsole.runs.record.states import Verdict
 
 
@@ -151,7 +151,9 @@ def test_a_run_dated_in_the_future_is_not_the_latest_until_that_day() -> None:
     assert [run["id"] for run in listed] == [run.id for run in list_runs()]
 
 
-def test_stop_and_pause_are_about_the_newest_live_run_and_logs_about_the_newest() -> None:
+def test_stop_and_pause_are_about_the_newest_live_run_resume_about_the_paused_one_and_logs_about_the_newest() -> (
+    None
+):
     live, newest = create_run(Plan(), "live"), create_run(Plan(), "newest")
     ended(newest, "finished")
     assert find_live(None) == newest, "so that a command can say what it is"
@@ -159,6 +161,10 @@ def test_stop_and_pause_are_about_the_newest_live_run_and_logs_about_the_newest(
     try:
         assert find_live(None) == live
         assert find_live("latest") == find_run("latest") == newest
+        assert find_paused(None) == newest, "which can be resumed"
+        (live.attempt_path(live.new_attempt()) / PAUSED).touch()
+        assert find_paused(None) == live
+        assert find_paused("latest") == newest
         for command in ("stop", "pause", "profile"):
             answer = CliRunner().invoke(cli, [command], input="n\n")
             assert live.id in f"{answer.output}{answer.exception}"

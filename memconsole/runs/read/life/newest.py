@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record.directory import LATEST, RunDirectory, find_run, list_runs
+from memconsole.runs.record.requests import pause_asked
 
 
 def newest_live() -> RunDirectory | None:
@@ -16,3 +17,12 @@ def find_live(reference: str | None) -> RunDirectory:
     if reference is not None:
         return find_run(reference)
     return newest_live() or find_run(LATEST)
+
+
+def find_paused(reference: str | None) -> RunDirectory:
+    """`find_run`; without a reference the newest live run that is paused, or else the newest of all. Raises
+    `RunError`."""
+    if reference is not None:
+        return find_run(reference)
+    live = (run for run in list_runs() if liveness(run).live)
+    return next((run for run in live if pause_asked(run)), None) or find_run(LATEST)

@@ -129,7 +129,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def resumable(self) -> bool:
         """Whether it has ended and can be resumed."""
-        return may_resume(self.state, self.verdict)
+        return may_resume(self.state, self.refused)
 
     @property
     def minutes(self) -> float:
