@@ -162,12 +162,12 @@ def test_stop_and_pause_are_about_the_newest_live_run_resume_about_the_paused_on
         assert find_live(None) == live
         assert find_live("latest") == find_run("latest") == newest
         assert find_paused(None) == newest, "which can be resumed"
-        (live.attempt_path(live.new_attempt()) / PAUSED).touch()
-        assert find_paused(None) == live
-        assert find_paused("latest") == newest
         for command in ("stop", "pause", "profile"):
             answer = CliRunner().invoke(cli, [command], input="n\n")
             assert live.id in f"{answer.output}{answer.exception}"
+        (live.attempt_path(live.new_attempt()) / PAUSED).touch()
+        assert find_paused(None) == live
+        assert find_paused("latest") == newest
     finally:
         lock.release()
 
