@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from importlib.metadata import version
@@ -35,6 +35,7 @@ from memconsole_jax.saved.loading import Loader
 from memconsole_jax.saved.tensors import Saved
 from memconsole_jax.techniques.weights.average import first
 from memconsole_trainer.engine import (
+    GREEDY,
     STEP,
     Array,
     Batch,
@@ -44,6 +45,7 @@ from memconsole_trainer.engine import (
     LossSum,
     MemoryReading,
     Part,
+    Sampling,
     StateSource,
     StepMetrics,
     WeightSource,
@@ -296,18 +298,13 @@ class JaxEngine:
         self,
         prompt: list[int],
         tokens: int,
-        temperature: float,
-        top_k: int,
-        seed: int,
-        stop: Collection[int] = (),
-        top_p: float = 1.0,
+        sampling: Sampling = GREEDY,
         heard: Heard | None = None,
     ) -> list[int]:
         self._need("weights")
         if self._sampler is None:
             raise ValueError("this model cannot generate text")
-        weights = self._evaluated | self._kept
-        return self._sampler(weights, prompt, tokens, temperature, top_k, seed, stop, top_p, heard)
+        return self._sampler(self._evaluated | self._kept, prompt, tokens, sampling, heard)
 
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
         yield STEP, np.array(self._step, np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from memconsole_torch.techniques.optimizer_in_backward import InBackward
 from memconsole_torch.techniques.weights import precision, rounding
 from memconsole_torch.techniques.weights.average import Average
 from memconsole_trainer.engine import (
+    GREEDY,
     STEP,
     Array,
     Batch,
@@ -50,6 +51,7 @@ from memconsole_trainer.engine import (
     LossSum,
     MemoryReading,
     Part,
+    Sampling,
     StateSource,
     StepMetrics,
     WeightSource,
@@ -345,11 +347,7 @@ class TorchEngine:
         self,
         prompt: list[int],
         tokens: int,
-        temperature: float,
-        top_k: int,
-        seed: int,
-        stop: Collection[int] = (),
-        top_p: float = 1.0,
+        sampling: Sampling = GREEDY,
         heard: Heard | None = None,
     ) -> list[int]:
         self._held.need("weights")
@@ -360,17 +358,7 @@ class TorchEngine:
             compilation.paused(),
             precision.forward_context(self._device, self._plan.optimize.precision),
         ):
-            return generate(
-                self.module,
-                prompt,
-                tokens,
-                temperature=temperature,
-                top_k=top_k,
-                seed=seed,
-                top_p=top_p,
-                stop=stop,
-                heard=heard,
-            )
+            return generate(self.module, prompt, tokens, sampling, heard)
 
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
         """Yield every tensor needed to continue exactly, one at a time, without a frozen base.

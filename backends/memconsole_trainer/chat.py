@@ -14,7 +14,7 @@ from memconsole.plan.templates.choice import template_of, templates
 from memconsole_trainer import live
 from memconsole_trainer.data.sources.records import Record
 from memconsole_trainer.engine import Generator
-from memconsole_trainer.sample import add_options, given_fields, ready, tell_full
+from memconsole_trainer.sample import add_options, given_fields, ready, sampling_of, tell_full
 from memconsole_trainer.tasks.answering import MOST_ANSWER_TOKENS, Answered, Answerer
 from memconsole_trainer.weights import trained
 from memconsole_trainer.weights.companions import ends_of_source
@@ -116,14 +116,7 @@ def _answered(
     answerer: Answerer, engine: Generator, chat: Record, options: argparse.Namespace
 ) -> Answered:
     """The answer to the last message."""
-    return answerer.answer(
-        engine,
-        chat,
-        options.temperature or 0.0,
-        options.top_k,
-        options.seed,
-        options.top_p,
-    )
+    return answerer.answer(engine, chat, sampling_of(options))
 
 
 def _lines() -> Iterator[str]:

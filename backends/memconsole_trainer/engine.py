@@ -134,6 +134,24 @@ Heard = Callable[[list[int]], None]
 """Is told tokens that were drawn."""
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn."""
+
+    temperature: float = 0.0
+    """0 takes the most likely token."""
+    top_k: int = 0
+    """Draw from so many of the most likely tokens; 0: from all."""
+    top_p: float = 1.0
+    """Of these, from the fewest whose probabilities add up to this."""
+    seed: int = 0
+    stop: Collection[int] = ()
+    """Tokens that end the text."""
+
+
+GREEDY = Sampling()
+
+
 class Generator(Protocol):
     """Continues rows of tokens."""
 
@@ -141,17 +159,11 @@ class Generator(Protocol):
         self,
         prompt: list[int],
         tokens: int,
-        temperature: float,
-        top_k: int,
-        seed: int,
-        stop: Collection[int] = (),
-        top_p: float = 1.0,
+        sampling: Sampling = GREEDY,
         heard: Heard | None = None,
     ) -> list[int]:
-        """Sample `tokens` tokens that continue `prompt`, or fewer that end with the first one of
-        `stop`. Draws from the `top_k` most likely tokens (0: all), restricted to the fewest of these whose
-        probabilities add up to `top_p`. `heard` is called with the new tokens as they come, one or some at a time.
-        Only for the language task."""
+        """Sample `tokens` tokens that continue `prompt`, or fewer that end with a stop token. `heard` is called with
+        the new tokens as they come, one or some at a time. Only for the language task."""
         ...
 
 

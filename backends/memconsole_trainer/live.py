@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from memconsole.plan.templates.chat import CHAT_ANSWER
 from memconsole.sanitize import clean
 from memconsole_trainer.data.sources.records import Record
-from memconsole_trainer.engine import Generator
+from memconsole_trainer.engine import GREEDY, Generator, Heard, Sampling
 from memconsole_trainer.tasks.answering import Answerer
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -41,17 +41,12 @@ class Live:
         self,
         prompt: list[int],
         tokens: int,
-        temperature: float,
-        top_k: int,
-        seed: int,
-        stop: Collection[int] = (),
-        top_p: float = 1.0,
-        heard: Callable[[list[int]], None] | None = None,
+        sampling: Sampling = GREEDY,
+        heard: Heard | None = None,
     ) -> list[int]:
         """What was drawn until the end or an interrupt."""
-        asked = prompt, tokens, temperature, top_k, seed, stop, top_p
         if not self._terminal:
-            return self._engine.generate(*asked, heard)
+            return self._engine.generate(prompt, tokens, sampling, heard)
         found: list[int] = []
 
         def told(new: list[int]) -> None:
@@ -65,7 +60,7 @@ class Live:
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             told([])
-            return self._engine.generate(*asked, told)
+            return self._engine.generate(prompt, tokens, sampling, told)
         except KeyboardInterrupt:
             self.interrupted = True
             return found

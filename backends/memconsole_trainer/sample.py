@@ -16,7 +16,7 @@ from memconsole.plan.templates.choice import template_of
 from memconsole_trainer import live
 from memconsole_trainer.data.sources.records import Record
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
-from memconsole_trainer.engine import Engine
+from memconsole_trainer.engine import Engine, Sampling
 from memconsole_trainer.tasks.answering import MOST_ANSWER_TOKENS, Answerer
 from memconsole_trainer.weights import trained
 from memconsole_trainer.weights.companions import ends_of_source, stop_tokens
@@ -57,15 +57,8 @@ def main() -> int:
     shown = live.Live(
         engine, lambda prompt, new: options.prompt + tokenizer.continuation(prompt, new, stops)
     )
-    new = shown.generate(
-        prompt,
-        min(most, room),
-        TEMPERATURE if options.temperature is None else options.temperature,
-        options.top_k,
-        options.seed,
-        stops,
-        options.top_p,
-    )
+    drawn = dataclasses.replace(sampling_of(options, TEMPERATURE), stop=stops)
+    new = shown.generate(prompt, min(most, room), drawn)
     shown.end(options.prompt + tokenizer.continuation(prompt, new, stops))
     if len(new) == room < most and new[-1] not in stops:
         tell_full(found.architecture.max_positions)
@@ -158,14 +151,7 @@ def answer(
     answerer = Answerer(template, tokenizer, most, positions, ends)
     asked = Record("the record", record)
     shown = live.of_record(engine, answerer, asked)
-    said = answerer.answer(
-        shown,
-        asked,
-        options.temperature or 0.0,
-        options.top_k,
-        options.seed,
-        options.top_p,
-    )
+    said = answerer.answer(shown, asked, sampling_of(options))
     if said.room < 1:
         return too_long(said.prompt_tokens, positions)
     if list(said.answers) == [CHAT_ANSWER]:
@@ -180,6 +166,14 @@ def answer(
 def _missing(template: Template, given: Sequence[str]) -> str:
     names = [n for n in template.fields if n not in (*template.answer_fields, *given)]
     return " --record ".join(f"{name}=…" for name in names)
+
+
+def sampling_of(options: argparse.Namespace, temperature: float = 0.0) -> Sampling:
+    """What the options say, at `temperature` if they give none."""
+    given = options.temperature
+    return Sampling(
+        temperature if given is None else given, options.top_k, options.top_p, options.seed
+    )
 
 
 def tell_full(positions: int) -> None:

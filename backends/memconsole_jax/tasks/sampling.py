@@ -3,7 +3,7 @@ compilation per cache length."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from memconsole_jax.models.rotary import all_rotations
 from memconsole_jax.tasks.task import Tree
 from memconsole_jax.techniques.weights.lora import assembled
 from memconsole_trainer.data.text.rows.validation import PROMPT_TOKENS
-from memconsole_trainer.engine import Heard
+from memconsole_trainer.engine import Heard, Sampling
 
 STOPS = 8
 """Tokens that end a sample are filled up to a multiple of this, so that few programs are compiled."""
@@ -61,16 +61,11 @@ class TokenSampler:
         weights: Tree,
         prompt: list[int],
         tokens: int,
-        temperature: float,
-        top_k: int,
-        seed: int,
-        stop: Collection[int] = (),
-        top_p: float = 1.0,
+        sampling: Sampling,
         heard: Heard | None = None,
     ) -> list[int]:
-        """Sample `tokens` tokens that continue `prompt`, or fewer that end with one of `stop`. With
-        learned positions, only the end of `prompt` that fits is used."""
-        a = self._architecture
+        """See `Engine.generate`. With learned positions, only the end of `prompt` that fits is used."""
+        a, stop = self._architecture, sampling.stop
         if a.positions == "learned":
             if tokens >= a.max_positions:
                 raise ValueError(f"{tokens} tokens, but the model has {a.max_positions} positions")
@@ -94,11 +89,11 @@ class TokenSampler:
                 np.int32(read),
                 np.int32(known),
                 np.int32(min(length, alike + 1, known + at_once)),
-                np.float32(temperature),
-                np.int32(top_k),
-                np.uint32(seed % 2**32),
+                np.float32(sampling.temperature),
+                np.int32(sampling.top_k),
+                np.uint32(sampling.seed % 2**32),
                 stops,
-                np.float32(top_p),
+                np.float32(sampling.top_p),
             )
             placed = (put(value, self._place) for value in arguments)
             filled, cache, filled_to = program(weights, cache, *placed)

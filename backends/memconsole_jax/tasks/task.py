@@ -3,14 +3,14 @@ sums."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 from jax import Array
 
 from memconsole.plan.plan import Plan
 from memconsole_jax.techniques.activations.activation_offload import Disk
-from memconsole_trainer.engine import Heard
+from memconsole_trainer.engine import Heard, Sampling
 
 Tree = dict[str, Array]
 Loss = Callable[..., Array]
@@ -42,11 +42,7 @@ class Sampler(Protocol):
         weights: Tree,
         prompt: list[int],
         tokens: int,
-        temperature: float,
-        top_k: int,
-        seed: int,
-        stop: Collection[int] = (),
-        top_p: float = 1.0,
+        sampling: Sampling,
         heard: Heard | None = None,
     ) -> list[int]:
         """See `Engine.generate`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from memconsole_torch.models.decoder import (
     sliding_window_mask,
 )
 from memconsole_torch.shards import gathered
-from memconsole_trainer.engine import Heard
+from memconsole_trainer.engine import Heard, Sampling
 
 ROW_TOKENS = 64
 """A prompt is padded at its end to a multiple of this, because oneDNN caches a kernel for each shape
@@ -30,21 +29,11 @@ def generate(
     decoder: Decoder,
     prompt: list[int],
     tokens: int,
-    *,
-    temperature: float,
-    top_k: int,
-    seed: int,
-    top_p: float = 1.0,
-    stop: Collection[int] = (),
+    sampling: Sampling,
     heard: Heard | None = None,
 ) -> list[int]:
-    """Sample `tokens` tokens that continue `prompt`, or fewer that end with the first one of
-    `stop`.
-
-    Temperature 0 takes the most likely token; `top_k` 0 and `top_p` 1 draw from all. With learned
-    positions, only the end of `prompt` that fits is used. `heard` is called with each token. Raises ValueError for an empty prompt, and
-    for more tokens than there are positions.
-    """
+    """See `Engine.generate`. With learned positions, only the end of `prompt` that fits is used. Raises ValueError for
+    an empty prompt, and for more tokens than there are positions."""
     a = decoder.architecture
     if a.positions == "learned":
         if tokens >= a.max_positions:
@@ -52,21 +41,20 @@ def generate(
         prompt = prompt[-(a.max_positions - tokens) :]
     if not prompt:
         raise ValueError("a prompt needs at least one token")
-    random = np.random.Generator(np.random.Philox(seed))
+    random = np.random.Generator(np.random.Philox(sampling.seed))
     length = len(prompt) + tokens
     cached = Cached(decoder, a.longest_alike(len(prompt), length))
     found: list[int] = []
     seen = prompt
     for _ in range(tokens):
-        if (
-            len(prompt) + len(found) > cached.most
-        ):  # LongRoPE turns all positions of a longer row by other angles
+        # LongRoPE turns all positions of a longer row by other angles.
+        if len(prompt) + len(found) > cached.most:
             cached, seen = Cached(decoder, length), prompt + found
         logits = cached.logits(seen).float().cpu().numpy()  # (V,)
-        found.append(choose(logits, temperature, top_k, random, top_p))
+        found.append(choose(logits, sampling, random))
         if heard is not None:
             heard(found[-1:])
-        if found[-1] in stop:
+        if found[-1] in sampling.stop:
             break
         seen = found[-1:]
     return found
@@ -135,18 +123,13 @@ def _part(angles: Rotation | None, start: int, length: int) -> Rotation | None:
     return angles[0][index], angles[1][index]
 
 
-def choose(
-    logits: NDArray[np.float32],
-    temperature: float,
-    top_k: int,
-    random: np.random.Generator,
-    top_p: float = 1.0,
-) -> int:
+def choose(logits: NDArray[np.float32], sampling: Sampling, random: np.random.Generator) -> int:
     """Draw one token from softmax(logits / temperature), restricted to the `top_k` most likely tokens and
     then to the fewest of these whose probabilities add up to `top_p` (Holtzman et al. 2020, §3.1)."""
-    if temperature <= 0.0:
+    top_k, top_p = sampling.top_k, sampling.top_p
+    if sampling.temperature <= 0.0:
         return int(logits.argmax())
-    scores = logits.astype(np.float64) / temperature
+    scores = logits.astype(np.float64) / sampling.temperature
     if 0 < top_k < scores.size:
         floor = np.partition(scores, -top_k)[-top_k]
         scores[scores < floor] = -np.inf

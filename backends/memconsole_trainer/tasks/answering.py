@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ from memconsole_trainer.data.text.opened import TextSources
 from memconsole_trainer.data.text.rows.validation import held_out_numbers
 from memconsole_trainer.data.text.tokens.marked import encode, ids
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
-from memconsole_trainer.engine import Engine, Generator
+from memconsole_trainer.engine import GREEDY, Engine, Generator, Sampling
 from memconsole_trainer.weights.companions import ends_of_source
 
 if TYPE_CHECKING:
@@ -77,20 +77,18 @@ class Answerer:
         self,
         engine: Generator,
         record: Record,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        seed: int = 0,
-        top_p: float = 1.0,
+        sampling: Sampling = GREEDY,
     ) -> Answered:
-        """The model's answers to one record, whose own answers are not needed. Raises `RecordError`."""
+        """The model's answers to one record, whose own answers are not needed. What ends an answer is added to the stop
+        tokens of `sampling`. Raises `RecordError`."""
         question = self.template.question(record.fields)
         prompt = prompt_ids(self.tokenizer, question)
         room = self._room(prompt)
         if room < 1:
             nothing = dict.fromkeys(question.names, "")
             return Answered(str(question.prompt), "", nothing, len(prompt), room)
-        stops = (*self.tokenizer.stops(question.between[-1]), *self.ends)
-        new = engine.generate(prompt, room, temperature, top_k, seed, stops, top_p)
+        stops = (*sampling.stop, *self.tokenizer.stops(question.between[-1]), *self.ends)
+        new = engine.generate(prompt, room, replace(sampling, stop=stops))
         text = self.tokenizer.continuation(prompt, new, self.ends)
         answers = question.parse(text)
         filled = len(new) == room < self.most_tokens and new[-1] not in stops

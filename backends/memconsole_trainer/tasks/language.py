@@ -26,7 +26,7 @@ from memconsole_trainer.data.text.rows.rows import Other, Source
 from memconsole_trainer.data.text.rows.validation import MOST_UNKNOWN
 from memconsole_trainer.data.text.run_tokenizer import make_tokenizer
 from memconsole_trainer.data.text.tokens.tokenizer import file_fingerprint
-from memconsole_trainer.engine import Array, Batch, Engine, LossSum
+from memconsole_trainer.engine import Array, Batch, Engine, LossSum, Sampling
 from memconsole_trainer.tasks.answering import (
     Answered,
     Asked,
@@ -189,7 +189,8 @@ class LanguageData:
             return None
         tokenizer, seed = self._prepared.tokenizer, self._plan.train.seed + step
         stops = tokenizer.stops() if tokenizer is not None else ()
-        ids = engine.generate(prompt, tokens, SAMPLE_TEMPERATURE, SAMPLE_TOP_K, seed, stops)
+        drawn = Sampling(SAMPLE_TEMPERATURE, SAMPLE_TOP_K, seed=seed, stop=stops)
+        ids = engine.generate(prompt, tokens, drawn)
         if tokenizer is None:
             words = [" ".join(map(str, part)) for part in (prompt, ids)]
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from memconsole_jax.engine import JaxEngine
 from memconsole_jax.layout.stacking import stacks
 from memconsole_jax.tasks import sampling
 from memconsole_trainer.data.text.rows.batches import language_batch
-from memconsole_trainer.engine import Batch, Engine
+from memconsole_trainer.engine import GREEDY, Batch, Engine, Sampling
 from memconsole_trainer.schedule import learning_rate
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness import jax_comparison as comparison
@@ -273,26 +274,27 @@ def test_greedy_sampling_takes_the_likeliest_token_of_the_whole_forward_pass(
     accumulating: JaxEngine,
 ) -> None:
     prompt = [5, 17, 60]
-    found = accumulating.generate(prompt, 9, temperature=0.0, top_k=0, seed=1)
+    found = accumulating.generate(prompt, 9)
     assert found == [int(i) for i in scores_of(accumulating, prompt, found).argmax(-1)]
 
 
 def test_sampling_repeats_with_its_seed_and_stays_within_top_k(accumulating: JaxEngine) -> None:
     def sample(seed: int, top_k: int) -> list[int]:
-        return accumulating.generate([1, 2], 12, temperature=1.5, top_k=top_k, seed=seed)
+        return accumulating.generate([1, 2], 12, Sampling(1.5, top_k, seed=seed))
 
     assert sample(3, 0) == sample(3, 0) != sample(4, 0)
-    greedy = accumulating.generate([1, 2], 12, temperature=0.0, top_k=0, seed=0)
+    greedy = accumulating.generate([1, 2], 12)
     assert sample(3, 1) == greedy
     free = sample(3, 50)
     assert len(free) == 12
 
     last = next(i for i, token in enumerate(free) if i > 2 and token not in free[:i])
-    stopped = accumulating.generate([1, 2], 12, 1.5, 50, 3, (95, free[last]))
+    stopping = Sampling(1.5, 50, seed=3, stop=(95, free[last]))
+    stopped = accumulating.generate([1, 2], 12, stopping)
     assert stopped == free[: min(last, (*free, 95).index(95)) + 1]
     absent = [token for token in range(96) if token not in free]
-    several = (*absent[:9], free[last])
-    assert accumulating.generate([1, 2], 12, 1.5, 50, 3, several) == free[: last + 1]
+    several = dataclasses.replace(stopping, stop=(*absent[:9], free[last]))
+    assert accumulating.generate([1, 2], 12, several) == free[: last + 1]
 
 
 def test_sampled_tokens_are_of_the_nucleus_of_the_whole_forward_pass(
@@ -300,7 +302,7 @@ def test_sampled_tokens_are_of_the_nucleus_of_the_whole_forward_pass(
 ) -> None:
     top_p = 0.9
     for seed in range(12):
-        found = accumulating.generate([1, 2], 12, 1.0, 0, seed, (), top_p)
+        found = accumulating.generate([1, 2], 12, Sampling(1.0, top_p=top_p, seed=seed))
         assert len(found) == 12
         for scores, token in zip(scores_of(accumulating, [1, 2], found), found, strict=True):
             shares = np.exp(scores - scores.max())
@@ -329,7 +331,7 @@ def test_local_layers_and_learned_positions_sample_as_they_train(
         }
         prompt = [int(token) for token in tiny_models.tokens(1, 9)[0]]
         sampler = sampling.TokenSampler(architecture, shapes, place)
-        found = prompt + sampler(stacked, prompt, 7, 0.0, 0, 0)
+        found = prompt + sampler(stacked, prompt, 7, GREEDY)
         assert len(found) == 16
         # Each token follows the row before it, of which 12 tokens are a short one.
         for first, last in ((9, 12), (13, 15)) if architecture is short else ((9, 15),):
@@ -354,12 +356,12 @@ def test_a_prompt_is_read_once_in_blocks_and_tokens_are_heard_as_they_come(
     place = accumulating._sampler._place
     sampler = sampling.TokenSampler(ARCHITECTURE, accumulating._sampler._weights, place)
     heard: list[list[int]] = []
-    found = sampler(weights, [7] * 19, 5, 0.0, 0, 0, heard=heard.append)
+    found = sampler(weights, [7] * 19, 5, GREEDY, heard.append)
     jax.effects_barrier()
     assert places == [0, 8, 16, 18, 19, 20, 21, 22]
     assert [len(part) for part in heard] == [2, 2, 1]
     assert [token for part in heard for token in part] == found
-    assert found == accumulating.generate([7] * 19, 5, 0.0, 0, 0)
+    assert found == accumulating.generate([7] * 19, 5)
 
 
 def test_old_compilations_make_room_for_new_ones(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from memconsole_trainer.engine import Sampling
+
 TEMPERATURE = 0.8
 DRAWS = 6000
 LOGITS = np.random.default_rng(4).normal(0.0, 2.0, 40).astype(np.float32)
@@ -32,7 +34,9 @@ def nucleus(top_k: int, top_p: float) -> dict[int, float]:
 def with_torch(top_k: int, top_p: float) -> NDArray[np.int64]:
     generate = pytest.importorskip("memconsole_torch.models.generate")
     random = np.random.Generator(np.random.Philox(1))
-    drawn = [generate.choose(LOGITS, TEMPERATURE, top_k, random, top_p) for _ in range(DRAWS)]
+    drawn = [
+        generate.choose(LOGITS, Sampling(TEMPERATURE, top_k, top_p), random) for _ in range(DRAWS)
+    ]
     return np.array(drawn)
 
 

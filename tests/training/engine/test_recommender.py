@@ -321,4 +321,4 @@ def test_a_body_in_codes_computes_as_one_with_the_decoded_matrices(storage: str)
 
 def test_the_recommender_continues_no_text() -> None:
     with pytest.raises(ValueError, match="no text"):
-        built("torch").generate([1], 1, 1.0, 1, 0)
+        built("torch").generate([1], 1)

@@ -286,7 +286,7 @@ def test_torch_keeps_no_tensor_between_the_batches_of_an_evaluation_on_a_cpu() -
 
 def test_the_regressor_continues_no_text() -> None:
     with pytest.raises(ValueError, match="no text"):
-        built("torch").generate([1], 1, 1.0, 1, 0)
+        built("torch").generate([1], 1)
 
 
 @pytest.mark.parametrize("checkpointing", ["full", "attention", "selective"])

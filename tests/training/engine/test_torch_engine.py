@@ -19,7 +19,7 @@ from memconsole_torch import devices
 from memconsole_torch.engine import TorchEngine, create
 from memconsole_torch.models.generate import choose
 from memconsole_trainer.data.text.rows.batches import language_batch
-from memconsole_trainer.engine import Batch
+from memconsole_trainer.engine import Batch, Sampling
 from memconsole_trainer.schedule import learning_rate
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness import tiny_models
@@ -339,24 +339,24 @@ def test_training_learns() -> None:
 def test_sampling_repeats_with_its_seed() -> None:
     engine = an_engine(a_plan(), GEARHEAD)
     prompt = list(range(10))
-    first = engine.generate(prompt, 100, 1.0, 0, seed=5)
+    first = engine.generate(prompt, 100, Sampling(1.0, seed=5))
     assert len(first) == 100
     assert all(0 <= token < 96 for token in first)
-    assert engine.generate(prompt, 100, 1.0, 0, seed=5) == first
-    assert engine.generate(prompt, 100, 1.0, 0, seed=6) != first
-    greedy = engine.generate(prompt, 8, 0.0, 0, seed=1)
+    assert engine.generate(prompt, 100, Sampling(1.0, seed=5)) == first
+    assert engine.generate(prompt, 100, Sampling(1.0, seed=6)) != first
+    greedy = engine.generate(prompt, 8)
     expected = logits(GEARHEAD, InitialWeights(GEARHEAD, 42), np.array([prompt], np.int32))
     assert greedy[0] == expected[0, -1].argmax()
-    assert engine.generate(prompt, 8, 1.0, 1, seed=2) == greedy
+    assert engine.generate(prompt, 8, Sampling(1.0, top_k=1, seed=2)) == greedy
 
 
 def test_sampling_draws_by_probability_among_the_likeliest() -> None:
     random = np.random.default_rng(0)
     scores = np.log(np.array([0.1, 0.2, 0.3, 0.4], np.float32))
-    draws = [choose(scores, 1.0, 0, random) for _ in range(4000)]
+    draws = [choose(scores, Sampling(1.0), random) for _ in range(4000)]
     shares = np.bincount(draws, minlength=4) / 4000
     np.testing.assert_allclose(shares, [0.1, 0.2, 0.3, 0.4], atol=0.03)
-    assert {choose(scores, 1.0, 2, random) for _ in range(100)} == {2, 3}
+    assert {choose(scores, Sampling(1.0, 2), random) for _ in range(100)} == {2, 3}
 
 
 def test_the_memory_reading_grows_by_weights_and_moments() -> None:
@@ -454,7 +454,7 @@ def test_compiled_and_checkpointed_training_equals_plain(
         batch = tiny_models.batch(1, 2, LENGTH, seed=n)
         plain.train_step(batch)
         compiled.train_step(batch)
-    assert compiled.generate([1, 2], 3, 0.0, 0, seed=0) == plain.generate([1, 2], 3, 0.0, 0, seed=0)
+    assert compiled.generate([1, 2], 3) == plain.generate([1, 2], 3)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     for one, other in zip(plain.take_metrics(), compiled.take_metrics(), strict=True):
         assert other.loss == pytest.approx(one.loss, rel=1e-5)

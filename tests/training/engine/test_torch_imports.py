@@ -30,7 +30,7 @@ engine.build(plan, model, 20, InitialWeights(model, 0))
 engine.evaluate([language_batch(rows, rows)])
 engine.train_step(language_batch(rows, rows))
 assert engine.take_metrics()[0].loss > 1
-assert len(engine.generate([1], 2, 0.0, 0, 0)) == 2
+assert len(engine.generate([1], 2)) == 2
 """
 EVERY = """
 import sys, torch

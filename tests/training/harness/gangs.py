@@ -109,7 +109,7 @@ def steps_of(
         [m.gradient_norm for m in metrics],
         (total.loss, *total.measures),
         found,
-        engine.generate([1, 2, 3], 4, 0.0, 0, 0) if text else [],
+        engine.generate([1, 2, 3], 4) if text else [],
         exchanged,
     )
 

@@ -59,7 +59,7 @@ def steps_of(plan: Plan, state: dict[str, np.ndarray] | None = None) -> tuple[Tr
         [m.gradient_norm for m in metrics],
         (total.loss, *total.measures),
         {name: np.array(array) for name, array in engine.state()},
-        engine.generate([1, 2, 3], 4, 0.0, 0, 0) if text else [],
+        engine.generate([1, 2, 3], 4) if text else [],
     )
     return found, engine
 

@@ -17,6 +17,7 @@ from memconsole.runs.record.directory import create_run
 from memconsole_jax.tracing import trace as jax_trace
 from memconsole_jax.tracing import trace_targets
 from memconsole_torch.tracing import trace_step
+from memconsole_trainer.engine import Sampling
 from memconsole_trainer.techniques.adapters import trained_parameters
 from memconsole_trainer.techniques.average import PREFIX, share
 from memconsole_trainer.weights import trained
@@ -121,7 +122,9 @@ def test_evaluation_and_sampling_take_the_average_and_training_goes_on_with_the_
     rows = batch(plan, 7)
     assert engine.evaluate([rows]).loss == pytest.approx(plain.evaluate([rows]).loss, rel=1e-6)
     assert abs(engine.evaluate([rows]).loss - raw.evaluate([rows]).loss) > 1e-3
-    assert engine.generate([1, 2], 8, 1.0, 0, 5) == plain.generate([1, 2], 8, 1.0, 0, 5)
+    assert engine.generate([1, 2], 8, Sampling(1.0, seed=5)) == plain.generate(
+        [1, 2], 8, Sampling(1.0, seed=5)
+    )
     for step in range(3, 5):
         engine.train_step(batch(plan, step))
         undisturbed.train_step(batch(plan, step))

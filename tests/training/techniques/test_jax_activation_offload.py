@@ -131,7 +131,7 @@ def test_evaluation_and_samples_move_nothing(counted: Counted) -> None:
     engine = built(plan)
     batch = rows(plan, 0)
     found = engine.evaluate([language_batch(batch["inputs"], batch["targets"])])
-    assert len(engine.generate([1, 2], 4, 0.0, 0, 1)) == 4
+    assert len(engine.generate([1, 2], 4)) == 4
     assert counted.sizes == []
     plain = built(plan_with("jax", FULL))
     assert found == plain.evaluate([language_batch(batch["inputs"], batch["targets"])])

@@ -6,7 +6,6 @@ import io
 import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.templates.choice import template_of
 from memconsole_trainer import chat
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, train
+from memconsole_trainer.engine import Heard, Sampling
 from memconsole_trainer.sample import asked
 
 PLAN = replace(Plan(), {"data.template": "chatml"})
@@ -29,10 +29,10 @@ class Model:
         self.temperatures: list[float] = []
 
     def generate(
-        self, prompt: Sequence[int], tokens: int, temperature: float, *rest: Any
+        self, prompt: Sequence[int], tokens: int, sampling: Sampling, heard: Heard | None
     ) -> list[int]:
         self.prompts.append(self.tokenizer.decode(prompt))
-        self.temperatures.append(temperature)
+        self.temperatures.append(sampling.temperature)
         return self.tokenizer.prompt("hello")
 
 

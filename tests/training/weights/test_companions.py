@@ -74,7 +74,7 @@ def test_generation_stops_at_the_end_tokens_of_the_base_too(
     engine.generate.return_value = [*tokenizer.prompt("words"), first]
     chat = Record("a chat", {"messages": [{"role": "user", "content": "?"}]})
     assert Answerer(template, tokenizer, 16, 200, ends).answer(engine, chat).text == "words"
-    assert set(engine.generate.call_args.args[5]) == {0, end, first}
+    assert set(engine.generate.call_args.args[2].stop) == {0, end, first}
 
 
 def test_the_tokenizers_sides_length_and_further_special_tokens_are_kept(

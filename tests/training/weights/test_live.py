@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from memconsole.plan.plan import Plan, replace
 from memconsole_trainer import chat, sample
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, train
+from memconsole_trainer.engine import GREEDY, Heard, Sampling
 from memconsole_trainer.live import Live, settled
 
 
@@ -28,11 +29,11 @@ class Writer:
     def generate(
         self,
         prompt: Sequence[int],
-        *rest: Any,
-        heard: Callable[[list[int]], None] | None = None,
+        tokens: int,
+        sampling: Sampling = GREEDY,
+        heard: Heard | None = None,
     ) -> list[int]:
         self.prompts.append(self.tokenizer.decode(prompt))
-        heard = heard or next((one for one in rest if callable(one)), None)
         for number, token in enumerate(self.ids):
             if number == self.drawn:
                 signal.raise_signal(signal.SIGINT)
@@ -82,7 +83,7 @@ def test_whole_characters_are_shown_as_they_come(
 ) -> None:
     output = terminal(monkeypatch)
     shown = live(tokenizer, "a €\n\nb ")
-    new = shown.generate([1], 64, 0.0, 0, 0)
+    new = shown.generate([1], 64)
     assert output.parts == ["The", " a", " €", "\n\nb"]
     shown.end("The " + tokenizer.continuation([1], new))
     assert output.getvalue() == "The a €\n\nb \n"
@@ -94,7 +95,7 @@ def test_what_would_act_on_a_terminal_is_not_shown(
 ) -> None:
     output = terminal(monkeypatch)
     shown = live(tokenizer, "a\x1b[31mb")
-    new = shown.generate([1], 64, 0.0, 0, 0)
+    new = shown.generate([1], 64)
     shown.end("The " + tokenizer.continuation([1], new))
     assert "\x1b" not in output.getvalue()
     assert output.getvalue().endswith("\nThe ab\n")
@@ -106,7 +107,7 @@ def test_an_interrupt_keeps_what_was_drawn(
     output = terminal(monkeypatch)
     before = signal.getsignal(signal.SIGINT)
     shown = live(tokenizer, "ab€c", drawn=4)
-    new = shown.generate([1], 64, 0.0, 0, 0)
+    new = shown.generate([1], 64)
     assert len(new) == 4
     shown.end("The " + tokenizer.continuation([1], new))
     assert output.getvalue() == "The ab\n"
@@ -118,12 +119,12 @@ def test_without_a_terminal_the_whole_text_is_printed_at_the_end(
     tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = live(tokenizer, "ab")
-    shown.generate([1], 64, 0.0, 0, 0)
+    shown.generate([1], 64)
     assert capsys.readouterr().out == ""
     shown.end("The ab ")
     assert capsys.readouterr().out == "The ab \n"
     with pytest.raises(KeyboardInterrupt):
-        live(tokenizer, "ab", drawn=1).generate([1], 64, 0.0, 0, 0)
+        live(tokenizer, "ab", drawn=1).generate([1], 64)
 
 
 def test_what_may_begin_the_end_of_a_text_waits() -> None:
