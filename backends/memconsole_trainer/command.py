@@ -21,8 +21,8 @@ def main() -> int:
             signal.signal(number, _interrupted)
     name = sys.argv.pop(1)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # `memconsole` reads the output and prints it. A chat prints by itself, and so does what has a terminal: as that
-        # can show it.
+        # `memconsole` reads the output and prints it. A chat, and a program whose output is a terminal, prints directly, in
+        # the terminal's encoding.
         encoding = None if name == CHAT or sys.stdout.isatty() else "utf-8"
         sys.stdout.reconfigure(encoding=encoding, errors="replace")
     try:

@@ -17,7 +17,7 @@ from memconsole_trainer import live
 from memconsole_trainer.data.sources.records import Record
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 from memconsole_trainer.engine import Engine, Sampling
-from memconsole_trainer.tasks.answering import MOST_ANSWER_TOKENS, Answerer
+from memconsole_trainer.tasks.answering import MOST_ANSWER_TOKENS, Answerer, fills_context
 from memconsole_trainer.weights import trained
 from memconsole_trainer.weights.companions import ends_of_source, stop_tokens
 
@@ -60,7 +60,7 @@ def main() -> int:
     drawn = dataclasses.replace(sampling_of(options, TEMPERATURE), stop=stops)
     new = shown.generate(prompt, min(most, room), drawn)
     shown.end(options.prompt + tokenizer.continuation(prompt, new, stops))
-    if len(new) == room < most and new[-1] not in stops:
+    if fills_context(new, room, most, stops):
         tell_full(found.architecture.max_positions)
     return shown.code
 

@@ -31,8 +31,8 @@ COMPILER_SECONDS = 25.0
 """Seconds that torch.compile adds to the start: 40 seconds of processor time of the same run, more than half of it in one
 process."""
 UNROLLED_SECONDS = 2.6
-"""Seconds that each block without a loop adds to the start in JAX. On the machine of an H100, building `gpt2` with its 12
-blocks took 50 seconds instead of 19: `python tests/bench/starting.py --backend jax --set model.name=gpt2 --set
+"""Seconds that each block without a loop adds to the start in JAX: (50 - 19) / 12 for `gpt2` on the machine of an H100
+(docs/optimizations.md). To measure it again: `python tests/bench/starting.py --backend jax --set model.name=gpt2 --set
 optimize.compile=true`, the stage `build`."""
 
 

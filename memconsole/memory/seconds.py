@@ -272,7 +272,7 @@ def step_work(plan: Plan, model: Model, budget: Budget) -> Work:
         apart += CLEARED * o.accumulation_steps * _passing(plan, model, kind)
     coded = trained_group(plan, model).elements if o.optimizer in EIGHT_BIT and kind == "cpu" else 0
     turns = plan.device.count / devices_at_once(plan, budget)
-    compiled = o.compile and (plan.backend, kind) not in COMPILE.absent_on
+    compiled = o.compile and COMPILE.refusal(plan, kind=kind) is None
     return Work(
         turns * arithmetic,
         turns * traffic * (0.6 if compiled else 1.0),

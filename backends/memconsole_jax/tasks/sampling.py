@@ -77,7 +77,7 @@ class TokenSampler:
         stops = np.full(max(1, -(-len(stop) // STOPS)) * STOPS, -1, np.int32)
         stops[: len(stop)] = list(stop)
         program = self._program(len(row), len(stops))
-        known, read, alike = len(prompt), 0, a.longest_alike(len(prompt), length)
+        known, read, alike = len(prompt), 0, a.longest_with_same_angles(len(prompt), length)
         at_once = length if heard is None else HEARD_TOKENS
         shape = (a.layers, len(row), a.kv_heads, a.head_size)
         cache = tuple(jnp.zeros(shape, device=self._place) for _ in range(2))

@@ -43,7 +43,7 @@ def generate(
         raise ValueError("a prompt needs at least one token")
     random = np.random.Generator(np.random.Philox(sampling.seed))
     length = len(prompt) + tokens
-    cached = Cached(decoder, a.longest_alike(len(prompt), length))
+    cached = Cached(decoder, a.longest_with_same_angles(len(prompt), length))
     found: list[int] = []
     seen = prompt
     for _ in range(tokens):

@@ -187,7 +187,8 @@ def _stored(
 
 
 def _doubts(run: RunDirectory, begun: Plan, plan: Plan, engine: Engine) -> Iterator[str]:
-    """Warnings about the plan with which the run begins. `begun`: before a resumed run changes it."""
+    """Warnings about the plan. `begun` still names the source of the weights, which `plan` may have replaced by kept
+    files."""
     for rung in rungs(run)[-1:]:
         yield rung.words
     if frozen := frozen_at_random(begun):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -91,7 +91,7 @@ class Answerer:
         new = engine.generate(prompt, room, replace(sampling, stop=stops))
         text = self.tokenizer.continuation(prompt, new, self.ends)
         answers = question.parse(text)
-        filled = len(new) == room < self.most_tokens and new[-1] not in stops
+        filled = fills_context(new, room, self.most_tokens, stops)
         return Answered(str(question.prompt), text, answers, len(prompt), room, filled)
 
     def room(self, record: Record) -> int:
@@ -100,6 +100,11 @@ class Answerer:
 
     def _room(self, prompt: Sequence[int]) -> int:
         return min(self.most_tokens, self.positions - len(prompt) - 1)
+
+
+def fills_context(new: Sequence[int], room: int, most: int, stops: Collection[int]) -> bool:
+    """Whether a text was cut where the model's positions end: more was wanted, and it did not stop."""
+    return len(new) == room < most and new[-1] not in stops
 
 
 def prompt_ids(tokenizer: Tokenizer, question: Question) -> list[int]:

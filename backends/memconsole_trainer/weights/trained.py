@@ -100,8 +100,8 @@ class TrainedModel:
             check_base(base.fingerprint(), self.checkpoint.tensor(FINGERPRINT))
 
     def engine(self) -> Engine:
-        """An engine with the trained weights on one device of the plan. Nothing is compiled for training's
-        speed: not every device or machine can. Raises `PlanError`, `WeightsError`."""
+        """An engine with the trained weights on one device of the plan. `optimize.compile` is off:
+        it only speeds up training, and not every device or machine supports it. Raises `PlanError`, `WeightsError`."""
         alone = {"device.count": 1, "optimize.sharding": "none", "optimize.compile": False}
         plan = replace(self.plan, alone)
         try:

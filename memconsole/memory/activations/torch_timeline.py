@@ -201,7 +201,7 @@ class Timeline:
                 yield self._block(
                     "backward", b.backward, under, above, others, self.sharing.reduced
                 )
-            # Before the first of them there are no gradients of another block that are still being added up.
+            # At the top block, which is the first in the backward pass, no gradients of another block are being added up.
             yield self._block("backward", b.backward, early, above, others)
             below = max(0, above - b.kept)
             yield self._block("backward", b.backward, early, below, others, self.sharing.reduced)

@@ -69,8 +69,9 @@ def replay(
 ) -> Replayed:
     """Run `events` through the allocator: i + 1 allocates `sizes[i]` bytes, -(i + 1) releases them.
 
-    `capacity`: bytes the device can give to the allocator; None is unlimited. `expandable`: with expandable segments,
-    as every trace is replayed; without, `tests/accuracy/torch_reserved.py` fits the reserved bytes of ROCm.
+    `capacity`: bytes the device can give to the allocator; None is unlimited. `expandable`: whether segments can
+    grow. Every trace is replayed so; `tests/accuracy/torch_reserved.py` also replays without, to fit the reserved bytes of
+    ROCm.
     """
     kind = ExpandableAllocator if expandable else SegmentAllocator
     allocator = kind(capacity)

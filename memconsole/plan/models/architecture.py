@@ -119,8 +119,8 @@ class Architecture(
             return rotary.angles(self.rotated_size, self.rope_local_theta)
         return rotary.angles(self.rotated_size, self.rope_theta, self.rope_scaling, length)
 
-    def longest_alike(self, known: int, length: int) -> int:
-        """The longest row, of at most `length` tokens, that has the angles of a row of `known` tokens."""
+    def longest_with_same_angles(self, known: int, length: int) -> int:
+        """The most tokens, up to `length`, that a row may have with the angles of a row of `known` tokens."""
         scaling = self.rope_scaling
         if scaling is None or scaling.kind != "longrope" or known > scaling.original_positions:
             return length

@@ -165,7 +165,7 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True):
 
     def refusal(self, plan: Plan, value: Any | None = None, kind: str | None = None) -> str | None:
         """Why `plan.backend` cannot train with `value` (default: the plan's) on a kind of device, or None if it can.
-        Without a `kind` it is that of the plan's device, unless its name leaves that open."""
+        Without a `kind`, only a plan whose device is named `cpu` is judged by its device."""
         chosen = self.value(plan) if value is None else value
         absent = task_of(plan).not_applicable(plan).get(self.key)
         if absent is not None and chosen != self.value(plan):

@@ -239,7 +239,7 @@ def _settled(path: Path) -> tuple[Plan, frozenset[str]]:
 def runs_root() -> Path:
     """The folder of all runs, which may not exist yet.
 
-    Raises `RunError` if others could write to it there is no home folder, or its name is not UTF-8. Makes nothing: a
+    Raises `RunError` if others could write to it, if there is no home folder, or if its name is not UTF-8. Makes nothing: a
     console that only looks calls it.
     """
     try:

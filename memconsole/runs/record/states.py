@@ -53,6 +53,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     signal: str | None = None
     resumable: bool = False
+    """Whether a checkpoint was there to go on from; `may_resume` says whether the run is taken up again."""
 
 
 def may_resume(state: State, refused: str) -> bool:

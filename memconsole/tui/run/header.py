@@ -158,9 +158,9 @@ def ended_lines(view: RunView, run: RunSnapshot, width: int) -> list[Line]:
     key = ""
     if verdict.reason in OUT_OF_MEMORY:
         key = f" — {view.keys.shown('run', 'remedies')} lists what would have saved it"
-    elif verdict.resumable and verdict.reason == "nan":
+    elif view.resumable and verdict.reason == "nan":
         key = f" — memconsole resume {ANOTHER_RATE} goes on"
-    elif verdict.resumable:
+    elif view.resumable:
         key = f" — {view.keys.shown('run', 'resume')} resumes it"
     rows = 1 if good or view.symptom is not None else 2
     room = rows * (width - 1) - (rows - 1) * _WORD - len(key)

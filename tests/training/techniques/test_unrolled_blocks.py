@@ -78,10 +78,10 @@ def test_only_the_training_step_loses_its_loops() -> None:
 
 
 @pytest.mark.parametrize("mode", ["full", "attention", "selective"])
-def test_only_where_no_loop_does_so_recomputed_blocks_are_kept_apart_from_the_forward_pass(
+def test_recomputed_blocks_have_barriers_only_without_a_loop(
     mode: str,
 ) -> None:
-    """XLA would compute them once and keep everything."""
+    """Without barriers, XLA would compute them once and keep everything."""
 
     def kept_apart(changes: dict[str, Any]) -> bool:
         plan, a = plan_with({"optimize.gradient_checkpointing": mode} | changes), MODELS["gpt2"]

@@ -63,7 +63,8 @@ def baseline_of(task: Task, evaluations: Sequence[Evaluated]) -> Figure | None:
 
 
 def loss_units(tasks: Sequence[Task]) -> list[str]:
-    """The units of the losses of runs that stand side by side: ``nats per token``. Empty if all learned the same task."""
+    """The unit of the loss of each of several runs, such as ``nats per token``; "" for each if all learned the same
+    task."""
     if len({task.name for task in tasks}) == 1:
         return ["" for _ in tasks]
     return [f"{t.loss.unit} per {t.unit}" if t.loss.unit else t.loss.label for t in tasks]
