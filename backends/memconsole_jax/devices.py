@@ -16,9 +16,10 @@ import jax
 import jaxlib
 import psutil
 
-from memconsole.cache import cache_folder, private_folder
 from memconsole.plan.machine import processor
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.private_files import private_folder
+from memconsole.user_folders import cache_folder
 from memconsole_trainer.engine import DeviceFacts, MemoryReading
 from memconsole_trainer.host.gpu_memory import GpuMemory
 from memconsole_trainer.host.host_memory import HostMemory

@@ -40,10 +40,10 @@ from memconsole_trainer.engine import (
     Array,
     Batch,
     DeviceFacts,
-    Heard,
     Keeping,
     LossSum,
     MemoryReading,
+    OnTokens,
     Part,
     Sampling,
     StateSource,
@@ -299,12 +299,12 @@ class JaxEngine:
         prompt: list[int],
         tokens: int,
         sampling: Sampling = GREEDY,
-        heard: Heard | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> list[int]:
         self._need("weights")
         if self._sampler is None:
             raise ValueError("this model cannot generate text")
-        return self._sampler(self._evaluated | self._kept, prompt, tokens, sampling, heard)
+        return self._sampler(self._evaluated | self._kept, prompt, tokens, sampling, on_tokens)
 
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
         yield STEP, np.array(self._step, np.int64)

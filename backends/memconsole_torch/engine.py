@@ -46,10 +46,10 @@ from memconsole_trainer.engine import (
     Array,
     Batch,
     DeviceFacts,
-    Heard,
     Keeping,
     LossSum,
     MemoryReading,
+    OnTokens,
     Part,
     Sampling,
     StateSource,
@@ -348,7 +348,7 @@ class TorchEngine:
         prompt: list[int],
         tokens: int,
         sampling: Sampling = GREEDY,
-        heard: Heard | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> list[int]:
         self._held.need("weights")
         if not isinstance(self.module, Decoder):
@@ -358,7 +358,7 @@ class TorchEngine:
             compilation.paused(),
             precision.forward_context(self._device, self._plan.optimize.precision),
         ):
-            return generate(self.module, prompt, tokens, sampling, heard)
+            return generate(self.module, prompt, tokens, sampling, on_tokens)
 
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
         """Yield every tensor needed to continue exactly, one at a time, without a frozen base.

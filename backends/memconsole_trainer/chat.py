@@ -11,7 +11,7 @@ from pathlib import Path
 from memconsole.plan.plan import PlanError
 from memconsole.plan.templates.chat import CHAT_ANSWER, Message, RecordError
 from memconsole.plan.templates.choice import template_of, templates
-from memconsole_trainer import live
+from memconsole_trainer import text_streamer
 from memconsole_trainer.data.sources.records import Record
 from memconsole_trainer.engine import Generator
 from memconsole_trainer.sample import add_options, given_fields, ready, sampling_of, tell_full
@@ -77,7 +77,7 @@ def talk(options: argparse.Namespace) -> int:
                     f"the context of {positions} tokens is full: the oldest messages are forgotten from here on",
                     file=sys.stderr,
                 )
-            shown = live.of_record(engine, answerer, chat)
+            shown = text_streamer.of_record(engine, answerer, chat)
             one = _answered(answerer, shown, chat, options)
         except RecordError as error:
             print(f"memconsole: the chat {error}", file=sys.stderr)

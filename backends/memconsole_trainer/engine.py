@@ -130,7 +130,7 @@ def check_names(source: StateSource, expected: Iterable[str]) -> None:
         raise WeightsError(f"checkpoint {where} {wrong[0]} ({len(wrong)} tensors differ)")
 
 
-Heard = Callable[[list[int]], None]
+OnTokens = Callable[[list[int]], None]
 """Is told tokens that were drawn."""
 
 
@@ -160,9 +160,9 @@ class Generator(Protocol):
         prompt: list[int],
         tokens: int,
         sampling: Sampling = GREEDY,
-        heard: Heard | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> list[int]:
-        """Sample `tokens` tokens that continue `prompt`, or fewer that end with a stop token. `heard` is called with
+        """Sample `tokens` tokens that continue `prompt`, or fewer that end with a stop token. `on_tokens` is called with
         the new tokens as they come, one or some at a time. Only for the language task."""
         ...
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from memconsole.plan.plan import Plan, PlanError, nearest, quote, replace
 from memconsole.plan.templates.chat import CHAT_ANSWER, FIELDS, RecordError
 from memconsole.plan.templates.choice import template_of
-from memconsole_trainer import live
+from memconsole_trainer import text_streamer
 from memconsole_trainer.data.sources.records import Record
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 from memconsole_trainer.engine import Engine, Sampling
@@ -54,7 +54,7 @@ def main() -> int:
         return too_long(len(prompt), found.architecture.max_positions)
     stops = stop_tokens(found.plan, tokenizer)
     most = options.tokens or TOKENS
-    shown = live.Live(
+    shown = text_streamer.TextStreamer(
         engine, lambda prompt, new: options.prompt + tokenizer.continuation(prompt, new, stops)
     )
     drawn = dataclasses.replace(sampling_of(options, TEMPERATURE), stop=stops)
@@ -150,7 +150,7 @@ def answer(
     ends = ends_of_source(found.plan, tokenizer)
     answerer = Answerer(template, tokenizer, most, positions, ends)
     asked = Record("the record", record)
-    shown = live.of_record(engine, answerer, asked)
+    shown = text_streamer.of_record(engine, answerer, asked)
     said = answerer.answer(shown, asked, sampling_of(options))
     if said.room < 1:
         return too_long(said.prompt_tokens, positions)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from memconsole import regular_file, typed_json
-from memconsole.cache import cache_folder, keep
+from memconsole.private_files import keep
+from memconsole.user_folders import cache_folder
 
 FILE_BYTES = 1 << 10
 

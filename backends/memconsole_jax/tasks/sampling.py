@@ -20,14 +20,14 @@ from memconsole_jax.models.rotary import all_rotations
 from memconsole_jax.tasks.task import Tree
 from memconsole_jax.techniques.weights.lora import assembled
 from memconsole_trainer.data.text.rows.validation import PROMPT_TOKENS
-from memconsole_trainer.engine import Heard, Sampling
+from memconsole_trainer.engine import OnTokens, Sampling
 
 STOPS = 8
 """Tokens that end a sample are filled up to a multiple of this, so that few programs are compiled."""
 READ_TOKENS = 128
 """A prompt is read in blocks of so many tokens. Attention is causal, so what fills up the last block changes nothing."""
-HEARD_TOKENS = 4
-"""So many tokens are drawn by one call of a program if somebody hears them."""
+STREAMED_TOKENS = 4
+"""Tokens that one call of a program draws if they are streamed."""
 Cache = tuple[Array, Array]
 """Keys and values of every position so far, each (L, S, K, D)."""
 
@@ -62,7 +62,7 @@ class TokenSampler:
         prompt: list[int],
         tokens: int,
         sampling: Sampling,
-        heard: Heard | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> list[int]:
         """See `Engine.generate`. With learned positions, only the end of `prompt` that fits is used."""
         a, stop = self._architecture, sampling.stop
@@ -78,7 +78,7 @@ class TokenSampler:
         stops[: len(stop)] = list(stop)
         program = self._program(len(row), len(stops))
         known, read, alike = len(prompt), 0, a.longest_with_same_angles(len(prompt), length)
-        at_once = length if heard is None else HEARD_TOKENS
+        at_once = length if on_tokens is None else STREAMED_TOKENS
         shape = (a.layers, len(row), a.kv_heads, a.head_size)
         cache = tuple(jnp.zeros(shape, device=self._place) for _ in range(2))
         while known < length:
@@ -99,8 +99,8 @@ class TokenSampler:
             filled, cache, filled_to = program(weights, cache, *placed)
             row, before, known = np.asarray(filled), known, int(filled_to)
             read = known - 1
-            if heard is not None:
-                heard(row[before:known].tolist())
+            if on_tokens is not None:
+                on_tokens(row[before:known].tolist())
             if row[known - 1] in stop:
                 break
         found: list[int] = row[len(prompt) : known].tolist()

@@ -10,7 +10,7 @@ from jax import Array
 
 from memconsole.plan.plan import Plan
 from memconsole_jax.techniques.activations.activation_offload import Disk
-from memconsole_trainer.engine import Heard, Sampling
+from memconsole_trainer.engine import OnTokens, Sampling
 
 Tree = dict[str, Array]
 Loss = Callable[..., Array]
@@ -43,7 +43,7 @@ class Sampler(Protocol):
         prompt: list[int],
         tokens: int,
         sampling: Sampling,
-        heard: Heard | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> list[int]:
         """See `Engine.generate`."""
         ...

@@ -17,7 +17,7 @@ from memconsole_torch.models.decoder import (
     sliding_window_mask,
 )
 from memconsole_torch.shards import gathered
-from memconsole_trainer.engine import Heard, Sampling
+from memconsole_trainer.engine import OnTokens, Sampling
 
 ROW_TOKENS = 64
 """A prompt is padded at its end to a multiple of this, because oneDNN caches a kernel for each shape
@@ -30,7 +30,7 @@ def generate(
     prompt: list[int],
     tokens: int,
     sampling: Sampling,
-    heard: Heard | None = None,
+    on_tokens: OnTokens | None = None,
 ) -> list[int]:
     """See `Engine.generate`. With learned positions, only the end of `prompt` that fits is used. Raises ValueError for
     an empty prompt, and for more tokens than there are positions."""
@@ -52,8 +52,8 @@ def generate(
             cached, seen = Cached(decoder, length), prompt + found
         logits = cached.logits(seen).float().cpu().numpy()  # (V,)
         found.append(choose(logits, sampling, random))
-        if heard is not None:
-            heard(found[-1:])
+        if on_tokens is not None:
+            on_tokens(found[-1:])
         if found[-1] in sampling.stop:
             break
         seen = found[-1:]

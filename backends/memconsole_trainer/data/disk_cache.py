@@ -11,7 +11,8 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from memconsole.cache import cache_folder, private_folder
+from memconsole.private_files import private_folder
+from memconsole.user_folders import cache_folder
 
 LOCK = "lock"
 SPARED_BYTES = 1 << 30

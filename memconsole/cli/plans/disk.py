@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memconsole.cache import NoHomeError, cache_folder
 from memconsole.memory.state.data import cache_bytes
 from memconsole.memory.table import Tier
 from memconsole.plan import catalog
@@ -13,6 +12,7 @@ from memconsole.plan.data.mixture import sources
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole.units import GIB, format_bytes
+from memconsole.user_folders import NoHomeError, cache_folder
 
 
 def disk_lines(plan: Plan) -> list[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from memconsole import regular_file, typed_json
-from memconsole.cache import cache_folder, keep
 from memconsole.memory.estimate import Lookup, model_of, table_of
 from memconsole.memory.table import MemoryTable
 from memconsole.plan.data.lengths import Lengths, lengths_key
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.private_files import keep
+from memconsole.user_folders import cache_folder
 
 FILE_BYTES = 1 << 20
 STEP = 8

@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 
 from memconsole import regular_file, typed_json
-from memconsole.cache import keep
 from memconsole.memory.exact.timeline import AffineTimeline, Exact
+from memconsole.private_files import keep
 
 MOST_BYTES = 64 << 20
 """When the store grows beyond this, the least recently used files are deleted until three quarters of it remain."""

@@ -14,7 +14,6 @@ from typing import Protocol
 
 import msgspec
 
-from memconsole.cache import NoHomeError, cache_folder
 from memconsole.memory.exact.timeline import AffineTimeline, Exact, TracerAnswer, TracerQuestion
 from memconsole.memory.tracers.question import TracedPlan, traced_plan
 from memconsole.memory.tracers.store import ExactStore, StoredAnswer, fingerprint
@@ -22,6 +21,7 @@ from memconsole.memory.tracers.tracer import Tracer, TracerEnded
 from memconsole.plan import plan as plans
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.user_folders import NoHomeError, cache_folder
 
 TRIES = 2
 """How often a question is asked in all if the tracer dies of it."""

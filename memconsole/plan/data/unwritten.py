@@ -25,7 +25,7 @@ def unwritten_notes(plan: Plan) -> tuple[Note, ...]:
         return ()  # the checks of the plan say why
     whose = "the first record has"
     found = [unwritten_words(plan, whose, part) for part in text.unwritten]
-    for names, written in ((text.left_roles, False), (text.odd_roles, True)):
+    for names, written in ((text.unwritten_roles, False), (text.unknown_roles, True)):
         found += [role_words(plan, whose, names, written)] if names else []
     return tuple(Note(KEY, words) for words in found)
 

@@ -25,9 +25,9 @@ class Rendered(str):
     """Start and end of each message that is never learned, in characters. No answer is in them."""
     unwritten: tuple[str, ...]
     """Parts of the chat, such as its reasoning, that the template does not write."""
-    left_roles: tuple[str, ...]
+    unwritten_roles: tuple[str, ...]
     """Roles whose messages the template does not write."""
-    odd_roles: tuple[str, ...]
+    unknown_roles: tuple[str, ...]
     """Roles that the template does not know, and writes as any other."""
 
     def __new__(
@@ -37,12 +37,16 @@ class Rendered(str):
         cuts: tuple[int, ...] = (),
         only_read: tuple[tuple[int, int], ...] = (),
         unwritten: tuple[str, ...] = (),
-        left_roles: tuple[str, ...] = (),
-        odd_roles: tuple[str, ...] = (),
+        unwritten_roles: tuple[str, ...] = (),
+        unknown_roles: tuple[str, ...] = (),
     ) -> Rendered:
         made = super().__new__(cls, text)
         made.answers, made.cuts, made.only_read = answers, cuts, only_read
-        made.unwritten, made.left_roles, made.odd_roles = unwritten, left_roles, odd_roles
+        made.unwritten, made.unwritten_roles, made.unknown_roles = (
+            unwritten,
+            unwritten_roles,
+            unknown_roles,
+        )
         return made
 
     @property

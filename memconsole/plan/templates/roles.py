@@ -8,15 +8,15 @@ from memconsole.plan.templates.chat import MAIN_ROLES, Message, RecordError
 from memconsole.plan.templates.rendered import MARKS
 
 
-def untold(
+def unwritten_and_unknown(
     messages: Sequence[Message],
     mentioned: Collection[str],
     is_same: Callable[[Sequence[Message]], bool],
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The roles beside the main ones that a template does not mention: those whose messages it does not write, and those
-    that it writes as any other. `tool` is none of the latter. `is_same` says whether the template writes the same of other
+    that it writes as any other. `tool` never counts as unknown. `is_same` says whether the template writes the same of other
     messages."""
-    left, odd = [], []
+    unwritten, unknown = [], []
     for role in dict.fromkeys(one["role"] for one in messages if one["content"]):
         if role in MAIN_ROLES or role in mentioned:
             continue
@@ -25,7 +25,7 @@ def untold(
         except RecordError:
             written = True
         if not written:
-            left.append(MARKS.sub("", role))
+            unwritten.append(MARKS.sub("", role))
         elif role != "tool":
-            odd.append(MARKS.sub("", role))
-    return tuple(left), tuple(odd)
+            unknown.append(MARKS.sub("", role))
+    return tuple(unwritten), tuple(unknown)

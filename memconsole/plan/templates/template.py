@@ -42,7 +42,7 @@ from memconsole.plan.templates.rendered import (
     Rendered,
     of_marked,
 )
-from memconsole.plan.templates.roles import untold
+from memconsole.plan.templates.roles import unwritten_and_unknown
 from memconsole.plan.templates.sandbox import Sandbox, limited
 from memconsole.plan.templates.turns import turns
 
@@ -181,12 +181,12 @@ class Template:
         only_read = self._only_read(messages, others, text)
         answers = found.answers if self._blocks else self._answers(messages, others, text)
         learned = (a for a in answers if not any(_overlap(a, place) for place in only_read))
-        left, odd = untold(
+        roles = unwritten_and_unknown(
             messages,
             self._mentioned,
             lambda said: self._render({**others, "messages": said}) == text,
         )
-        return Rendered(found, tuple(learned), found.cuts, only_read, unwritten, left, odd)
+        return Rendered(found, tuple(learned), found.cuts, only_read, unwritten, *roles)
 
     def question(self, record: Mapping[str, Any]) -> Question:
         """What comes before the answers of `record`, which need not be there. Raises

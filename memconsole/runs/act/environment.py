@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
-from memconsole.cache import cache_folder
 from memconsole.plan.machine import jemalloc
 from memconsole.plan.plan import Plan
 from memconsole.plan.processes import processes
+from memconsole.user_folders import cache_folder
 
 RUN_ID = "MEMCONSOLE_RUN_ID"
 ATTEMPT = "MEMCONSOLE_ATTEMPT"

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from memconsole import regular_file, typed_json
-from memconsole.cache import NoHomeError, cache_folder
 from memconsole.plan import plan as plans
 from memconsole.plan.machine.packages import check_packages
 from memconsole.plan.machine.trackers import check_trackers
@@ -31,6 +30,7 @@ from memconsole.runs.record.files import write_atomic
 from memconsole.runs.record.processes.identity import user_name
 from memconsole.runs.record.records import StartRecord
 from memconsole.runs.record.redaction import recorded_environment
+from memconsole.user_folders import NoHomeError, cache_folder
 
 START_SECONDS = 60.0
 """How long a supervisor may take to start on an overloaded machine."""

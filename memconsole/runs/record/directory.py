@@ -13,17 +13,18 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from memconsole.cache import NoHomeError, private_folder, user_folder
 from memconsole.errors import UserError
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.paths import current_folder
 from memconsole.plan.plan import Plan
+from memconsole.private_files import private_folder
 from memconsole.runs.record import files
 from memconsole.runs.record.labels import NAME_CHARACTERS, read_labels, shown_name
 from memconsole.runs.record.processes.identity import host_name
 from memconsole.runs.record.records import EXIT, AttemptRecord, ExitRecord, JobRecord, RunRecord
 from memconsole.sanitize import clean_line, utf8
+from memconsole.user_folders import NoHomeError, user_folder
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z2-7]{6}")
 CHECKPOINT_NAME = re.compile(r"step-(\d{9,})")

@@ -352,7 +352,7 @@ def test_a_prompt_is_read_once_in_blocks_and_tokens_are_heard_as_they_come(
     monkeypatch.setattr(sampling, "_read", told)
     monkeypatch.setattr(sampling, "READ_TOKENS", 8)
     weights = accumulating._evaluated | accumulating._kept
-    monkeypatch.setattr(sampling, "HEARD_TOKENS", 2)
+    monkeypatch.setattr(sampling, "STREAMED_TOKENS", 2)
     place = accumulating._sampler._place
     sampler = sampling.TokenSampler(ARCHITECTURE, accumulating._sampler._weights, place)
     heard: list[list[int]] = []

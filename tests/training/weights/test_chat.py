@@ -14,7 +14,7 @@ from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.templates.choice import template_of
 from memconsole_trainer import chat
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, train
-from memconsole_trainer.engine import Heard, Sampling
+from memconsole_trainer.engine import OnTokens, Sampling
 from memconsole_trainer.sample import asked
 
 PLAN = replace(Plan(), {"data.template": "chatml"})
@@ -29,7 +29,7 @@ class Model:
         self.temperatures: list[float] = []
 
     def generate(
-        self, prompt: Sequence[int], tokens: int, sampling: Sampling, heard: Heard | None
+        self, prompt: Sequence[int], tokens: int, sampling: Sampling, on_tokens: OnTokens | None
     ) -> list[int]:
         self.prompts.append(self.tokenizer.decode(prompt))
         self.temperatures.append(sampling.temperature)

@@ -17,7 +17,7 @@ from memconsole.plan.plan import Plan, replace
 from memconsole.runs.record.directory import create_run
 from memconsole_trainer import chat, sample
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, train
-from memconsole_trainer.engine import Heard, Sampling
+from memconsole_trainer.engine import OnTokens, Sampling
 from memconsole_trainer.weights import trained
 from tests.training.harness.runs import attempt, final, plan
 
@@ -36,7 +36,7 @@ class Model:
         self.prompts: list[str] = []
 
     def generate(
-        self, prompt: Sequence[int], tokens: int, sampling: Sampling, heard: Heard | None
+        self, prompt: Sequence[int], tokens: int, sampling: Sampling, on_tokens: OnTokens | None
     ) -> list[int]:
         self.prompts.append(self.tokenizer.decode(prompt))
         return [self.word] * min(tokens, self.says)

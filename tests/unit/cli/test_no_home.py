@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memconsole import cache
+from memconsole import user_folders
 from memconsole.plan.plan import Plan, replace
 from memconsole.runs.act.launch import launch
 from memconsole.runs.record.directory import RunError, list_runs
@@ -63,8 +63,8 @@ def test_a_run_needs_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr("platformdirs.user_cache_path", nowhere)
-    with pytest.raises(cache.NoHomeError, match="set HOME or XDG_CACHE_HOME"):
-        cache.cache_folder()
+    with pytest.raises(user_folders.NoHomeError, match="set HOME or XDG_CACHE_HOME"):
+        user_folders.cache_folder()
     with pytest.raises(RunError, match="set HOME or XDG_CACHE_HOME"):
         launch(replace(Plan(), {"device.name": "cpu"}))
     assert list_runs() == []

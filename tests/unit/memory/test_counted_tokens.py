@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from memconsole.cache import cache_folder
 from memconsole.memory.run_time import run_steps
 from memconsole.memory.state.data import training_tokens
 from memconsole.plan import catalog
 from memconsole.plan.data.counted import counted_tokens, keep_counted
 from memconsole.plan.plan import Plan, replace
+from memconsole.user_folders import cache_folder
 from memconsole_trainer.data.sources.documents import FileDocuments
 
 

@@ -186,7 +186,7 @@ def _warnings(plan: Plan, blocks: TokenBlocks) -> tuple[str, ...]:
         if count:
             whose = f"{count:,} of {seen.cuts.documents:,} records have"
             found += (unwritten_words(plan, whose, part),)
-    for roles, written in ((seen.left_roles, False), (seen.odd_roles, True)):
+    for roles, written in ((seen.unwritten_roles, False), (seen.unknown_roles, True)):
         if roles.records:
             whose = f"{roles.records:,} of {seen.cuts.documents:,} records have"
             found += (role_words(plan, whose, roles.names, written),)

@@ -52,9 +52,9 @@ class Facts(NamedTuple):
     """Train records whose tools the template does not write."""
     reasoning: int = 0
     """Train records whose reasoning the template does not write."""
-    left_roles: Roles = Roles()
+    unwritten_roles: Roles = Roles()
     """Roles whose messages the template does not write."""
-    odd_roles: Roles = Roles()
+    unknown_roles: Roles = Roles()
     """Roles that the template does not know, and writes as any other."""
 
     def joined(self, other: Facts) -> Facts:
@@ -66,8 +66,8 @@ class Facts(NamedTuple):
             self.cuts.joined(other.cuts),
             self.tools + other.tools,
             self.reasoning + other.reasoning,
-            self.left_roles.joined(other.left_roles),
-            self.odd_roles.joined(other.odd_roles),
+            self.unwritten_roles.joined(other.unwritten_roles),
+            self.unknown_roles.joined(other.unknown_roles),
         )
 
 

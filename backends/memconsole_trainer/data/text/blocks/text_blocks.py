@@ -143,7 +143,7 @@ class TextBlocks:
             parts = Counter(part for text in kept for part in getattr(text, "unwritten", ()))
             left, odd = (
                 Roles.of([getattr(text, name, ()) for text in kept])
-                for name in ("left_roles", "odd_roles")
+                for name in ("unwritten_roles", "unknown_roles")
             )
             facts = Facts(
                 len(texts),

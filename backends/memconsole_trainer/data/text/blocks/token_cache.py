@@ -40,9 +40,9 @@ RECORD = np.dtype(
         ("longest", "<u4"),
         ("tools", "<u4"),
         ("reasoning", "<u4"),
-        ("left_roles", "<u4"),
+        ("unwritten_roles", "<u4"),
         ("left_names", f"S{NAMES_BYTES}"),
-        ("odd_roles", "<u4"),
+        ("unknown_roles", "<u4"),
         ("odd_names", f"S{NAMES_BYTES}"),
         ("source", "<u8"),  # hash of the texts
         ("hash", "<u8"),
@@ -145,8 +145,8 @@ class TokenCache:
             cuts,
             int(record["tools"]),
             int(record["reasoning"]),
-            Roles.read(int(record["left_roles"]), bytes(record["left_names"])),
-            Roles.read(int(record["odd_roles"]), bytes(record["odd_names"])),
+            Roles.read(int(record["unwritten_roles"]), bytes(record["left_names"])),
+            Roles.read(int(record["unknown_roles"]), bytes(record["odd_names"])),
         )
         return Kept(Made(np.frombuffer(data, self._dtype), facts), int(record["source"]))
 
@@ -159,7 +159,7 @@ class TokenCache:
             return
         facts = made.facts
         told = (*facts[:3], *facts.cuts, facts.tools, facts.reasoning)
-        roles = (*facts.left_roles.kept(), *facts.odd_roles.kept())
+        roles = (*facts.unwritten_roles.kept(), *facts.unknown_roles.kept())
         record = np.array((block, self._end, len(tokens), *told, *roles, source, 0), RECORD)
         self._append(record, tokens.tobytes())
 

@@ -1,11 +1,9 @@
-"""The folders of this user for memconsole's files, and how private folders are made."""
+"""The folders of this user for memconsole's files."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -47,30 +45,3 @@ def user_folder(
     if not folder.is_absolute():  # older versions of platformdirs do not raise
         raise NoHomeError(variable)
     return folder
-
-
-def keep(path: Path, content: bytes) -> None:
-    """Replace a file of the cache atomically, for this user alone. Raises `OSError`."""
-    private_folder(path.parent)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-
-
-def private_folder(path: Path) -> None:
-    """Make `path` and the parents it lacks, for this user alone, whatever the umask. Raises
-    `OSError`.
-
-    `Path.mkdir` gives its mode to the last folder only.
-    """
-    lacking = [path]
-    while not lacking[-1].parent.exists():
-        lacking.append(lacking[-1].parent)
-    for folder in reversed(lacking):
-        folder.mkdir(mode=0o700, exist_ok=True)

@@ -14,8 +14,8 @@ import pytest
 from memconsole.plan.plan import Plan, replace
 from memconsole_trainer import chat, sample
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, train
-from memconsole_trainer.engine import GREEDY, Heard, Sampling
-from memconsole_trainer.live import Live, settled
+from memconsole_trainer.engine import GREEDY, OnTokens, Sampling
+from memconsole_trainer.text_streamer import TextStreamer, settled
 
 
 class Writer:
@@ -31,14 +31,14 @@ class Writer:
         prompt: Sequence[int],
         tokens: int,
         sampling: Sampling = GREEDY,
-        heard: Heard | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> list[int]:
         self.prompts.append(self.tokenizer.decode(prompt))
         for number, token in enumerate(self.ids):
             if number == self.drawn:
                 signal.raise_signal(signal.SIGINT)
-            if heard is not None:
-                heard([token])
+            if on_tokens is not None:
+                on_tokens([token])
         return self.ids
 
 
@@ -69,9 +69,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return made
 
 
-def live(tokenizer: Tokenizer, text: str, drawn: int | None = None) -> Live:
+def streamer(tokenizer: Tokenizer, text: str, drawn: int | None = None) -> TextStreamer:
     clock = iter(range(10_000))
-    return Live(
+    return TextStreamer(
         Writer(tokenizer, text, drawn),  # type: ignore[arg-type]
         lambda prompt, new: "The " + tokenizer.continuation(prompt, new),
         clock=lambda: float(next(clock)),
@@ -82,7 +82,7 @@ def test_whole_characters_are_shown_as_they_come(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = terminal(monkeypatch)
-    shown = live(tokenizer, "a €\n\nb ")
+    shown = streamer(tokenizer, "a €\n\nb ")
     new = shown.generate([1], 64)
     assert output.parts == ["The", " a", " €", "\n\nb"]
     shown.end("The " + tokenizer.continuation([1], new))
@@ -94,7 +94,7 @@ def test_what_would_act_on_a_terminal_is_not_shown(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = terminal(monkeypatch)
-    shown = live(tokenizer, "a\x1b[31mb")
+    shown = streamer(tokenizer, "a\x1b[31mb")
     new = shown.generate([1], 64)
     shown.end("The " + tokenizer.continuation([1], new))
     assert "\x1b" not in output.getvalue()
@@ -106,7 +106,7 @@ def test_an_interrupt_keeps_what_was_drawn(
 ) -> None:
     output = terminal(monkeypatch)
     before = signal.getsignal(signal.SIGINT)
-    shown = live(tokenizer, "ab€c", drawn=4)
+    shown = streamer(tokenizer, "ab€c", drawn=4)
     new = shown.generate([1], 64)
     assert len(new) == 4
     shown.end("The " + tokenizer.continuation([1], new))
@@ -118,13 +118,13 @@ def test_an_interrupt_keeps_what_was_drawn(
 def test_without_a_terminal_the_whole_text_is_printed_at_the_end(
     tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = live(tokenizer, "ab")
+    shown = streamer(tokenizer, "ab")
     shown.generate([1], 64)
     assert capsys.readouterr().out == ""
     shown.end("The ab ")
     assert capsys.readouterr().out == "The ab \n"
     with pytest.raises(KeyboardInterrupt):
-        live(tokenizer, "ab", drawn=1).generate([1], 64)
+        streamer(tokenizer, "ab", drawn=1).generate([1], 64)
 
 
 def test_what_may_begin_the_end_of_a_text_waits() -> None:

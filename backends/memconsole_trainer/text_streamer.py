@@ -10,7 +10,7 @@ from collections.abc import Callable
 from memconsole.plan.templates.chat import CHAT_ANSWER
 from memconsole.sanitize import clean
 from memconsole_trainer.data.sources.records import Record
-from memconsole_trainer.engine import GREEDY, Generator, Heard, Sampling
+from memconsole_trainer.engine import GREEDY, Generator, OnTokens, Sampling
 from memconsole_trainer.tasks.answering import Answerer
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -20,7 +20,7 @@ Text = Callable[[list[int], list[int]], str]
 """The text for a prompt's tokens and those drawn so far."""
 
 
-class Live:
+class TextStreamer:
     """Implements `engine.Generator`. If standard output is no terminal, `end` prints the whole text, and an interrupt
     is not caught."""
 
@@ -42,17 +42,17 @@ class Live:
         prompt: list[int],
         tokens: int,
         sampling: Sampling = GREEDY,
-        heard: Heard | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> list[int]:
         """What was drawn until the end or an interrupt."""
         if not self._terminal:
-            return self._engine.generate(prompt, tokens, sampling, heard)
+            return self._engine.generate(prompt, tokens, sampling, on_tokens)
         found: list[int] = []
 
         def told(new: list[int]) -> None:
             found.extend(new)
-            if heard is not None:
-                heard(new)
+            if on_tokens is not None:
+                on_tokens(new)
             if self._text is not None and self._clock() >= self._next:
                 self._show(settled(self._text(prompt, found), self._end))
                 self._next = self._clock() + EVERY_SECONDS
@@ -88,7 +88,7 @@ class Live:
             self._shown = text
 
 
-def of_record(engine: Generator, answerer: Answerer, record: Record) -> Live:
+def of_record(engine: Generator, answerer: Answerer, record: Record) -> TextStreamer:
     """Shows the answer to a chat; answers to other records are shown when all are there. Raises `RecordError`."""
     question = answerer.template.question(record.fields)
 
@@ -97,7 +97,7 @@ def of_record(engine: Generator, answerer: Answerer, record: Record) -> Live:
         return question.parse(text)[CHAT_ANSWER]
 
     chat = question.names == (CHAT_ANSWER,)
-    return Live(engine, answer if chat else None, question.between[-1].strip())
+    return TextStreamer(engine, answer if chat else None, question.between[-1].strip())
 
 
 def settled(text: str, end: str = "") -> str:
