@@ -22,10 +22,10 @@ from memconsole_jax.models.accumulation import Sums
 M = TypeVar("M", bound=nnx.Module)
 
 
-class Around(NamedTuple):
+class BlockRunning(NamedTuple):
     """How the blocks of a model run."""
 
-    block: Callable[[Callable[..., Any]], Callable[..., Any]]
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
     """Wraps one block's function for gradient checkpointing, such as `checkpointing.full`."""
     unrolled: bool = False
     """Whether each block has code of its own, instead of one code in a loop."""
@@ -40,7 +40,7 @@ def through(
     blocks: nnx.Module,
     x: Array,
     one: Callable[..., Array],
-    around: Around | None = None,
+    running: BlockRunning | None = None,
     sums: Sums | None = None,
     of_layers: Any = None,
     shared: tuple[Any, ...] = (),
@@ -56,11 +56,11 @@ def through(
     def layer(x: Array, weights: Any, of_layer: Any, *shared: Any) -> Array:
         return one(nnx.merge(graph, weights), x, of_layer, *shared)
 
-    around_layer = layer if around is None else around.block(layer)
-    unrolled = around is not None and around.unrolled
+    wrapped_layer = layer if running is None else running.wrap(layer)
+    unrolled = running is not None and running.unrolled
 
     def wrapped(x: Array, weights: Any, of_layer: Any) -> Array:
-        return by_rows(around_layer(by_rows(x), weights, of_layer, *shared))
+        return by_rows(wrapped_layer(by_rows(x), weights, of_layer, *shared))
 
     if sums is not None:
         return _adding(wrapped, x, weights, of_layers, sums, unrolled)

@@ -26,7 +26,7 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole_jax.models import dropout
 from memconsole_jax.models.accumulation import Sums
 from memconsole_jax.models.attention import causal_attention
-from memconsole_jax.models.blocks import Around, assembled, stacked, through
+from memconsole_jax.models.blocks import BlockRunning, assembled, stacked, through
 from memconsole_jax.models.layers import MLP, Embedding, Linear, Norm
 from memconsole_jax.models.rotary import Rotation, all_rotations, restarted, rotate
 
@@ -132,7 +132,7 @@ class Decoder(nnx.Module):
         self,
         tokens: Array,
         dtype: Any = jnp.float32,
-        around: Around | None = None,
+        running: BlockRunning | None = None,
         documents: Array | None = None,
         sums: Sums | None = None,
     ) -> Array:
@@ -140,24 +140,24 @@ class Decoder(nnx.Module):
         `body`."""
         positions = positions_of(tokens.shape[1], documents)
         embedded = dropout.residual(self.embed(tokens, positions))
-        return self.body(embedded, dtype, around, documents, sums)
+        return self.body(embedded, dtype, running, documents, sums)
 
     def body(
         self,
         x: Array,
         dtype: Any = jnp.float32,
-        around: Around | None = None,
+        running: BlockRunning | None = None,
         documents: Array | None = None,
         sums: Sums | None = None,
     ) -> Array:
         """The normed output of the last block in `dtype` for the input of the first one (B, T, C),
         float32.
 
-        `around` wraps one block's function for gradient checkpointing. `documents` (B, T) holds
+        `running` says how the blocks run. `documents` (B, T) holds
         document numbers if documents of a row are isolated. Gradients of the blocks' weights named
         in `sums` are added to `sums` (see `accumulation`).
         """
-        x = decoded(self.architecture, self.layers, x, dtype, around, documents, sums)
+        x = decoded(self.architecture, self.layers, x, dtype, running, documents, sums)
         return self.norm(x).astype(dtype)
 
     @property
@@ -182,7 +182,7 @@ def decoded(
     layers: Any,
     x: Array,
     dtype: Any = jnp.float32,
-    around: Around | None = None,
+    running: BlockRunning | None = None,
     documents: Array | None = None,
     sums: Sums | None = None,
 ) -> Array:
@@ -205,7 +205,7 @@ def decoded(
 
     shared = all_rotations(a, positions_of(length, documents), length), documents
     of_layers = other if bits is None else (other, bits)
-    return through(layers, x, one, around, sums, of_layers, shared)
+    return through(layers, x, one, running, sums, of_layers, shared)
 
 
 def positions_of(length: int, documents: Array | None) -> Array:

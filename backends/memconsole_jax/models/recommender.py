@@ -20,7 +20,7 @@ from jax import Array
 from memconsole.plan.models.recommender import Recommender as Shape
 from memconsole_jax.models import dropout
 from memconsole_jax.models.accumulation import Sums
-from memconsole_jax.models.blocks import Around, assembled, stacked
+from memconsole_jax.models.blocks import BlockRunning, assembled, stacked
 from memconsole_jax.models.decoder import Block, decoded, norm
 from memconsole_jax.models.layers import Embedding, Linear, looked_up
 
@@ -69,10 +69,10 @@ class Recommender(nnx.Module):
         self,
         items: Array,
         dtype: Any = jnp.float32,
-        around: Around | None = None,
+        running: BlockRunning | None = None,
         sums: Sums | None = None,
     ) -> Projected:
-        """`around` and `sums` are as in `decoder.Decoder.body`."""
+        """`running` and `sums` are as in `decoder.Decoder.body`."""
         a = self.model.decoder
         projected = self.projected(self.items.weight[...])  # (rows, H)
         x = looked_up(projected, items)  # (B, T, H)
@@ -81,7 +81,7 @@ class Recommender(nnx.Module):
         if self.positions is not None:
             x = x + self.positions(jnp.arange(items.shape[1]))
         x = dropout.residual(x)
-        x = decoded(a, self.layers, x, dtype, around, None, sums)
+        x = decoded(a, self.layers, x, dtype, running, None, sums)
         hidden = self.norm(x).astype(dtype).astype(jnp.float32)
         members = projected[1:].reshape(self.model.clusters, -1, a.hidden_size)
         return Projected(hidden, members, self.projected(self.clusters.weight[...]))

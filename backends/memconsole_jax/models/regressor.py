@@ -20,7 +20,7 @@ from memconsole.plan.models.regressor import Regressor
 from memconsole_jax.models import dropout
 from memconsole_jax.models.accumulation import Sums
 from memconsole_jax.models.attention import causal_attention
-from memconsole_jax.models.blocks import Around, assembled, stacked, through
+from memconsole_jax.models.blocks import BlockRunning, assembled, stacked, through
 from memconsole_jax.models.layers import MLP, Embedding, Linear, Norm
 
 
@@ -71,10 +71,10 @@ class Transformer(nnx.Module):
         self,
         windows: Array,
         dtype: Any = jnp.float32,
-        around: Around | None = None,
+        running: BlockRunning | None = None,
         sums: Sums | None = None,
     ) -> Array:
-        """Outputs (B, outputs). `around` wraps one block's function for gradient checkpointing.
+        """Outputs (B, outputs). `running` says how the blocks run.
         Gradients of the blocks' weights named in `sums` are added to `sums` (see
         `accumulation`)."""
         x = self.input(windows.astype(dtype)).astype(jnp.float32)
@@ -86,7 +86,7 @@ class Transformer(nnx.Module):
             with dropout.drawing(rates, own):
                 return block(x, dtype)
 
-        x = through(self.layers, x, one, around, sums, bits)
+        x = through(self.layers, x, one, running, sums, bits)
         return self.head(x[:, -1:])[:, 0]
 
 

@@ -15,7 +15,7 @@ from memconsole.plan.training.trained import adapter_scale
 from memconsole_jax.models import dropout
 from memconsole_jax.tasks.sampling import TokenSampler
 from memconsole_jax.tasks.task import Evaluation, Head, Loss, Tree
-from memconsole_jax.techniques.activations import checkpointing
+from memconsole_jax.techniques import compilation
 from memconsole_jax.techniques.activations.activation_offload import Disk
 from memconsole_jax.techniques.activations.fused_loss import chunked_nats, plain_nats
 from memconsole_jax.techniques.weights import precision
@@ -58,7 +58,7 @@ def summed_nats(
 ) -> Loss:
     """The loss: summed nats of a micro-batch's targets. With `chunked`, the head is computed in
     chunks of tokens."""
-    dtype, around = precision.compute_dtype(plan), checkpointing.of_plan(plan, disk)
+    dtype, running = precision.compute_dtype(plan), compilation.running(plan, disk)
     nats = chunked_nats if chunked else plain_nats
     scale, rates = adapter_scale(plan), dropout.Rates.of(plan)
 
@@ -72,7 +72,7 @@ def summed_nats(
         weights = {**trained, **kept}
         decoder = assembled(architecture, weights, scale)
         with dropout.drawing(rates, arrays.get(dropout.BITS)):
-            hidden = decoder.hidden(arrays["inputs"], dtype, around, arrays.get("documents"), sums)
+            hidden = decoder.hidden(arrays["inputs"], dtype, running, arrays.get("documents"), sums)
         begun = None if sums is None else sums.get(LANGUAGE.head(weights).name)
         cap = architecture.logit_cap
         return nats(hidden, decoder.head_weight, arrays["targets"], share, begun, cap)

@@ -14,7 +14,8 @@ from memconsole.plan.tasks.recommendation import PADDING
 from memconsole_jax.models import dropout
 from memconsole_jax.models.recommender import Projected, assemble
 from memconsole_jax.tasks.task import Evaluation, Loss, Tree
-from memconsole_jax.techniques.activations import checkpointing, two_level
+from memconsole_jax.techniques import compilation
+from memconsole_jax.techniques.activations import two_level
 from memconsole_jax.techniques.activations.activation_offload import Disk
 from memconsole_jax.techniques.weights import precision
 from memconsole_jax.techniques.weights.lora import equipped
@@ -71,13 +72,13 @@ def _projected(
     plan: Plan, model: Recommender, disk: Disk | None = None
 ) -> Callable[..., Projected]:
     """(weights, arrays, sums or None) -> `Projected`."""
-    dtype, around = precision.compute_dtype(plan), checkpointing.of_plan(plan, disk)
+    dtype, running = precision.compute_dtype(plan), compilation.running(plan, disk)
     rates = dropout.Rates.of(plan)
 
     def projected(weights: Tree, arrays: Tree, sums: Tree | None = None) -> Projected:
         module = equipped(assemble(model, weights), model, weights)
         with dropout.drawing(rates, arrays.get(dropout.BITS)):
-            found: Projected = module(arrays["items"], dtype, around, sums)
+            found: Projected = module(arrays["items"], dtype, running, sums)
         return found
 
     return projected

@@ -13,7 +13,7 @@ from memconsole.plan.plan import Plan, uncompiled
 from memconsole_jax.models import dropout
 from memconsole_jax.models.regressor import assemble
 from memconsole_jax.tasks.task import Evaluation, Head, Loss, Tree
-from memconsole_jax.techniques.activations import checkpointing
+from memconsole_jax.techniques import compilation
 from memconsole_jax.techniques.activations.activation_offload import Disk
 from memconsole_jax.techniques.weights import precision
 
@@ -67,12 +67,12 @@ class Regression:
 
 def _outputs(plan: Plan, model: Regressor, disk: Disk | None = None) -> Callable[..., Array]:
     """(weights, arrays, sums or None) -> outputs (B, outputs)."""
-    dtype, around = precision.compute_dtype(plan), checkpointing.of_plan(plan, disk)
+    dtype, running = precision.compute_dtype(plan), compilation.running(plan, disk)
     rates = dropout.Rates.of(plan)
 
     def outputs(weights: Tree, arrays: Tree, sums: Tree | None = None) -> Array:
         with dropout.drawing(rates, arrays.get(dropout.BITS)):
-            found: Array = assemble(model, weights)(arrays["windows"], dtype, around, sums)
+            found: Array = assemble(model, weights)(arrays["windows"], dtype, running, sums)
         return found
 
     return outputs

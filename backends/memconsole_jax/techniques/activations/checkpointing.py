@@ -17,7 +17,6 @@ from jax.ad_checkpoint import checkpoint_name
 
 from memconsole.plan.plan import Checkpointing, Plan
 from memconsole_jax import target
-from memconsole_jax.models.blocks import Around
 from memconsole_jax.techniques.activations.activation_offload import Disk
 
 Function = Callable[..., Any]
@@ -81,10 +80,9 @@ def around(
     return partial(modes[mode], prevent_cse=unrolled)
 
 
-def of_plan(plan: Plan, disk: Disk | None = None) -> Around:
-    """How blocks run as `plan` asks for."""
+def of_plan(plan: Plan, disk: Disk | None = None) -> Callable[[Function], Function]:
+    """The wrapper that `plan` asks for."""
     o = plan.optimize
-    block = around(
+    return around(
         o.gradient_checkpointing, unrolled=o.compile, offload=o.activation_offload, disk=disk
     )
-    return Around(block, unrolled=o.compile)
