@@ -39,6 +39,9 @@ PINNED_LINK = 24e9
 CLEARED = 2.4e-10
 """Seconds per byte that a CPU takes to clear a new page from the system. It is the difference between steps with `heap =
 tight` and `fast`, for 0.8 M and 19 M parameters (`tests/bench/optimizations.py`)."""
+LATE = 0.1
+"""The share of copies beside a step's work that the step waits for, as a 3B model on an H100 did (`tests/bench/gpu.py
+--ladder`)."""
 DISK = 1e9
 """Bytes per second to and from a file that is mostly in the page cache."""
 SOFT_FACTORS = {True: {"bf16": 3.0, "fp16": 50.0}, False: {"bf16": 21.0, "fp16": 24.0}}
@@ -197,13 +200,14 @@ def _transfers(plan: Plan, model: Model) -> float:
     return seconds
 
 
-def _moving(plan: Plan, model: Model, kind: str) -> float:
-    """Seconds of moving activations off the device and back. They are moved to disk if host and device share memory."""
+def _moving(plan: Plan, model: Model, kind: str) -> tuple[float, float]:
+    """Seconds of moving activations off the device and back: those that the step waits for, and those of copies beside its
+    work. They are moved to disk if host and device share memory."""
     if not plan.optimize.activation_offload:
-        return 0.0
+        return 0.0, 0.0
     if kind in ("cpu", "apple"):
-        return _moved_bytes(plan, model, kind) / DISK
-    return _moved_bytes(plan, model, "gpu") / PINNED_LINK * 0.5
+        return _moved_bytes(plan, model, kind) / DISK, 0.0
+    return 0.0, _moved_bytes(plan, model, "gpu") / PINNED_LINK
 
 
 def _moved_bytes(plan: Plan, model: Model, kind: str) -> float:
@@ -239,17 +243,19 @@ class Work(msgspec.Struct, frozen=True):
     """Layers of all micro-batches, which run one after the other."""
     coded: float
     """Trained elements whose optimizer state has 8 bits, on a CPU."""
+    beside: float
+    """Seconds of copies that run beside all other work."""
     apart: float
     """Seconds that do not depend on the speed: transfers, pages that the system clears, and what devices exchange."""
 
     def seconds(self, costs: Speed) -> float:
-        return (
+        work = (
             self.arithmetic / costs.flops_share
             + self.traffic / costs.bandwidth_share
             + self.launches * costs.step_overhead_seconds
             + self.coded * costs.eight_bit_seconds
-            + self.apart
         )
+        return max(work, self.beside) + LATE * self.beside + self.apart
 
 
 def step_work(plan: Plan, model: Model, budget: Budget) -> Work:
@@ -265,7 +271,7 @@ def step_work(plan: Plan, model: Model, budget: Budget) -> Work:
     bandwidth = budget.bandwidth_bytes_per_second or GENERIC_BANDWIDTH.get(kind, 1e11)
     traffic = _traffic(plan, model, kind) / bandwidth
     launches = float(o.accumulation_steps * (model.layers + 2))
-    apart = _moving(plan, model, kind)
+    apart, beside = _moving(plan, model, kind)
     if kind != "cpu":
         apart += _transfers(plan, model)
     elif o.heap == "tight":
@@ -278,6 +284,7 @@ def step_work(plan: Plan, model: Model, budget: Budget) -> Work:
         turns * traffic * (0.6 if compiled else 1.0),
         turns * launches * (0.5 if compiled else 1.0),
         turns * coded,
+        turns * beside,
         turns * apart + exchange_seconds(plan, model, budget),
     )
 

@@ -1,6 +1,7 @@
 """Real runs of both trainers on this machine's CPU: estimated against measured time of a step.
 
     python tests/accuracy/speed.py [--backend torch|jax] [--write]
+    python tests/accuracy/speed.py --card        fits the speed of a GPU to the steps that tests/bench/gpu.py counted
 
 Takes about seven minutes on two idle cores. A run's time is that of its fastest step: whatever else runs here only
 slows one down. ``--write`` first fits the shares of the processor's peak rates (`speed` in coefficients.json) to the
@@ -18,8 +19,9 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -74,6 +76,10 @@ TIMES_BEFORE, TIMES_AFTER = 2.0, 1.25
 """How far the estimate may be off, either way, before and after one run on the machine."""
 
 
+CARD = "h100-80gb"
+LAUNCHES = {"torch": 0.001, "jax": 0.0004}
+"""Seconds of a layer's launches on a GPU, which the steps of large models do not tell: torch's interpreter issues 2,400
+kernels of a compiled GPT-2's step in 22 ms, and XLA's program issues its own."""
 HERE = Machine("", {"torch": ""})
 
 
@@ -115,22 +121,55 @@ class Timed:
         return self.estimated * (1.0 if slower is None else slower.factor)
 
 
-def fitted(backend: str, runs: list[Timed]) -> Speed:
+class Counted(NamedTuple):
+    """A step of `tests/bench/gpu.py`."""
+
+    work: Work
+    seconds: float
+    more: tuple[()] = ()
+
+
+def counted(backend: str) -> list[Counted]:
+    """The steps on the card, without those that move activations to the host."""
+    from tests.bench import gpu
+
+    kept = json.loads(gpu.RESULTS.read_text())["results"]
+    found = []
+    for case in (*gpu.CASES, *gpu.ladder()):
+        for shown, who, plan in gpu.contenders(case, "cuda"):
+            row = kept.get(case.name, {}).get(shown)
+            if row and who == "memconsole" and plan.backend == backend:
+                plan = apply_settings(plan, [f"device.name={CARD}"])
+                work = step_work(plan, model_of(plan), budget(plan, None))
+                found += [Counted(work, row["step_seconds"])] * (not work.beside)
+    return found
+
+
+def fitted(
+    runs: Sequence[Timed | Counted], command: str, where: str, overhead: float | None = None
+) -> Speed:
     """The speed with the least squares of relative errors: of the plain runs its three numbers, then of the run with
-    8-bit state what coding takes. None is negative."""
+    8-bit state what coding takes. None is negative. `overhead`: the seconds of a layer's launches, if they are known.
+    """
     plain = [r for r in runs if not r.more]
+    known = overhead or 0.0
     rows = [
-        [part / r.seconds for part in (r.work.arithmetic, r.work.traffic, r.work.launches)]
+        [
+            part / r.seconds
+            for part in (r.work.arithmetic, r.work.traffic, r.work.launches * (overhead is None))
+        ]
         for r in plain
     ]
     # Traffic and arithmetic grow together, so that one may be taken for the other: no traffic is faster than the memory.
-    fastest = np.array([1 - (r.work.apart + r.work.traffic) / r.seconds for r in plain])
+    fastest = np.array(
+        [1 - (r.work.apart + r.work.traffic + r.work.launches * known) / r.seconds for r in plain]
+    )
     slow = _positive(np.array(rows), fastest)
     found = Speed(
-        flops_share=round(1 / max(slow[0], 1e-3), 4),
-        bandwidth_share=round(1 / (1 + slow[1]), 4),
-        step_overhead_seconds=round(float(slow[2]), 6),
-        source=f"{len(plain)} real runs of `python tests/accuracy/speed.py --write` on {os.cpu_count()} cores",
+        flops_share=round(1 / max(float(slow[0]), 1e-3), 4),
+        bandwidth_share=round(1 / (1 + float(slow[1])), 4),
+        step_overhead_seconds=round(known + float(slow[2]), 6),
+        source=f"{len(plain)} real runs of `{command}` on {where}",
     )
     beyond = [r.seconds - r.work.seconds(found) for r in runs]
     # Beside the first run, which is the same plan with 32-bit state: a plan's own error is no cost of its state.
@@ -158,10 +197,10 @@ def _fields(speed: Speed) -> dict[str, Any]:
     return {name: getattr(speed, name) for name in speed.__struct_fields__}
 
 
-def keep(backend: str, speed: Speed) -> None:
+def keep(kind: str, backend: str, speed: Speed) -> None:
     """Put the speed into the coefficients file."""
     document = json.loads(COEFFICIENTS.read_text())
-    document["speed"]["cpu" if backend == "torch" else f"cpu-{backend}"] = _fields(speed)
+    document["speed"][kind if backend == "torch" else f"{kind}-{backend}"] = _fields(speed)
     COEFFICIENTS.write_text(json.dumps(document, indent=1) + "\n")
     numbers.coefficients.cache_clear()
     print(f"{backend}: {_fields(speed)}")
@@ -191,18 +230,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", action="append", choices=("torch", "jax"))
     parser.add_argument("--write", action="store_true", help="fit the speed first")
+    parser.add_argument(
+        "--card", action="store_true", help="fit the speed of a GPU instead, and write it"
+    )
     options = parser.parse_args()
     backends = options.backend or ["torch", "jax"]
+    if options.card:
+        for backend in backends:
+            runs = counted(backend)
+            found = fitted(
+                runs, "python tests/bench/gpu.py [--ladder]", f"an {CARD}", LAUNCHES[backend]
+            )
+            keep("gpu", backend, found)
+            print(" ".join(f"{run.work.seconds(found) / run.seconds:.2f}" for run in runs))
+        return
     missing = [name for name in backends if importlib.util.find_spec(name) is None]
     if missing:
         unavailable(f"{' and '.join(missing)} not installed")
     rows: list[Times] = []
     for backend in backends:
-        runs = [Timed(backend, sizes, {}) for sizes in FITTED]
-        runs += [Timed(backend, FITTED[0], more) for more in BESIDE]
+        timed = [Timed(backend, sizes, {}) for sizes in FITTED]
+        timed += [Timed(backend, FITTED[0], more) for more in BESIDE]
         if options.write:
-            keep(backend, fitted(backend, runs))
-        rows += rows_of(backend, runs)
+            found = fitted(
+                timed, "python tests/accuracy/speed.py --write", f"{os.cpu_count()} cores"
+            )
+            keep("cpu", backend, found)
+        rows += rows_of(backend, timed)
     part = Part(name="speed", command="python tests/accuracy/speed.py", rows=tuple(rows))
     if len(backends) == 1:
         print("\n".join(" | ".join(row.cells()) for row in rows))

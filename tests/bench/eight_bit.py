@@ -13,7 +13,12 @@ from collections.abc import Callable
 
 import torch
 
-from memconsole_torch.techniques.optimizer.quantized_adam import CPU_SLICE, Buffers, QuantizedAdamW
+from memconsole_torch.techniques.optimizer.quantized_adam import (
+    CPU_SLICE,
+    Buffers,
+    QuantizedAdamW,
+    _numbers,
+)
 
 SHAPES = [(512, 512)] * 32 + [(1408, 512)] * 32
 """The matrices of a Llama of 31 M parameters."""
@@ -45,7 +50,7 @@ def parts(rounds: int) -> dict[str, float]:
     buffers, n = Buffers(torch.device("cpu"), CPU_SLICE), CPU_SLICE
     p = torch.nn.Parameter(torch.randn(n))
     rule = QuantizedAdamW([{"params": [p]}], BETAS, EPSILON, [p])
-    state, group = rule.state[p], rule.param_groups[0] | {"count": 1}
+    state, numbers = rule.state[p], _numbers(rule.param_groups[0] | {"count": 1})
     slots = [("first", True), ("second", False)]
     second, first = buffers.cut(n).moments
 
@@ -58,7 +63,7 @@ def parts(rounds: int) -> dict[str, float]:
             buffers.narrow(state[f"{name}_codes"], state[f"{name}_scales"], signed=signed)
 
     def update() -> None:
-        buffers._adamw(p.detach(), gradient, first, second, group)
+        buffers._adamw(p.detach(), gradient, first, second, numbers)
 
     gradient = torch.randn(n)
     works = {"codes to fp32": widen, "the update": update, "fp32 to codes": narrow}

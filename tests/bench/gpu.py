@@ -1,7 +1,7 @@
 """Speed, share of the card's peak and memory on one NVIDIA card, beside nanoGPT and transformers' Trainer, in bf16.
 
-    python tests/bench/gpu.py [--ladder]         needs a card; writes results/gpu.json and docs/speed.md
-    python tests/bench/gpu.py --device cpu       the same flow on small models, where there is none; writes nothing
+    python tests/bench/gpu.py [--ladder] [--only WORDS]    needs a card; writes results/gpu.json and docs/speed.md
+    python tests/bench/gpu.py --device cpu                 the same flow on small models, where there is none; writes nothing
 
 Each contender takes a few steps of the same rows in a process of its own with a time limit, all within eight minutes.
 As many as fit on the card get ready at the same time; then each takes its counted steps alone.
@@ -83,9 +83,10 @@ REHEARSED = (
     Case(name="GPT-2 of two layers, 2 x 32", peers=("nanoGPT", "Trainer"),
          settings=_sized("{gpt2}", 2, 32)),
 )  # fmt: skip
-RUNGS = (
+COMPILED = "+ compiled"
+RUNGS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plain", ()),
-    ("+ compiled", ("optimize.compile=true",)),
+    (COMPILED, ("optimize.compile=true",)),
     ("+ chunked loss", ("optimize.fused_loss=true",)),
     ("+ checkpointing", ("optimize.gradient_checkpointing=full",)),
     ("+ update in the backward pass", ("optimize.optimizer_in_backward=true", "train.grad_clip=0")),
@@ -97,17 +98,29 @@ LORA = ("optimize.lora_rank=16", "optimize.freeze_base=true", "optimize.fused_lo
 
 
 def ladder() -> tuple[Case, ...]:
-    """The rungs, each with all before it, then adapters alone."""
-    found, so_far = [], []
+    """The rungs, each with all before it, then adapters alone. JAX has no rung of its own for compiled blocks."""
+    found: list[tuple[str, tuple[str, ...]]] = []
+    so_far: tuple[str, ...] = ()
     for name, settings in RUNGS:
         so_far += settings
-        found.append((name, tuple(so_far)))
+        found.append((name, so_far))
     found += [("LoRA", LORA), ("LoRA on NF4", (*LORA, "optimize.base_storage=nf4"))]
-    return tuple(
-        Case(name=f"Llama 3.2 3 B, 2 x 4,096, {name}", backends=("torch",),
-             settings=_sized("llama-3.2-3b", 2, 4096, *settings))
-        for name, settings in found
-    )  # fmt: skip
+    cases = []
+    for name, settings in found:
+        in_jax = tuple(
+            s
+            for s in settings
+            if not s.startswith(("optimize.compile=", "optimize.optimizer_in_backward="))
+        )
+        for backend, own in ("torch", settings), ("jax", in_jax):
+            if backend == "torch" or name != COMPILED:
+                work = _sized("llama-3.2-3b", 2, 4096, *own)
+                cases.append(
+                    Case(
+                        name=f"Llama 3.2 3 B, 2 x 4,096, {name}", settings=work, backends=(backend,)
+                    )
+                )
+    return tuple(cases)
 
 
 def plan_of(case: Case, backend: str, device: str, *more: str) -> Plan:
@@ -284,6 +297,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--ladder", action="store_true", help="a 3B model, rung by rung")
+    parser.add_argument("--only", default="", metavar="WORDS", help="work whose name has them")
     options = parser.parse_args()
     # For the processes that are started here, where memconsole is not installed.
     before = os.environ.get("PYTHONPATH")
@@ -313,7 +327,7 @@ def main() -> None:
         RESULTS.write_text(json.dumps(facts | {"results": found}, indent=1) + "\n")
         into_page(PAGE, "card", table(found))
 
-    cases = ladder() if options.ladder else CASES
+    cases = tuple(c for c in (ladder() if options.ladder else CASES) if options.only in c.name)
     measure(cases, "cuda", STEPS, card, earlier.get("results", {}), keep)
 
 

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from memconsole.memory.activations.torch_timeline import EMBEDDING_FEW, EMBEDDING_ROWS
 from memconsole_torch import jumps
+from memconsole_torch.kernels import program
 from memconsole_torch.models import capped_attention, decoder, linear
 from memconsole_torch.techniques.activations import (
     activation_offload,
     dropout,
     fused_loss,
-    loss_kernel,
 )
 from memconsole_torch.techniques.optimizer import (
     blocks,
@@ -122,8 +122,8 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
             change(decoder, "attend", attend)
         if kind in ("gpu", "rocm"):
             change(decoder.Norm, "forward", _norm_on_cuda)
-            change(loss_kernel, "runs_on", lambda device: True)
-            change(loss_kernel, "_launch", _nothing)
+            change(program, "runs_on", lambda device: True)
+            change(program, "launch", _nothing)
         if kind == "apple":
             change(optimizers, "has_fused", lambda device: False)
         yield
@@ -298,13 +298,13 @@ def _first_of_its_size(update: Any) -> Any:
     another."""
 
     def run(
-        self: Any, weight: Tensor, gradient: Tensor, state: Any, start: int, group: Any
+        self: Any, weight: Tensor, gradient: Tensor, state: Any, start: int, numbers: Any
     ) -> None:
         seen = self.__dict__.setdefault("_traced", set())
         size = weight.numel(), "first" in state
         if size not in seen:
             seen.add(size)
-            update(self, weight, gradient, state, start, group)
+            update(self, weight, gradient, state, start, numbers)
 
     return run
 

@@ -25,12 +25,14 @@ from memconsole.memory.activations.kernels import (
     updating_bytes,
 )
 from memconsole.memory.state.gradient_flow import flow_of
+from memconsole.memory.state.optimizer_state import TRITON_KINDS
 from memconsole.memory.state.sizes import sizes
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Checkpointing, OptimizeChoice
 
 DECODED_CPU, DECODED_DEVICE = 2**17, 2**22
-"""Elements decoded at a time: `memconsole_torch.techniques.weights.quantized_base.CPU_SLICE` and `DEVICE_SLICE`."""
+"""Elements that have fp32 temporaries when a matrix is decoded: `CPU_SLICE` and `DEVICE_SLICE` of
+`memconsole_torch.techniques.weights.quantized_base`. Triton's program needs none."""
 
 
 class Size(NamedTuple):
@@ -215,7 +217,7 @@ def _values(a: Architecture, rank: int, kind: str, queries: int) -> tuple[tuple[
         "w": -(-a.head_size // 32) * 32,
         "r": rank,
         "q": queries,
-        "c": min(DECODED_CPU if kind == "cpu" else DECODED_DEVICE, h * max(f, a.query_width)),
+        "c": min(_decoded(kind), h * max(f, a.query_width)),
     }
     result = []
     for product in found.sizes:
@@ -224,6 +226,12 @@ def _values(a: Architecture, rank: int, kind: str, queries: int) -> tuple[tuple[
             factor *= value.get(letter, 1)
         result.append((field(product), factor))
     return tuple(result)
+
+
+def _decoded(kind: str) -> int:
+    if kind in TRITON_KINDS:
+        return 0
+    return DECODED_CPU if kind == "cpu" else DECODED_DEVICE
 
 
 def field(product: str) -> int:

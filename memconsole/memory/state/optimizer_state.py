@@ -21,7 +21,9 @@ SLICE_BYTES = {"torch": 16, "jax": 32}
 ROUNDED_SLICE = {"torch": (2**19, 2**22), "jax": (2**17, 2**20)}
 """Elements processed at a time of tensors stored in bf16 with stochastic rounding: (on a CPU, elsewhere)."""
 ROUNDING_BYTES = 3
-"""Bytes of random numbers for each element that torch rounds to bf16 stochastically; XLA fuses them away."""
+"""Bytes of random numbers for each element that torch rounds to bf16 stochastically; XLA and Triton fuse them away."""
+TRITON_KINDS = ("gpu", "rocm")
+"""Kinds of device on which torch runs Triton's programs (`memconsole_torch.kernels`): they need no temporaries."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +82,8 @@ def step_temporaries(backend: str, kind: str, optimizer: str, trained: Group) ->
     if optimizer == "sgd":
         return 4 * trained.largest if unfused else 0
     if optimizer in EIGHT_BIT:
+        if backend == "torch" and kind in TRITON_KINDS:
+            return TABLE_BYTES
         most = SLICE[backend][kind != "cpu"]
         # torch's buffers always have the size of a full slice. Code tables come on top.
         widened = min(trained.largest, most) if backend == "jax" else most
@@ -103,7 +107,8 @@ def compressed_temporaries(backend: str, kind: str, optimizer: str, one: Group) 
     rule = step_temporaries(backend, kind, optimizer, part)
     if backend == "jax":  # old and new slices of gradient and moments
         return 2 * (4 + 2 * moments) * n + rule
-    return 4 * moments * n + max(rule, ROUNDING_BYTES * n)
+    rounding = 0 if kind in TRITON_KINDS else ROUNDING_BYTES
+    return 4 * moments * n + max(rule, rounding * n)
 
 
 def _alone(one: Group) -> Group:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from memconsole.plan.tasks.language import MASKED
+from memconsole_torch.kernels import loss, program
 from memconsole_torch.models.linear import product
-from memconsole_torch.techniques.activations import loss_kernel
 
 Share: TypeAlias = Tensor | float
 ALIGNED = 64
@@ -180,8 +180,8 @@ def _scored(
     """Summed nats of rows (N, H) and int64 labels (N,), and if `wanted` the gradient of `share` times the nats with
     respect to the logits (N, V), in the type of the rows. It overwrites the logits."""
     scores = product(rows, head)
-    if loss_kernel.runs_on(scores.device):
-        nats = loss_kernel.into_slopes(scores, labels, share, vocabulary, cap, wanted)
+    if program.runs_on(scores.device):
+        nats = loss.into_slopes(scores, labels, share, vocabulary, cap, wanted)
         return nats, scores if wanted else None
     scores = _only(scores.float(), vocabulary)
     nats = _into_slopes(scores, labels, share, wanted, cap)

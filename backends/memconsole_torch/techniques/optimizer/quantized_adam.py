@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from memconsole_torch.kernels import adamw, program
+from memconsole_torch.kernels.adamw import Numbers
 from memconsole_torch.techniques.optimizer.rule import OwnRule
 from memconsole_trainer.techniques import blockwise
 from memconsole_trainer.techniques.blockwise import BLOCK
@@ -34,9 +36,9 @@ MOST_THREADS = 4
 DEVICE_SLICE = 2**22
 """Elements per slice on other devices: 64 MiB of buffers. A slice takes some 34 kernel launches there, which cost more
 time than smaller kernels do."""
-Slice: TypeAlias = tuple[Tensor, Tensor, dict[str, Tensor], int, dict[str, Any]]
+Slice: TypeAlias = tuple[Tensor, Tensor, dict[str, Tensor], int, Numbers]
 """A slice of a weight, the same slice of its gradient, the weight's state, the index of the slice's first element, and
-the weight's group."""
+the numbers of the update."""
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -68,14 +70,20 @@ class QuantizedAdamW(OwnRule):
         for group in self.param_groups:
             group["count"] = group["count"] + group["live"]
         trained = [
-            (p, p.grad.reshape(-1), group)
+            (p, p.grad.reshape(-1), numbers)
             for group in self.param_groups
+            for numbers in (_numbers(group),)
             for p in group["params"]
             if p.grad is not None
         ]
         if not trained:
             return
         device = trained[0][0].device
+        if program.runs_on(device):
+            tables = _tables(device)
+            for p, gradient, numbers in trained:
+                adamw.update(p.view(-1), gradient, self.state[p], tables, numbers)
+            return
         threads = min(torch.get_num_threads(), MOST_THREADS)
         alone = device.type != "cpu" or threads == 1 or self.buffers is not None
         if alone or _get_current_dispatch_mode() is not None:
@@ -86,14 +94,14 @@ class QuantizedAdamW(OwnRule):
             _in_threads(list(self._slices(trained, THREAD_SLICE)), threads, device)
 
     def _slices(
-        self, trained: Iterable[tuple[Tensor, Tensor, dict[str, Any]]], size: int
+        self, trained: Iterable[tuple[Tensor, Tensor, Numbers]], size: int
     ) -> Iterator[Slice]:
         """The slices of all weights, which can be updated independently."""
-        for p, gradient, group in trained:
+        for p, gradient, numbers in trained:
             weight = p.view(-1)
             for start in range(0, p.numel(), size):
                 part = slice(start, start + size)
-                yield weight[part], gradient[part], self.state[p], start, group
+                yield weight[part], gradient[part], self.state[p], start, numbers
 
 
 def _in_threads(slices: Sequence[Slice], threads: int, device: torch.device) -> None:
@@ -185,42 +193,35 @@ class Buffers:
         gradient: Tensor,
         state: dict[str, Tensor],
         start: int,
-        group: dict[str, Any],
+        numbers: Numbers,
     ) -> None:
         """Update the slice `weight` (n,), which starts at element `start` of its tensor."""
         n = weight.numel()
         part = slice(start, start + n)
         if "first" in state:
             first, second = state["first"].view(-1)[part], state["second"].view(-1)[part]
-            self._adamw(weight, gradient, first, second, group)
+            self._adamw(weight, gradient, first, second, numbers)
             return
         blocks = slice(start // BLOCK, blockwise.scales_of(start + n))
         first_codes, first_scales = state["first_codes"][part], state["first_scales"][blocks]
         second_codes, second_scales = state["second_codes"][part], state["second_scales"][blocks]
         first = self.widen(first_codes, first_scales, signed=True)
         second = self.widen(second_codes, second_scales, signed=False)
-        self._adamw(weight, gradient, first, second, group)
+        self._adamw(weight, gradient, first, second, numbers)
         self.narrow(first_codes, first_scales, signed=True)
         self.narrow(second_codes, second_scales, signed=False)
 
     def _adamw(
-        self, weight: Tensor, gradient: Tensor, first: Tensor, second: Tensor, group: dict[str, Any]
+        self, weight: Tensor, gradient: Tensor, first: Tensor, second: Tensor, numbers: Numbers
     ) -> None:
-        beta1, beta2 = group["betas"]
         work = self.cut(weight.numel()).work
-        count, live = group["count"], group["live"]
-        if isinstance(count, Tensor):
-            count = count.clamp(min=1.0)  # it is 0 if every step so far was skipped
-        rate = group["lr"] * live
-        first.lerp_(gradient, (1 - beta1) * live)
-        second.lerp_(torch.mul(gradient, gradient, out=work), (1 - beta2) * live)
+        first.lerp_(gradient, numbers.first_share)
+        second.lerp_(torch.mul(gradient, gradient, out=work), numbers.second_share)
         torch.sqrt(second, out=work)
-        if group["weight_decay"]:
-            weight.mul_(1 - rate * group["weight_decay"])
-        # m / c1 / (sqrt(v) / c2 + eps) with one division
-        scale = (1 - beta2**count) ** 0.5
-        work.add_(scale * group["eps"])
-        size = rate * scale / (1 - beta1**count)
+        if not isinstance(numbers.kept, float) or numbers.kept != 1.0:
+            weight.mul_(numbers.kept)
+        work.add_(numbers.epsilon)
+        size = numbers.size
         if isinstance(size, Tensor):
             weight.sub_(torch.div(first, work, out=work).mul_(size))
         else:
@@ -246,6 +247,24 @@ class Buffers:
         torch.mul(blocks, reciprocal[:, None], out=work)
         rows = cut.bits.add_(blockwise.HALF).bitwise_right_shift_(16).bitwise_and_(0xFFFF)
         torch.index_select(self._lookup[signed], 0, rows, out=codes)
+
+
+def _numbers(group: dict[str, Any]) -> Numbers:
+    """The numbers of this step's update. m / c1 / (sqrt(v) / c2 + eps) is computed with one division."""
+    beta1, beta2 = group["betas"]
+    count, live = group["count"], group["live"]
+    if isinstance(count, Tensor):
+        count = count.clamp(min=1.0)  # it is 0 if every step so far was skipped
+    rate = group["lr"] * live
+    scale = (1 - beta2**count) ** 0.5
+    decay = group["weight_decay"]
+    return Numbers(
+        (1 - beta1) * live,
+        (1 - beta2) * live,
+        scale * group["eps"],
+        1 - rate * decay if decay else 1.0,
+        rate * scale / (1 - beta1**count),
+    )
 
 
 @cache

@@ -7,18 +7,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memconsole_torch.kernels import program, rounding
+from memconsole_torch.kernels.rounding import signed
 from memconsole_trainer.techniques.rounding import BLOCK, INJECTED, LANES, PARITY, ROTATIONS
 
 CPU_SLICE = 2**19
 """Elements per slice on a CPU: small enough for the caches, large enough to keep several cores
 busy."""
 DEVICE_SLICE = 2**22
-"""Elements per slice on other devices, where each slice costs some 90 kernel launches."""
+"""Elements per slice on other devices, where each slice costs several kernel launches, and without Triton some 90."""
 
 
 def round_into(target: Tensor, wide: Tensor, key: tuple[int, int], start: int) -> None:
     """Round fp32 `wide` (n,), the weight's elements from `start`, to bf16 `target`. Overwrites
     `wide`."""
+    if program.runs_on(wide.device):
+        rounding.round_into(target, wide, key, start)
+        return
     n = wide.numel()
     blocks = -(-n // BLOCK)
     words = wide.view(torch.int32)
@@ -39,8 +44,8 @@ def _random_words(
     """Threefry's two words, int32 (blocks · LANES,) each, of consecutive counters from `first`."""
     keys = (*key, key[0] ^ key[1] ^ PARITY)
     x = torch.arange(first, first + blocks * LANES, dtype=torch.int32, device=device)
-    y = torch.full_like(x, _signed(keys[1]))
-    x += _signed(keys[0])
+    y = torch.full_like(x, signed(keys[1]))
+    x += signed(keys[0])
     turned = torch.empty_like(y)
     for done, distance in enumerate(ROTATIONS, start=1):
         x += y
@@ -50,11 +55,6 @@ def _random_words(
         y ^= x
         if done % INJECTED == 0:
             group = done // INJECTED
-            x += _signed(keys[group % 3])
-            y += _signed(keys[(group + 1) % 3] + group)
+            x += signed(keys[group % 3])
+            y += signed(keys[(group + 1) % 3] + group)
     return x, y
-
-
-def _signed(word: int) -> int:
-    """The int32 of the same lower 32 bits."""
-    return (word + 2**31) % 2**32 - 2**31

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memconsole.plan.plan import Plan
+from memconsole_torch.kernels import program
 from memconsole_torch.techniques.optimizer.compressed import Compressed
 from memconsole_torch.techniques.optimizer.muon import Muon
 from memconsole_torch.techniques.optimizer.optimizers import Adafactor, CombinedOptimizer, Updating
@@ -113,8 +114,9 @@ class Rounded(CombinedOptimizer):
     def _update_all(self, part: Rule) -> None:
         groups, states = part.param_groups, part.state
         counts = [group.get("count") for group in groups]
-        if isinstance(part, QuantizedAdamW):
-            part.buffers = Buffers(next(iter(states)).device)
+        device = next(iter(states)).device
+        if isinstance(part, QuantizedAdamW) and not program.runs_on(device):
+            part.buffers = Buffers(device)
         try:
             for group, count in zip(groups, counts, strict=True):
                 for p in group["params"]:

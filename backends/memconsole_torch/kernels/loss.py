@@ -1,0 +1,43 @@
+"""Cross-entropy and its gradient on a GPU, in one program that overwrites the logits.
+
+Each instance handles one row. It reads the row once for the maximum and the sum of exponentials, rescaled whenever the
+maximum grows (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"), and once more to write the
+gradient. A row stays in the GPU's cache in between. All arithmetic is in fp32, and the logits keep their type: 16-bit
+logits need no copy in fp32.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from memconsole.plan.tasks.language import MASKED
+from memconsole_torch.kernels import program
+
+BLOCK, OF_A_WARP = 8192, 512
+"""Columns that an instance reads at a time, and those of a warp of them."""
+
+
+def into_slopes(
+    scores: Tensor,
+    targets: Tensor,
+    share: Tensor | float,
+    vocabulary: int,
+    cap: float | None,
+    wanted: bool,
+) -> Tensor:
+    """Summed nats, as an fp32 scalar, of logits (N, V or more) and int64 targets (N,), of which -100 is masked.
+
+    Overwrites the logits, if `wanted`, with the gradient of `share` times the nats. Columns from `vocabulary` on are
+    padding: their gradient is 0. With a `cap`, the logits x are cap · tanh(x / cap).
+    """
+    rows, columns = scores.shape
+    nats = torch.empty(rows, dtype=torch.float32, device=scores.device)
+    factor = share if isinstance(share, Tensor) else torch.full((), share, device=scores.device)
+    block = min(BLOCK, 1 << (columns - 1).bit_length())
+    program.launch(
+        "slopes", rows,
+        scores, targets, nats, factor.float(), scores.stride(0), vocabulary, columns, cap or 0.0,
+        capped=cap is not None, wanted=wanted, masked=MASKED, block=block, num_warps=max(1, block // OF_A_WARP),
+    )  # fmt: skip
+    return nats.sum()

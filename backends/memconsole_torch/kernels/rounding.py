@@ -1,0 +1,28 @@
+"""Stochastic rounding of fp32 to bfloat16 on a GPU, in one program, bit for bit as
+`memconsole_trainer.techniques.rounding` specifies."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from memconsole_torch.kernels import program
+from memconsole_trainer.techniques.rounding import BLOCK, LANES, PARITY
+
+BLOCKS = 4
+"""Blocks of elements for each instance."""
+
+
+def round_into(target: Tensor, wide: Tensor, key: tuple[int, int], start: int) -> None:
+    """Round contiguous fp32 `wide` (n,), a weight's elements from `start`, to bf16 `target` (n,)."""
+    keys = (*key, key[0] ^ key[1] ^ PARITY)
+    program.launch(
+        "rounded", -(-wide.numel() // (BLOCK * BLOCKS)),
+        target.view(torch.int16), wide.view(torch.int32), wide.numel(), start // BLOCK * LANES, *map(signed, keys),
+        block=BLOCK, lanes=LANES, counters=LANES * BLOCKS,
+    )  # fmt: skip
+
+
+def signed(word: int) -> int:
+    """The int32 of the same lower 32 bits."""
+    return (word + 2**31) % 2**32 - 2**31

@@ -1,0 +1,138 @@
+"""The programs for GPUs, interpreted on the CPU, against torch's own operations."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from memconsole_torch.kernels import program
+
+ROOT = Path(__file__).resolve().parents[3]
+LOSS = """
+import torch
+from memconsole.plan.tasks.language import MASKED
+from memconsole_torch.kernels import loss
+from memconsole_torch.techniques.activations import fused_loss
+
+loss.BLOCK = 64  # several blocks a row
+torch.manual_seed(0)
+for dtype, tolerance in (torch.float32, 1e-6), (torch.bfloat16, 4e-3), (torch.float16, 1e-4):
+    for cap in None, 5.0:
+        for vocabulary, padding in (100, 28), (128, 0), (7, 57):
+            for share in 0.25, torch.tensor(0.125):
+                scores = (4 * torch.randn(9, vocabulary + padding)).to(dtype)
+                targets = torch.randint(0, vocabulary, (9,))
+                targets[3] = MASKED
+                wanted = scores[:, :vocabulary].clone().float()
+                nats = fused_loss._into_slopes(wanted, targets, share, True, cap)
+                untouched = scores.clone()
+                only = loss.into_slopes(untouched, targets, share, vocabulary, cap, False)
+                assert torch.equal(untouched, scores)
+                found = loss.into_slopes(scores, targets, share, vocabulary, cap, True)
+                torch.testing.assert_close(found, nats, rtol=1e-5, atol=0)
+                assert torch.equal(only, found)
+                assert not scores[:, vocabulary:].any()
+                slopes = scores[:, :vocabulary].float()
+                torch.testing.assert_close(slopes, wanted, rtol=tolerance, atol=tolerance)
+"""
+ADAMW = """
+import torch
+from memconsole_torch.kernels import program
+from memconsole_torch.techniques.optimizer.quantized_adam import QuantizedAdamW
+
+torch.manual_seed(0)
+for size in 5000, 4096, 100:
+    for live in 1.0, torch.tensor(1.0), torch.tensor(0.0):
+        start = torch.randn(size)
+        weights, rules = [], []
+        for _ in range(2):
+            p = torch.nn.Parameter(start.clone())
+            groups = [{"params": [p], "lr": 0.01, "weight_decay": 0.1}]
+            rules.append(QuantizedAdamW(groups, (0.9, 0.95), 1e-8, [p] if size > 100 else []))
+            weights.append(p)
+        for step in range(4):
+            gradient = torch.randn(size) * 10.0 ** torch.randint(-9, 1, (size,))
+            gradient[512:768] = 0.0  # a block whose scales are 0
+            for i, (p, rule) in enumerate(zip(weights, rules)):
+                p.grad = gradient.clone()
+                rule.param_groups[0]["live"] = live if step == 2 else 1.0
+                program.runs_on = lambda device, own=bool(i): own
+                rule.step()
+        states = [next(iter(rule.state.values())) for rule in rules]
+        for name, wanted in states[0].items():
+            found = states[1][name]
+            if wanted.dtype == torch.uint8:
+                # Sums are rounded otherwise, so that a number near the middle of two codes may get the other one.
+                apart = (found.int() - wanted.int()).abs()
+                assert apart.max() <= 1 and (apart > 0).float().mean() < 0.01, (name, apart.max())
+            else:
+                torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-12)
+        torch.testing.assert_close(weights[1], weights[0], rtol=1e-4, atol=1e-5)
+"""
+ROUNDING = """
+import torch
+from memconsole_torch.kernels import program, rounding
+from memconsole_torch.techniques.optimizer.stochastic import round_into
+
+torch.manual_seed(0)
+for size, start in (5000, 0), (4096, 2**22), (1, 1024):
+    for key in (1, 2), (2**32 - 1, 2**31), (123456789, 3987654321):
+        wide = torch.randn(size) * 10.0 ** torch.randint(-30, 30, (size,))
+        found, wanted = (torch.empty(size, dtype=torch.bfloat16) for _ in range(2))
+        rounding.round_into(found, wide.clone(), key, start)
+        round_into(wanted, wide.clone(), key, start)
+        assert torch.equal(found, wanted)
+"""
+DECODING = """
+import numpy as np
+import torch
+from memconsole_torch.kernels import decoding
+from memconsole_torch.techniques.weights.quantized_base import _pairs, decoded
+from memconsole_trainer.techniques.base_storage import quantize
+
+for storage in "int8", "nf4":
+    for shape in (70, 65), (64, 128):
+        matrix = np.random.default_rng(0).standard_normal(shape, np.float32)
+        codes, scales = map(torch.from_numpy, quantize(matrix, storage))
+        for dtype in torch.float32, torch.bfloat16, torch.float16:
+            found = torch.empty(len(codes), 64, dtype=dtype)
+            decoding.decode(codes, scales, _pairs(codes.device), found)
+            wanted = decoded(codes, scales, shape, dtype)
+            found = found.view(-1)[: wanted.numel()].view(shape)
+            # Triton's interpreter cuts numbers off where a GPU rounds them to bf16.
+            nearly = {"rtol": 2**-7, "atol": 0} if dtype == torch.bfloat16 else {"rtol": 0, "atol": 0}
+            torch.testing.assert_close(found, wanted, **nearly)
+"""
+
+
+@pytest.mark.parametrize(
+    "comparison", [LOSS, ADAMW, ROUNDING, DECODING], ids=["loss", "adamw", "rounding", "decoding"]
+)
+def test_a_program_equals_torchs_operations(comparison: str) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    subprocess.run(
+        [sys.executable, "-c", comparison],
+        env={
+            **os.environ,
+            "TRITON_INTERPRET": "1",
+            "PYTHONPATH": str(ROOT / "backends") + f":{ROOT}",
+        },
+        check=True,
+    )
+
+
+def test_without_triton_a_gpu_uses_torchs_operations_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    for installed in (True, False):
+        monkeypatch.setattr(program, "_installed", lambda found=installed: found)
+        assert program.runs_on(gpu) == installed
+        assert not program.runs_on(cpu)
+        assert bool(program.lines(gpu)) == (not installed)
+        assert program.lines(cpu) == []
