@@ -2,7 +2,7 @@
 
 A step processes slices of a weight. A slice's moments are widened to fp32 in buffers that all
 slices share, updated, used, and narrowed again, so no fp32 copy of a whole moment ever exists. The
-update uses the moments before they are narrowed.
+update uses the moments before they are narrowed. On a GPU one program does this (`kernels.adamw`).
 
 No library is used, so that both backends follow one specification, are tested against the same
 vectors, and store the same codes. bitsandbytes also saves less on a CPU, where it makes fp32 copies
@@ -34,8 +34,8 @@ THREAD_SLICE = 2**16
 MOST_THREADS = 4
 """Threads that update slices; more would wait for the interpreter."""
 DEVICE_SLICE = 2**22
-"""Elements per slice on other devices: 64 MiB of buffers. A slice takes some 34 kernel launches there, which cost more
-time than smaller kernels do."""
+"""Elements per slice on other devices without Triton: 64 MiB of buffers. A slice takes some 34 kernel launches there, which
+cost more time than smaller kernels do."""
 Slice: TypeAlias = tuple[Tensor, Tensor, dict[str, Tensor], int, Numbers]
 """A slice of a weight, the same slice of its gradient, the weight's state, the index of the slice's first element, and
 the numbers of the update."""
