@@ -9,17 +9,21 @@ from typing import Any
 
 import torch
 
+OLDEST = 7, 0
+"""The lowest compute capability of an NVIDIA GPU that Triton compiles for (torch, `GPUTooOldForTriton`)."""
+
 
 def runs_on(device: torch.device) -> bool:
     """Whether programs run on `device`."""
-    return device.type == "cuda" and _installed()
+    return device.type == "cuda" and not _missing(device)
 
 
 def lines(device: torch.device) -> list[str]:
-    """What the log says of the programs: nothing where they are not missing."""
-    missing = device.type == "cuda" and not _installed()
+    """What the log says of the programs: nothing where they run, or where the device needs none."""
+    if device.type != "cuda" or not (missing := _missing(device)):
+        return []
     work = "the loss, 8-bit AdamW, stochastic rounding and decoding of a frozen base"
-    return [f"Triton is not installed: {work} take more memory and time than estimated"] * missing
+    return [f"{missing}: {work} take more memory and time than estimated"]
 
 
 def launch(name: str, count: int, *arguments: Any, **constants: Any) -> None:
@@ -28,8 +32,13 @@ def launch(name: str, count: int, *arguments: Any, **constants: Any) -> None:
 
 
 @cache
-def _installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
+def _missing(device: torch.device) -> str:
+    """Why programs do not run on a GPU; empty if they do."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if torch.version.hip is None and torch.cuda.get_device_capability(device) < OLDEST:
+        return "Triton does not compile for a GPU as old as this"
+    return ""
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -126,13 +127,19 @@ def test_a_program_equals_torchs_operations(comparison: str) -> None:
     )
 
 
-def test_without_triton_a_gpu_uses_torchs_operations_and_the_log_says_so(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("installed", "capability", "missing"),
+    [(True, (9, 0), ""), (True, (6, 1), "as old as this"), (False, (9, 0), "not installed")],
+)
+def test_where_triton_does_not_run_a_gpu_uses_torchs_operations_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, installed: bool, capability: tuple[int, int], missing: str
 ) -> None:
     gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
-    for installed in (True, False):
-        monkeypatch.setattr(program, "_installed", lambda found=installed: found)
-        assert program.runs_on(gpu) == installed
-        assert not program.runs_on(cpu)
-        assert bool(program.lines(gpu)) == (not installed)
-        assert program.lines(cpu) == []
+    program._missing.cache_clear()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert program.runs_on(gpu) == (not missing)
+    assert not program.runs_on(cpu)
+    assert [missing in line for line in program.lines(gpu)] == [True] * bool(missing)
+    assert program.lines(cpu) == []
+    program._missing.cache_clear()
