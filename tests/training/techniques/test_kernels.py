@@ -7,11 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from memconsole_torch.kernels import program
+from memconsole_torch.kernels.adamw import _TINY as TINY
+from memconsole_torch.kernels.adamw import BLOCKS
+from memconsole_trainer.techniques.blockwise import HALF
 
 ROOT = Path(__file__).resolve().parents[3]
 LOSS = """
@@ -44,6 +48,9 @@ for dtype, tolerance in (torch.float32, 1e-6), (torch.bfloat16, 4e-3), (torch.fl
 ADAMW = """
 import torch
 from memconsole_torch.kernels import program
+from memconsole_torch.kernels.adamw import _TINY as TINY
+from memconsole_torch.kernels.adamw import BLOCKS
+from memconsole_trainer.techniques.blockwise import HALF
 from memconsole_torch.techniques.optimizer.quantized_adam import QuantizedAdamW
 
 torch.manual_seed(0)
@@ -125,6 +132,61 @@ def test_a_program_equals_torchs_operations(comparison: str) -> None:
         },
         check=True,
     )
+
+
+FLOATS = ("cap", "first_share", "second_share", "epsilon", "kept", "rate")
+WIDE = ("weight", "gradient", "nats", "factor", "pairs")
+TYPES = {
+    "targets": "*i64",
+    "words": "*i32",
+    "target": "*i16",
+    "first": "*u8",
+    "second": "*u8",
+    "codes": "*u8",
+}
+CONSTANTS: dict[str, dict[str, Any]] = {
+    "slopes": {"capped": True, "wanted": True, "masked": -100, "block": 1024},
+    "adamw": {
+        "held": False,
+        "narrow": True,
+        "half": HALF,
+        "tiny": TINY,
+        "blocks": BLOCKS,
+        "block": 256,
+    },
+    "rounded": {"block": 1024, "lanes": 256, "counters": 1024},
+    "decoded": {"paired": True, "blocks": 32, "block": 64},
+}
+
+
+def _type(name: str, narrow: str) -> str:
+    if name in ("scores", "out"):
+        return narrow
+    if name in TYPES:
+        return TYPES[name]
+    if name.endswith("_codes"):
+        return "*u8"
+    if name in WIDE or name.endswith(("_scales", "_values")) or name == "scales":
+        return "*fp32"
+    return "fp32" if name in FLOATS else "i32"
+
+
+@pytest.mark.parametrize("narrow", ["*bf16", "*fp16"])
+@pytest.mark.parametrize("target", [("cuda", 75, 32), ("cuda", 90, 32), ("hip", "gfx942", 64)])
+def test_programs_compile_for_gpus_that_are_not_here(
+    target: tuple[str, Any, int], narrow: str
+) -> None:
+    triton = pytest.importorskip("triton", reason="Triton is not installed")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    for name, constants in CONSTANTS.items():
+        found = program._program(name)
+        names = found.arg_names
+        types = {n: "constexpr" if n in constants else _type(n, narrow) for n in names}
+        values = {(names.index(n),): value for n, value in constants.items()}
+        compiled = triton.compile(ASTSource(found, types, values, {}), target=GPUTarget(*target))
+        assert compiled.asm
 
 
 @pytest.mark.parametrize(
