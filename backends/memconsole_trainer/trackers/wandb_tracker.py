@@ -7,6 +7,7 @@ The run's id is also its id at W&B, so a resumed run continues there. `WANDB_PRO
 from __future__ import annotations
 
 import os
+import shlex
 
 from memconsole_trainer.trackers.tracker import Figures, Told
 
@@ -46,7 +47,7 @@ class WandbTracker:
         self._step = 0
         self.tracked = told.id
         # One set of files for each attempt; `--id` joins them.
-        files = told.folder / "wandb" / "offline-run-*"
+        files = f"{shlex.quote(str(told.folder / 'wandb'))}/offline-run-*"
         self.where = f"wandb sync --id {told.id} {files}" if told.offline else str(run.url)
 
     def send(self, figures: list[Figures]) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import struct
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -106,6 +109,20 @@ def agree(found: Curves, wanted: Curves) -> None:
         assert [step for step, _ in found[tag]] == [step for step, _ in points], tag
         values = [value for _, value in found[tag]]
         assert values == pytest.approx([value for _, value in points]), tag
+
+
+def test_the_command_that_sends_figures_can_be_pasted_whatever_the_folder_is_called(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", MagicMock())
+    from memconsole_trainer.trackers.wandb_tracker import WandbTracker
+
+    folder = tmp_path / "it's two words"
+    (folder / "wandb/offline-run-1").mkdir(parents=True)
+    told = Told("its-id", "a name", folder, {}, (), "", offline=True, tracked="")
+    echo = f'set -- {WandbTracker(told).where}; echo $#; echo "$5"'
+    said = subprocess.run(["bash", "-c", echo], capture_output=True, text=True, check=True)
+    assert said.stdout.splitlines() == ["5", f"{folder}/wandb/offline-run-1"]
 
 
 def test_each_figure_is_sent_once_though_attempts_repeat_steps(run: RunDirectory) -> None:
