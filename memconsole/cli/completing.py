@@ -9,8 +9,12 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from memconsole.path_completion import completions, looks_like_path
+
 VARIABLE = "_MEMCONSOLE_COMPLETE"
 """Set by the shell's script to ask for completions."""
+_UNQUOTED = re.compile(r"[\w.,+@%~/-]+")
+"""A path that a shell reads as it is."""
 MOST = 200
 """How many runs or tags are offered."""
 
@@ -35,6 +39,13 @@ def run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     return _items(words.items(), incomplete)
 
 
+def runs_or_files(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Runs, and what the shell itself finds of files."""
+    return [*run_names(ctx, param, incomplete), CompletionItem(incomplete, type="file")]
+
+
 def presets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from memconsole.plan import catalog
 
@@ -45,15 +56,19 @@ def presets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
 def assignments(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Keys of the plan as `key=`, and after it the values that it may have."""
+    """Keys of the plan as `key=`, and after it the values that it may have, or the path that is typed."""
     from memconsole.plan import plan as plans
+    from memconsole.plan.paths import FILES
 
-    key, assigned, _ = incomplete.partition("=")
+    key, assigned, value = incomplete.partition("=")
     if not assigned:
         return _items(((f"{s.key}=", s.help) for s in plans.SETTINGS.values()), incomplete)
     setting = plans.SETTINGS.get(key)
     if setting is None:
         return []
+    if key in FILES and looks_like_path(value):
+        found = (path for path in completions(value) if _UNQUOTED.fullmatch(path))
+        return _items(((f"{key}={path}", "") for path in found), incomplete)
     return _items(((f"{key}={value}", words) for value, words in _values(setting)), incomplete)
 
 

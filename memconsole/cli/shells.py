@@ -65,19 +65,18 @@ class Bash(BashComplete):
         return words[1:], incomplete
 
     def format_completion(self, item: CompletionItem) -> str:
-        kind = "open" if item.type == "plain" and item.value.endswith("=") else item.type
+        kind = "open" if _goes_on(item) else item.type
         return f"{kind},{item.value[self._head :]}"
 
 
 class Zsh(ZshComplete):
-    """Click's script writes a space after `key=`. This one does not."""
+    """Click's script writes a space after `key=` and a folder. This one does not."""
 
     source_template = _ZSH
 
     def format_completion(self, item: CompletionItem) -> str:
         found: str = super().format_completion(item)
-        opened = item.type == "plain" and item.value.endswith("=")
-        return "open" + found.removeprefix("plain") if opened else found
+        return "open" + found.removeprefix("plain") if _goes_on(item) else found
 
 
 class Fish(FishComplete):
@@ -86,6 +85,11 @@ class Fish(FishComplete):
     source_template = FishComplete.source_template.replace(
         'string split ","', 'string split --max 1 ","'
     )
+
+
+def _goes_on(item: CompletionItem) -> bool:
+    """Whether more of the word is typed after this part of it."""
+    return item.type == "plain" and item.value.endswith(("=", "/"))
 
 
 def add_shells() -> None:

@@ -16,6 +16,16 @@ from memconsole.plan.plan import Plan, PlanError, get, quote, replace
 from memconsole.plan.templates.choice import TEMPLATE_SUFFIXES
 from memconsole.plan.training.origin import RANDOM, checkpoint_of
 
+FILES = (
+    "data.source",
+    VALIDATION,
+    "data.template",
+    "data.tokenizer",
+    "model.name",
+    "model.decoder",
+    "model.weights",
+)
+"""The settings that may name a file or a folder."""
 Place = Callable[[str, Path], str]
 """The value of a setting whose paths start from a folder."""
 

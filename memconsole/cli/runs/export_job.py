@@ -30,7 +30,7 @@ LEAST_GIB = 8
 
 
 @click.command()
-@click.argument("run_or_plan", shell_complete=completing.run_names)
+@click.argument("run_or_plan", shell_complete=completing.runs_or_files)
 @click.option(
     "--to",
     "engine",

@@ -12,20 +12,12 @@ from memconsole.plan import plan as plans
 from memconsole.plan.catalog.ratings import metadata_beside
 from memconsole.plan.data.mixture import MIX, parts
 from memconsole.plan.jobs.on_node import on_node
+from memconsole.plan.paths import FILES
 from memconsole.plan.plan import Plan, PlanError, get, quote, replace
 from memconsole.plan.processes import nodes
 
 ROOT = "/memconsole"
 """Where a job keeps what it reads and writes."""
-_FILES = (
-    "data.source",
-    "data.validation",
-    "data.template",
-    "data.tokenizer",
-    "model.name",
-    "model.decoder",
-    "model.weights",
-)
 _BAD = re.compile(r"[^a-z0-9-]+")
 STOPPED = 75
 """The exit code of a run that saved and can be resumed."""
@@ -81,7 +73,7 @@ def local_files(plan: Plan) -> dict[str, Path]:
 
     Raises `PlanError` for one in a mixture, whose paths a job file cannot change.
     """
-    found = {key: path for key in _FILES if (path := _local(get(plan, key)))}
+    found = {key: path for key in FILES if (path := _local(get(plan, key)))}
     for part in parts(plan)[1:]:
         if _local(part.plan.data.source) is not None:
             raise PlanError(

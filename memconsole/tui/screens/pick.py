@@ -10,12 +10,12 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Input
 
+from memconsole.path_completion import completed, completions, looks_like_path
 from memconsole.tui.draw.ink import Line, Span, cleaned, fit_parts, left, width_of
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.screens.base import ConsoleModal
 from memconsole.tui.widgets.choice_list import ChoiceList
 from memconsole.tui.widgets.entry import Entry
-from memconsole.tui.widgets.paths import completed, completions, looks_like_path
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Input
 
+from memconsole.path_completion import completed, completions
 from memconsole.tui.draw.ink import Line, Span, cleaned, wrap
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.screens.base import ConsoleModal
 from memconsole.tui.widgets.entry import Entry
-from memconsole.tui.widgets.paths import completed, completions
 from memconsole.tui.widgets.text_lines import TextLines
 
 Refusal = Callable[[str], str | None]

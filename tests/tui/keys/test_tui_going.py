@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from memconsole.path_completion import completed, completions
 from memconsole.plan.plan import Plan
 from memconsole.runs.record.directory import create_run, runs_root
 from memconsole.tui.app import remembered as kept
@@ -17,7 +18,6 @@ from memconsole.tui.draw.themes import DARK, LIGHT
 from memconsole.tui.keys.rows import KEYS
 from memconsole.tui.screens.pick import Choice, PickScreen
 from memconsole.tui.screens.prompt import PromptScreen
-from memconsole.tui.widgets.paths import completed, completions
 from tests.tui.harness import Console, screen_lines, screen_text, settle
 
 Make = Callable[..., Console]

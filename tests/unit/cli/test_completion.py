@@ -111,6 +111,26 @@ def test_settings_runs_kinds_and_tags_are_offered_wherever_they_are_taken(
     assert set(words) <= set(offered(f"memconsole {line}", monkeypatch))
 
 
+def test_paths_are_offered_where_a_plan_or_a_setting_names_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("text.txt", "text two.txt", "other.txt", "texts/in.txt"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch()
+    source = "memconsole train --set data.source="
+    assert offered(f"{source}./te", monkeypatch) == ["./texts/", "./text.txt"]
+    assert offered(f"{source}{tmp_path}/o", monkeypatch) == [f"{tmp_path}/other.txt"]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert offered("memconsole plan --set model.name=~/texts/", monkeypatch) == ["~/texts/in.txt"]
+    assert offered("memconsole plan --set optimize.precision=./", monkeypatch) == []
+    add_shells()
+    monkeypatch.setenv("COMP_LINE", "memconsole export-job tin")
+    monkeypatch.setenv("COMP_POINT", "25")
+    said = CliRunner().invoke(cli, prog_name="memconsole", complete_var=VARIABLE).output
+    assert said.splitlines() == ["file,tin"]
+
+
 def with_program(folder: Path) -> dict[str, str]:
     """The environment of a shell that finds this program."""
     program = folder / "bin" / "memconsole"
