@@ -225,7 +225,7 @@ def test_before_its_time_limit_a_job_saves_and_queues_itself_again(
     slurm: Cluster, text: Path, whole: End
 ) -> None:
     # Slurm counts the limit in minutes, and signals up to a minute early: here at the first chance.
-    run = train(text, "--set=launch.time_limit=1", "--set=launch.save_seconds=58")
+    run = train(text, "--set=launch.time_limit=2", "--set=launch.save_seconds=59")
     wait_step(run, 60)
     control.request(run, "pause", "a test")  # so that it does not end before
     wait(run, lambda now: now.state == "queued" and run.newest_attempt() == 1)

@@ -13,6 +13,8 @@ from memconsole.plan.processes import nodes
 _TIME = re.compile(r"\d{1,7}|(\d{1,3}-)?\d{1,5}:\d{1,2}(:\d{1,2})?|\d{1,3}-\d{1,2}")
 _PARTITION = re.compile(r"[A-Za-z0-9_.+-]+(,[A-Za-z0-9_.+-]+)*")
 _NAMES = {"gpu": "cuda:0", "rocm": "cuda:0", "apple": "mps", "tpu": "tpu"}
+START_SECONDS = 60
+"""How much longer than `launch.save_seconds` a job must be: Slurm may signal a minute early."""
 CHOSEN_HERE = (
     "--output",
     "--open-mode",
@@ -49,6 +51,13 @@ def check_job(plan: Plan) -> None:
             f"launch.time_limit = {quote(limit)}: expected minutes, HH:MM:SS or D-HH:MM:SS",
             "launch.time_limit",
         )
+    least = plan.launch.save_seconds + START_SECONDS
+    if limit is not None and 0 < _seconds(limit) <= least:  # 0 is no limit
+        raise PlanError(
+            f"launch.time_limit = {quote(limit)}: the job would save at once, launch.save_seconds = "
+            f"{plan.launch.save_seconds:,} before its end; expected more than {least:,} seconds, or fewer save_seconds",
+            "launch.time_limit",
+        )
     if partition is not None and not _PARTITION.fullmatch(partition):
         raise PlanError(
             f"launch.partition = {quote(partition)}: expected a name that `sinfo` lists",
@@ -56,6 +65,16 @@ def check_job(plan: Plan) -> None:
         )
     nodes(plan)
     sbatch_options(plan)
+
+
+def _seconds(limit: str) -> int:
+    """The seconds of a time limit: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S."""
+    days, dash, rest = limit.rpartition("-")
+    parts = [int(word) for word in rest.split(":")]
+    if not dash and len(parts) < 3:
+        parts.insert(0, 0)
+    hours, minutes, seconds = (*parts, 0, 0)[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def sbatch_options(plan: Plan) -> list[str]:

@@ -3,7 +3,7 @@
 ``python -m memconsole.runs.act.in_job RUN_DIRECTORY``. It works like the supervisor of any other run,
 and also handles Slurm's signals: SIGUSR1 before the time limit, SIGTERM for a cancelled or preempted
 job. Either is a request to stop, which saves a checkpoint. After SIGUSR1 the job goes back to the
-queue, and later continues from that checkpoint.
+queue, if it has taken a step, and later continues from that checkpoint.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from memconsole.runs.act.supervise.supervision import POLL_SECONDS, Supervisor, 
 from memconsole.runs.act.supervise.supervisor import see_through
 from memconsole.runs.act.trainer.attempt import STOPPING
 from memconsole.runs.record import files, requests
+from memconsole.runs.record.checkpoints.manifest import step_of
 from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.failures.failure import ExitCode
 from memconsole.runs.record.processes import locks
+from memconsole.runs.record.processes.heartbeat import read_heartbeat
 from memconsole.runs.record.records import ERROR, EXIT
 from memconsole.runs.record.requests import Request
 from memconsole.runs.record.states import Verdict
@@ -57,6 +59,7 @@ class JobSupervisor(Supervisor):
         self.place = slurm.place()
         self.by_itself = self.place is not None and self.place.restarts > 0
         self._nodes = 1
+        self._first_step = 0
         self._asked: set[str] = set()
 
     def _tick(self) -> None:
@@ -70,6 +73,8 @@ class JobSupervisor(Supervisor):
     def _spawn(self, argv: Sequence[str]) -> None:
         """Start the trainer; on several nodes with srun, which is given the address of their rendezvous."""
         self._nodes = nodes(self.run.read_plan())
+        saved = self.run.committed_checkpoints()
+        self._first_step = step_of(saved[-1]) if saved else 0
         if self._nodes > 1:
             os.environ |= together.meeting(self._nodes)
             argv = together.on_every_node(self._nodes, argv)
@@ -107,6 +112,12 @@ class JobSupervisor(Supervisor):
             say(f"{request.id}: {error}")
             if self.handle is not None:
                 self.handle.signal(signal.SIGTERM)
+
+    def check_progress(self) -> None:
+        """Raise `RunError` if the attempt took no step: the next one would not, either."""
+        beat = read_heartbeat(self.path)
+        if beat is None or beat.step <= self._first_step:
+            raise RunError("it took no step in its time; launch.time_limit gives it more")
 
     def _requeues(self, verdict: Verdict) -> bool:
         """Whether the job goes back to the queue: after the time limit's signal, unless a person or Slurm also asked to
@@ -176,10 +187,11 @@ def _leave(supervisor: JobSupervisor) -> int:
             record.verdict.reason, 1
         )
     try:
+        supervisor.check_progress()
         slurm.requeue(supervisor.run, supervisor.place.id)
     except RunError as error:
         say(str(error))
-        words = f"{record.verdict.evidence}; the job could not be put back into the queue: {error}"
+        words = f"{record.verdict.evidence}; the job was not put back into the queue: {error}"
         verdict = msgspec.structs.replace(record.verdict, evidence=words)
         path = supervisor.path / EXIT
         files.write_struct(path, msgspec.structs.replace(record, verdict=verdict, requeues=False))

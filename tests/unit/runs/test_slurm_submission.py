@@ -21,7 +21,7 @@ from memconsole.runs.read.life import slurm
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, RunError, create_run
-from memconsole.runs.record.processes import locks
+from memconsole.runs.record.processes.heartbeat import read_heartbeat
 from memconsole.runs.record.records import ExitRecord, JobPlace
 from memconsole.runs.record.requests import replies
 
@@ -75,6 +75,9 @@ def test_the_script_asks_for_what_the_plan_says_and_becomes_the_supervisor() -> 
         ({"device.name": "auto"}, "needs the device of a node"),
         ({"device.name": "cuda:0"}, "needs the device of a node"),
         ({"launch.time_limit": "2 hours"}, "launch.time_limit"),
+        ({"launch.time_limit": "5"}, "the job would save at once"),
+        ({"launch.time_limit": "0-0:6:00"}, "expected more than 360 seconds"),
+        ({"launch.time_limit": "1:59:59", "launch.save_seconds": 7200}, "save_seconds = 7,200"),
         ({"device.count": 3, "launch.devices_per_node": 2}, "expected a multiple"),
         ({"launch.partition": "a b"}, "launch.partition"),
         ({"launch.options": "physics"}, "expected options of sbatch"),
@@ -88,6 +91,11 @@ def test_a_job_that_cannot_be_described_is_refused_by_the_name_of_its_setting(
 ) -> None:
     with pytest.raises(PlanError, match=says):
         check_job(replace(ON_SLURM, changes))
+
+
+@pytest.mark.parametrize("limit", ["0", "7", "6:01", "0:06:01", "1-0", "0-1:0", "0-0:6:1"])
+def test_a_time_limit_that_leaves_time_to_train_is_taken_in_each_form(limit: str) -> None:
+    check_job(replace(ON_SLURM, {"launch.time_limit": limit}))
 
 
 def test_devices_that_do_not_fill_their_nodes_are_refused() -> None:
@@ -182,15 +190,15 @@ from memconsole.runs.record.directory import RunDirectory
 
 with Attempt(RunDirectory(Path(sys.argv[1])), int(sys.argv[2])) as attempt:
     while not attempt.stop_requested:
-        attempt.progress("train", 3)
+        attempt.progress("train", STEP)
         time.sleep(0.01)
-    attempt.finish(75, 3, "stopped", "step-3")
+    attempt.finish(75, STEP, "stopped", f"step-{STEP}")
 sys.exit(75)
 """
 
 
-def in_job(run: RunDirectory, root: Path) -> subprocess.Popen[bytes]:
-    (root / "trainer.py").write_text(LOOP)
+def in_job(run: RunDirectory, root: Path, step: int = 3) -> subprocess.Popen[bytes]:
+    (root / "trainer.py").write_text(f"STEP = {step}\n{LOOP}")
     inside = {"SLURM_JOB_ID": "41", "SLURM_RESTART_COUNT": "1", "SLURM_JOB_NODELIST": "n1"}
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", IN_JOB, str(root / "trainer.py"), str(run.path)],
@@ -199,9 +207,7 @@ def in_job(run: RunDirectory, root: Path) -> subprocess.Popen[bytes]:
         start_new_session=True,
     )
     deadline = time.monotonic() + 30
-    while (
-        locks.holder(run.trainer_lock) is None or not (run.attempt_path(1) / "heartbeat").exists()
-    ):
+    while (beat := read_heartbeat(run.attempt_path(1))) is None or beat.phase != "train":
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return process
@@ -232,6 +238,20 @@ def test_slurms_signals_save_and_only_that_of_the_time_limit_queues_again(
     assert end is not None
     assert end.verdict.reason == "stopped"
     assert not end.requeues
-    assert ("could not be put back" in end.verdict.evidence) == requeued
+    assert ("was not put back into the queue: " in end.verdict.evidence) == requeued
     told = called(commands) if (commands / "called").exists() else []
     assert told == (["scontrol requeue 41"] if requeued else [])
+
+
+def test_a_job_whose_time_is_over_before_a_step_is_not_queued_again(
+    commands: Path, root: Path
+) -> None:
+    run = create_run(ON_SLURM)
+    process = in_job(run, root, step=0)
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(30) == 75
+    end = files.read_struct(run.attempt_path(1) / "exit.json", ExitRecord)
+    assert end is not None
+    assert not end.requeues
+    assert end.verdict.evidence.endswith("launch.time_limit gives it more")
+    assert not (commands / "called").exists()
