@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
 NODES = ("n1", "n2")
 START_SECONDS = 30.0
@@ -43,8 +45,8 @@ MpiDefault=none
 ReturnToService=2
 KillWait=10
 MinJobAge=20
-NodeName=n1 NodeAddr=127.0.0.1 NodeHostname={host} Port={first} CPUs={cpus} State=UNKNOWN
-NodeName=n2 NodeAddr=127.0.0.1 NodeHostname={host} Port={second} CPUs={cpus} State=UNKNOWN
+NodeName=n1 NodeAddr=127.0.0.1 NodeHostname={host} Port={first} CPUs={cpus} RealMemory={mebibytes} State=UNKNOWN
+NodeName=n2 NodeAddr=127.0.0.1 NodeHostname={host} Port={second} CPUs={cpus} RealMemory={mebibytes} State=UNKNOWN
 PartitionName=main Nodes=n1,n2 Default=YES MaxTime=60 State=UP OverSubscribe=NO
 """
 
@@ -86,6 +88,7 @@ class Cluster:
             second=second,
             host=socket.gethostname().split(".")[0],
             cpus=os.cpu_count() or 1,
+            mebibytes=psutil.virtual_memory().total >> 20,
         )
         (self.folder / "slurm.conf").write_text(text)
         folder = self.folder

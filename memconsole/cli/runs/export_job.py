@@ -14,6 +14,7 @@ from memconsole.memory.estimate import estimate
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check
 from memconsole.plan.jobs.document import yaml
+from memconsole.plan.jobs.host_memory import asked_gib
 from memconsole.plan.jobs.installing import package
 from memconsole.plan.jobs.job import Job, check_device, job_name
 from memconsole.plan.jobs.jobset import IMAGE, any_node_words, jobset, node_labels
@@ -24,7 +25,6 @@ from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole.runs.record.directory import RunError, find_run
 from memconsole.runs.record.files import write_atomic
 
-GIB = 1 << 30
 LEAST_GIB = 8
 """Host memory that a job asks for at least: installing takes some, too."""
 
@@ -108,7 +108,7 @@ def command(
         name=job_name(name or title),
         plan=plan,
         install=install or (package(plan),),
-        host_gib=max(LEAST_GIB, -(-host_bytes * 3 // (2 * GIB))),
+        host_gib=max(LEAST_GIB, asked_gib(plan, host_bytes)),
         volume=volume,
     )
     text = yaml(skypilot(job) if engine == "skypilot" else jobset(job, image or IMAGE, nodes))

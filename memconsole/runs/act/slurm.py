@@ -12,10 +12,12 @@ from collections.abc import Mapping
 import msgspec
 
 from memconsole.plan.check import device_kind
+from memconsole.plan.jobs.host_memory import memory_options
 from memconsole.plan.jobs.on_node import check_job, sbatch_options
 from memconsole.plan.plan import Plan
 from memconsole.plan.processes import nodes
 from memconsole.runs.read.life.slurm import QUEUE
+from memconsole.runs.read.report.report import StoredEstimate
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, RunError, WriteError
 from memconsole.runs.record.records import JobPlace, JobRecord
@@ -36,8 +38,10 @@ _OF_THE_RUN = (
 _OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 
 
-def script(run: RunDirectory, plan: Plan, python: str = sys.executable) -> str:
-    """The batch script of a run. Raises `PlanError`."""
+def script(
+    run: RunDirectory, plan: Plan, python: str = sys.executable, host_bytes: int | None = None
+) -> str:
+    """The batch script of a run. `host_bytes` is the estimate of one process, if there is one. Raises `PlanError`."""
     count, node_count = plan.device.count, nodes(plan)
     options = [
         f"--job-name=memconsole-{run.id}",
@@ -55,6 +59,8 @@ def script(run: RunDirectory, plan: Plan, python: str = sys.executable) -> str:
         options.append(f"--partition={plan.launch.partition}")
     if plan.launch.time_limit:
         options.append(f"--time={plan.launch.time_limit}")
+    if host_bytes is not None:
+        options += memory_options(plan, host_bytes)
     options += sbatch_options(plan)
     lines = [f"#SBATCH {_word(option)}" for option in options]
     command = " ".join(
@@ -76,7 +82,8 @@ def submit(run: RunDirectory, plan: Plan) -> JobRecord:
     check_job(plan)
     path = run.path / SCRIPT
     try:
-        files.write_atomic(path, script(run, plan).encode(), 0o700)
+        text = script(run, plan, host_bytes=_host_bytes(run, plan))
+        files.write_atomic(path, text.encode(), 0o700)
     except OSError as error:
         raise WriteError(f"{path}: cannot be written: {error.strerror}") from None
     before = run.newest_attempt() or 0
@@ -93,6 +100,14 @@ def submit(run: RunDirectory, plan: Plan) -> JobRecord:
         raise WriteError(f"{run.job_path}: cannot be written: {error.strerror}") from None
     QUEUE.forget()
     return job
+
+
+def _host_bytes(run: RunDirectory, plan: Plan) -> int | None:
+    """The estimated host memory of a process of the run; None if it was made for another number of devices."""
+    stored = files.read_struct(run.path / "estimate.json", StoredEstimate)
+    if stored is None or run.read_first_plan().device.count != plan.device.count:
+        return None
+    return stored.table.host_bytes
 
 
 def cancel(run: RunDirectory, job: JobRecord, who: str) -> None:

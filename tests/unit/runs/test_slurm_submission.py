@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from memconsole.plan.jobs.on_node import check_job, on_node
@@ -98,6 +99,38 @@ def test_a_time_limit_that_leaves_time_to_train_is_taken_in_each_form(limit: str
     check_job(replace(ON_SLURM, {"launch.time_limit": limit}))
 
 
+@pytest.mark.parametrize(
+    ("backend", "options", "asked"),
+    [
+        ("torch", None, ["--mem=24G"]),
+        ("jax", None, ["--mem=3G"]),
+        ("torch", "--mem-bind=local", ["--mem=24G", "--mem-bind=local"]),
+        ("torch", "--mem-per-cpu=1G", ["--mem-per-cpu=1G"]),
+        ("torch", "--mem=16G", ["--mem=16G"]),
+        ("torch", "--mem=0", ["--mem=0"]),
+        ("torch", "--exclusive", ["--exclusive"]),
+    ],
+)
+def test_a_job_asks_for_the_host_memory_of_a_nodes_processes(
+    backend: str, options: str | None, asked: list[str]
+) -> None:
+    changes = {"device.name": "h100-80gb", "device.count": 16, "launch.devices_per_node": 8}
+    plan = replace(ON_SLURM, {**changes, "backend": backend, "launch.options": options})
+    lines = script(RunDirectory(Path("/r")), plan, host_bytes=2 << 30).splitlines()
+    words = [line.removeprefix("#SBATCH ") for line in lines]
+    assert [word for word in words if word.startswith(("--mem", "--exclusive"))] == asked
+
+
+@pytest.mark.parametrize("given", ["--mem=1G", "--mem 2000", "--mem=1048576K"])
+def test_less_memory_than_estimated_is_refused(given: str) -> None:
+    with pytest.raises(PlanError, match=r"less than the 2\.00 GiB"):
+        script(
+            RunDirectory(Path("/r")),
+            replace(ON_SLURM, {"launch.options": given}),
+            host_bytes=2 << 30,
+        )
+
+
 def test_devices_that_do_not_fill_their_nodes_are_refused() -> None:
     plan = replace(ON_SLURM, {"device.count": 12, "launch.devices_per_node": 8})
     with pytest.raises(PlanError, match=r"a multiple of launch\.devices_per_node = 8"):
@@ -156,6 +189,12 @@ def test_a_launched_job_waits_and_a_stop_takes_it_out_of_the_queue(commands: Pat
     assert now.state == "stopped"
     assert launch.resume(run) == 1
     assert liveness(run).state == "queued"
+
+
+def test_a_submitted_script_asks_for_the_memory_that_was_estimated(commands: Path) -> None:
+    table = {"tier": "~", "peak_bytes": 1, "device_bytes": 1, "host_bytes": 61 << 30}
+    run = launch.launch(ON_SLURM, estimate=msgspec.json.encode({"table": table}))
+    assert "#SBATCH --mem=92G\n" in (run.path / "job.sh").read_text()
 
 
 def test_what_sbatch_refuses_leaves_no_run_and_says_why(commands: Path, root: Path) -> None:
