@@ -9,7 +9,8 @@ from typing import Any
 from memconsole.plan import catalog
 from memconsole.plan.jobs.installing import local_package, pip
 from memconsole.plan.jobs.job import ROOT, Job, local_files, script
-from memconsole.plan.plan import PlanError, quote
+from memconsole.plan.jobs.machines import check_count, gpu_counts
+from memconsole.plan.plan import Plan, PlanError, quote
 
 IMAGE = "python:3.12"
 GRACE_SECONDS = 600
@@ -24,6 +25,18 @@ LABELS = {
 _NAME = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
 _DOMAIN = r"(?=.{1,253}/)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
 _LABEL = re.compile(rf"(({_DOMAIN}/)?{_NAME})=({_NAME}|)", re.ASCII)
+_TPUS = {
+    "tpu-v2": (8,),
+    "tpu-v3": (8,),
+    "tpu-v4": (4,),
+    "tpu-v5e": (1, 4, 8),
+    "tpu-v5p": (1, 2, 4),
+    "tpu-v6e": (1, 4, 8),
+    "tpu-7x": (2, 8),
+}
+"""How many of the catalog's TPUs nodes have."""
+_CORES = frozenset({"tpu-v2", "tpu-v3", "tpu-7x"})
+"""TPUs of the catalog that are one of a chip's two cores. Kubernetes counts chips."""
 _RESOURCES = {"gpu": "nvidia.com/gpu", "rocm": "amd.com/gpu", "tpu": "google.com/tpu"}
 
 
@@ -46,7 +59,7 @@ def jobset(job: Job, image: str = IMAGE, nodes: Mapping[str, str] | None = None)
             )
     limits: dict[str, Any] = {"memory": f"{job.host_gib}Gi"}
     if job.accelerator is not None:
-        limits[_resource(job.accelerator)] = job.plan.device.count
+        limits[_resource(job.accelerator)] = _count(job.plan)
     container = {
         "name": "trainer",
         "image": image,
@@ -104,6 +117,13 @@ def any_node_words(job: Job) -> str | None:
         f"the job takes any node that has {_resource(job.accelerator)}; to have {job.accelerator}, choose the node by "
         f"its labels: --node-selector, such as {label}"
     )
+
+
+def _count(plan: Plan) -> int:
+    """How many of its devices a pod asks for."""
+    name, count = plan.device.name, plan.device.count
+    check_count(plan, _TPUS.get(name) or gpu_counts(name))
+    return count // 2 if name in _CORES else count
 
 
 def _resource(device: str) -> str:

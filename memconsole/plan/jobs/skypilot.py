@@ -6,9 +6,10 @@ from typing import Any
 
 from memconsole.plan.jobs.installing import local_package, pip
 from memconsole.plan.jobs.job import ROOT, STOPPED, Job, beside, local_files, script
+from memconsole.plan.jobs.machines import check_count, gpu_counts
 from memconsole.plan.plan import PlanError
 
-ACCELERATORS = {
+GPUS = {
     "rtx-3060-12gb": "RTX3060",
     "rtx-3090": "RTX3090",
     "rtx-4090": "RTX4090",
@@ -25,14 +26,18 @@ ACCELERATORS = {
     "h200": "H200",
     "b200": "B200",
     "mi300x": "MI300X",
-    "tpu-v2": "tpu-v2-{count}",
-    "tpu-v3": "tpu-v3-{count}",
-    "tpu-v4": "tpu-v4-{count}",
-    "tpu-v5e": "tpu-v5litepod-{count}",
-    "tpu-v5p": "tpu-v5p-{count}",
-    "tpu-v6e": "tpu-v6e-{count}",
 }
-"""SkyPilot's names of the catalog's devices (`sky show-gpus`); a TPU's contains the number of chips."""
+"""SkyPilot's names of the catalog's GPUs (`sky show-gpus`)."""
+TPUS = {
+    "tpu-v2": {8: "tpu-v2-8"},
+    "tpu-v3": {8: "tpu-v3-8"},
+    "tpu-v4": {4: "tpu-v4-8"},
+    "tpu-v5e": {1: "tpu-v5litepod-1", 4: "tpu-v5litepod-4", 8: "tpu-v5litepod-8"},
+    "tpu-v5p": {4: "tpu-v5p-8"},
+    "tpu-v6e": {1: "tpu-v6e-1", 4: "tpu-v6e-4", 8: "tpu-v6e-8"},
+}
+"""SkyPilot's names of machines with TPUs, by their number of devices. The number in a name is that of cores up to v4 and
+for v5p, and that of chips for v5e and v6e."""
 
 
 def skypilot(job: Job) -> dict[str, Any]:
@@ -65,11 +70,14 @@ def skypilot(job: Job) -> dict[str, Any]:
 
 
 def _accelerators(job: Job) -> str:
-    name = ACCELERATORS.get(job.accelerator or "")
-    if name is None:
+    name, count = job.plan.device.name, job.plan.device.count
+    if name in TPUS:
+        check_count(job.plan, TPUS[name])
+        return TPUS[name][count]
+    if name not in GPUS:
         raise PlanError(
-            f"device.name = {job.accelerator}: SkyPilot rents none; it knows {', '.join(ACCELERATORS)}",
+            f"device.name = {name}: SkyPilot rents none; it knows {', '.join((*GPUS, *TPUS))}",
             "device.name",
         )
-    count = job.plan.device.count
-    return name.format(count=count) if "{" in name else f"{name}:{count}"
+    check_count(job.plan, gpu_counts(name))
+    return f"{GPUS[name]}:{count}"

@@ -23,11 +23,12 @@ from memconsole.plan import plan as plans
 from memconsole.plan.jobs import job as jobs
 from memconsole.plan.jobs.document import yaml
 from memconsole.plan.jobs.job import Job, job_name
-from memconsole.plan.jobs.skypilot import ACCELERATORS, skypilot
-from memconsole.plan.plan import Plan, replace
+from memconsole.plan.jobs.jobset import jobset
+from memconsole.plan.jobs.skypilot import GPUS, TPUS, skypilot
+from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.runs.record.directory import create_run
 
-GPUS = {"device.name": "h100-80gb", "train.max_steps": 20}
+ON_H100 = {"device.name": "h100-80gb", "train.max_steps": 20}
 MADE = {
     "gearhead-small": "equipment.jsonl",
     "lqr": "lqr.h5",
@@ -73,7 +74,7 @@ def export(named: object, *options: str) -> Result:
 @pytest.fixture
 def plan_file(tmp_path: Path) -> Path:
     path = tmp_path / "My Plan.toml"
-    path.write_text(plans.dumps(replace(Plan(), GPUS), full=False))
+    path.write_text(plans.dumps(replace(Plan(), ON_H100), full=False))
     return path
 
 
@@ -90,14 +91,14 @@ def test_a_task_of_skypilot_asks_for_the_device_and_trains_the_plan(plan_file: P
     assert task["resources"]["accelerators"] == "H100:1"
     assert task["resources"]["job_recovery"] == {"recover_on_exit_codes": [75]}
     assert task["volumes"] == {"/memconsole/state": "runs"}
-    assert plan_in(task["run"]) == replace(Plan(), {**GPUS, "device.name": "cuda:0"})
+    assert plan_in(task["run"]) == replace(Plan(), {**ON_H100, "device.name": "cuda:0"})
 
 
 def test_a_jobset_asks_for_the_device_and_trains_the_plan_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    run = create_run(replace(Plan(), {**GPUS, "launch.on": "slurm"}), "Some title!")
+    run = create_run(replace(Plan(), {**ON_H100, "launch.on": "slurm"}), "Some title!")
     result = export(run.id, "--to", "jobset", "--volume", "claim", "--set", "train.seed=7")
     assert result.exit_code == 0, result.output
     jobset = reference.safe_load(result.stdout)
@@ -106,7 +107,7 @@ def test_a_jobset_asks_for_the_device_and_trains_the_plan_of_a_run(
     (container,) = pod["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
     assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "claim"}
-    wanted = replace(Plan(), {**GPUS, "device.name": "cuda:0", "train.seed": 7})
+    wanted = replace(Plan(), {**ON_H100, "device.name": "cuda:0", "train.seed": 7})
     assert plan_in(container["args"][0]) == wanted
 
 
@@ -287,7 +288,56 @@ def test_names_are_what_kubernetes_allows() -> None:
 
 
 def test_every_device_that_skypilot_rents_is_in_the_catalog() -> None:
-    assert set(ACCELERATORS) <= set(catalog.devices())
-    plan = replace(Plan(), {"backend": "jax", "device.name": "tpu-v5e", "device.count": 8})
-    task = skypilot(Job("a", plan, ("memconsole",), 8, None))
-    assert task["resources"]["accelerators"] == "tpu-v5litepod-8"
+    assert {*GPUS, *TPUS} <= set(catalog.devices())
+
+
+def task_of(name: str, count: int) -> dict[str, Any]:
+    return skypilot(Job("a", on(name, count), ("memconsole",), 8, None))["resources"]
+
+
+def limits_of(name: str, count: int) -> dict[str, Any]:
+    document = jobset(Job("a", on(name, count), ("memconsole",), 8, None))
+    pod = document["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    limits: dict[str, Any] = pod["containers"][0]["resources"]["limits"]
+    return limits
+
+
+def on(name: str, count: int) -> Plan:
+    return replace(Plan(), {"backend": "jax", "device.name": name, "device.count": count})
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "rented", "chips"),
+    [
+        ("tpu-v2", 8, "tpu-v2-8", 4),
+        ("tpu-v3", 8, "tpu-v3-8", 4),
+        ("tpu-v4", 4, "tpu-v4-8", 4),
+        ("tpu-v5e", 8, "tpu-v5litepod-8", 8),
+        ("tpu-v5p", 4, "tpu-v5p-8", 4),
+        ("tpu-v6e", 1, "tpu-v6e-1", 1),
+    ],
+)
+def test_each_engine_is_asked_for_tpus_in_its_own_unit(
+    name: str, count: int, rented: str, chips: int
+) -> None:
+    assert task_of(name, count)["accelerators"] == rented
+    assert limits_of(name, count)["google.com/tpu"] == chips
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "of_machines"),
+    [
+        ("tpu-v4", 3, "4"),
+        ("tpu-v5e", 16, "1, 4 or 8"),
+        ("tpu-v6e", 3, "1, 4 or 8"),
+        ("h100-80gb", 16, "1, 2, 3, 4, 5, 6, 7 or 8"),
+    ],
+)
+def test_a_number_of_devices_that_no_machine_has_is_refused(
+    name: str, count: int, of_machines: str
+) -> None:
+    for asked in (task_of, limits_of):
+        with pytest.raises(PlanError, match=f"a machine with {name} has {of_machines} of them"):
+            asked(name, count)
+    assert task_of("a100-40gb", 16)["accelerators"] == "A100:16"
+    assert limits_of("tpu-7x", 8)["google.com/tpu"] == 4
