@@ -98,10 +98,10 @@ def _local(value: str | None) -> Path | None:
     return path if path.is_absolute() and path.exists() else None
 
 
-def script(job: Job, moved: dict[str, str]) -> str:
+def script(job: Job, moved: dict[str, str], install: str = "") -> str:
     """The job's commands, in bash: continue the run of this name if there is one, else begin it. A finished run is done.
 
-    `moved` maps a setting to the path of its file inside the job.
+    `moved` maps a setting to the path of its file inside the job. `install` is a command that comes first.
     """
     kept = {"model.weights": job.plan.model.weights}  # another path of the model must not reset it
     changed = replace(on_node(job.plan), kept | moved)
@@ -109,24 +109,30 @@ def script(job: Job, moved: dict[str, str]) -> str:
     alone.pop("launch", None)
     text = plans.dumps(plans.from_document(alone), full=False)
     name = shlex.quote(job.name)
+    first = f"{install} || exit $((told ? {STOPPED} : 1))\n" if install else ""
     return f"""\
-export XDG_STATE_HOME={ROOT}/state XDG_CACHE_HOME={ROOT}/cache
+# A machine that is taken away sends SIGTERM: the run saves, and ends with exit code {STOPPED}.
+told=0
+trap told=1 TERM
+{first}export XDG_STATE_HOME={ROOT}/state XDG_CACHE_HOME={ROOT}/cache
 mkdir -p "$XDG_STATE_HOME" "$XDG_CACHE_HOME"
 cat > {ROOT}/plan.toml <<'END_OF_PLAN'
 {text.rstrip()}
 END_OF_PLAN
-# A machine that is taken away sends SIGTERM: the run saves, and ends with exit code {STOPPED}.
-trap 'kill -INT "$watching"' TERM
 state=$(memconsole runs --json | python3 -c '
 import json, sys
 print(*(run["state"] for run in json.load(sys.stdin) if run["name"] == sys.argv[1]))' {name})
+[ "$told" = 0 ] || exit {STOPPED}
 case "$state" in
   "") memconsole train --plan {ROOT}/plan.toml --name {name} & ;;
   finished) echo {shlex.quote(f"the run {job.name} is finished; a job of another name trains anew")}; exit 0 ;;
   *) memconsole resume {name} --follow & ;;
 esac
 watching=$!
-code=0
-while kill -0 "$watching" 2>/dev/null; do wait "$watching"; code=$?; done
-exit "$code"
+while kill -0 "$watching" 2>/dev/null; do
+  # This waits until the run has saved. It fails until the run has begun, and is tried again.
+  [ "$told" = 0 ] || memconsole stop {name} --yes
+  sleep 0.5
+done
+wait "$watching"
 """

@@ -64,7 +64,7 @@ def jobset(job: Job, image: str = IMAGE, nodes: Mapping[str, str] | None = None)
         "name": "trainer",
         "image": image,
         "command": ["bash", "-c"],
-        "args": [f"{pip(job.install)} || exit 1\n{script(job, {})}"],
+        "args": [script(job, {}, pip(job.install))],
         "resources": {"requests": {"memory": limits["memory"]}, "limits": limits},
         "volumeMounts": [
             {"name": "run", "mountPath": ROOT},

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +190,7 @@ def test_a_job_installs_what_the_plan_needs_on_its_device(
     told = [word for setting in settings for word in ("--set", setting)]
     result = export(plan_file, "--to", "jobset", *told)
     wanted = f"memconsole[{package}]=={memconsole.__version__}"
-    assert f"pip install '{wanted}' || exit 1" in result.stdout
+    assert f"pip install '{wanted}' || exit" in result.stdout
     assert f"the job installs {wanted}" in result.stderr
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     assert set(package.split(",")) <= set(project["optional-dependencies"])
@@ -253,6 +256,60 @@ def test_a_job_trains_continues_or_is_done_by_the_state_of_its_run(
     assert ended.returncode == code, ended.stderr
     called = tmp_path / "called"
     assert (called.read_text().strip() if called.exists() else "") == command
+
+
+RUN = """\
+cd {folder}
+case $1 in
+  runs) echo '[]' ;;
+  install) touch installing; sleep 0.5 ;;
+  train) touch called; sleep 1; touch begun
+    for _ in $(seq 100); do [ -e asked ] && break; sleep 0.1; done
+    touch saving; sleep 1; touch saved; exit 75 ;;
+  stop) [ -e begun ] || exit 1
+    echo >> asked; while [ ! -e saved ]; do sleep 0.1; done ;;
+esac
+"""
+"""A stand-in for memconsole: its run begins late, and saves slowly."""
+
+
+@pytest.fixture
+def taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs a job's script, and sends it SIGTERM as soon as each of some files is there. Returns its exit code."""
+    stub = tmp_path / "memconsole"
+    stub.write_text(f"#!/bin/sh\n{RUN.format(folder=tmp_path)}")
+    stub.chmod(0o755)
+    monkeypatch.setattr(jobs, "ROOT", str(tmp_path / "root"))
+    job = Job("a-job", Plan(), ("memconsole",), 8, None)
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    def run(*files: str) -> int:
+        script = jobs.script(job, {}, "memconsole install")
+        begun = subprocess.Popen(["bash", "-c", script], env={"PATH": path})
+        for file in files:
+            deadline = time.monotonic() + 20
+            while not (tmp_path / file).exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            begun.send_signal(signal.SIGTERM)
+        return begun.wait(20)
+
+    return run
+
+
+def test_a_job_that_is_taken_away_before_its_run_begins_still_asks_it_to_save_and_once(
+    taken: Callable[..., int], tmp_path: Path
+) -> None:
+    assert taken("called", "saving") == 75
+    assert (tmp_path / "saved").exists(), "it waits until the run has saved"
+    assert (tmp_path / "asked").read_text() == "\n"
+
+
+def test_a_job_that_is_taken_away_while_it_installs_trains_nothing(
+    taken: Callable[..., int], tmp_path: Path
+) -> None:
+    assert taken("installing") == 75
+    assert not (tmp_path / "called").exists()
 
 
 @pytest.mark.parametrize(
