@@ -16,7 +16,13 @@ from memconsole.plan.check import check
 from memconsole.plan.jobs.document import yaml
 from memconsole.plan.jobs.host_memory import asked_gib
 from memconsole.plan.jobs.installing import package
-from memconsole.plan.jobs.job import Job, check_device, job_name
+from memconsole.plan.jobs.job import (
+    Job,
+    check_device,
+    job_name,
+    with_absent,
+    without_absent,
+)
 from memconsole.plan.jobs.jobset import IMAGE, any_node_words, jobset, node_labels
 from memconsole.plan.jobs.skypilot import skypilot
 from memconsole.plan.paths import anywhere, load
@@ -89,13 +95,14 @@ def command(
     The job continues its own run if it is started again.
     """
     plan, title = _plan_of(run_or_plan)
-    plan = plans.apply_settings(plan, assignments)
+    given = plans.apply_settings(plan, assignments)
+    known = without_absent(given)
     with contextlib.suppress(PlanError):  # the data may be where the job runs
-        count_items(plan)
-    check(plan)
-    check_device(plan)
-    check_trainable(plan)
-    plan = anywhere(plan)
+        count_items(known)
+    check(known)
+    check_device(known)
+    check_trainable(known)
+    known = anywhere(known)
     if not all(c.isprintable() and c not in "'\"" for c in f"{volume}{image}{''.join(install)}"):
         raise PlanError("--volume, --install and --image take text without quotes")
     if engine == "skypilot" and (image or labels):
@@ -103,7 +110,8 @@ def command(
             "--image and --node-selector are for jobset; SkyPilot looks for a machine with device.name itself"
         )
     nodes = node_labels(labels)
-    host_bytes = estimate(plan, budget(plan, None)).table.host_bytes or 0
+    host_bytes = estimate(known, budget(known, None)).table.host_bytes or 0
+    plan = with_absent(known, given)
     job = Job(
         name=job_name(name or title),
         plan=plan,

@@ -10,6 +10,7 @@ from pathlib import Path
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.catalog.ratings import metadata_beside
+from memconsole.plan.catalog.sources import HUB_PREFIX
 from memconsole.plan.data.mixture import MIX, parts
 from memconsole.plan.jobs.on_node import on_node
 from memconsole.plan.paths import FILES
@@ -60,6 +61,24 @@ def check_device(plan: Plan) -> None:
             "launch.devices_per_node, or train on a Slurm cluster",
             "device.count",
         )
+
+
+def without_absent(plan: Plan) -> Plan:
+    """`plan` with a dataset of the hub in place of a text under `ROOT` that is not on this machine. As little is known
+    of either, so that the plan can be checked and priced."""
+    entry, source = catalog.models().get(plan.model.name), Path(plan.data.source)
+    language = entry is None or entry.task == "language"
+    if not language or not source.is_relative_to(ROOT) or source.exists():
+        return plan
+    return replace(plan, {"data.source": f"{HUB_PREFIX}on/volume", "data.streaming": False})
+
+
+def with_absent(known: Plan, given: Plan) -> Plan:
+    """`known`, made from what `without_absent` gives for `given`, with the source of `given` again."""
+    if without_absent(given) == given:
+        return known
+    kept = ("data.source", "data.streaming")
+    return replace(known, {key: get(given, key) for key in kept})
 
 
 def job_name(text: str) -> str:

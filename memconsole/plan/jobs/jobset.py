@@ -37,6 +37,8 @@ _TPUS = {
 """How many of the catalog's TPUs nodes have."""
 _CORES = frozenset({"tpu-v2", "tpu-v3", "tpu-7x"})
 """TPUs of the catalog that are one of a chip's two cores. Kubernetes counts chips."""
+_HERE_TOO = "; it must be on this machine, too, under the same path"
+"""Said of what is read before the job file is written."""
 _RESOURCES = {"gpu": "nvidia.com/gpu", "rocm": "amd.com/gpu", "tpu": "google.com/tpu"}
 
 
@@ -47,7 +49,7 @@ def jobset(job: Job, image: str = IMAGE, nodes: Mapping[str, str] | None = None)
         if not str(path).startswith(f"{ROOT}/"):
             raise PlanError(
                 f"{key} = {path}: a file of this machine, which a pod does not have; name a dataset or model "
-                f"of the hub, or a file under {ROOT}, where the volume is",
+                f"of the hub, or a file under {ROOT}, where the volume is{_HERE_TOO if key != 'data.source' else ''}",
                 key,
             )
     for word in job.install:

@@ -331,6 +331,28 @@ def test_what_a_job_cannot_have_is_refused_in_one_sentence(
     assert says in str(export(plan_file, *to, *options).exception)
 
 
+def test_a_text_on_the_volume_need_not_be_on_this_machine(plan_file: Path) -> None:
+    source = "/memconsole/data/rows.jsonl"
+    options = ("--set", f"data.source={source}", "--set", "data.held_out=last")
+    document = reference.safe_load(export(plan_file, "--to", "jobset", *options).stdout)
+    pod = document["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    wanted = {"device.name": "cuda:0", "data.source": source, "data.held_out": "last"}
+    assert plan_in(pod["containers"][0]["args"][0]) == replace(Plan(), {**ON_H100, **wanted})
+    elsewhere = export(plan_file, "--to", "jobset", "--set", "data.source=/data/rows.jsonl")
+    assert "no such file or folder" in str(elsewhere.exception)
+
+
+def test_what_is_read_for_the_estimate_must_be_here_and_on_the_volume(
+    plan_file: Path, tmp_path: Path
+) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ text }}")
+    sets = ("--set", f"data.template={template}", "--set", "data.source=/memconsole/rows.jsonl")
+    refused = str(export(plan_file, "--to", "jobset", *sets).exception)
+    assert f"data.template = {template}: a file of this machine" in refused
+    assert "must be on this machine, too, under the same path" in refused
+
+
 def test_a_name_that_is_no_run_and_no_file_is_refused() -> None:
     assert "no plan file of that name" in str(export("nothing", "--to", "jobset").exception)
     assert "cannot be read" in str(export("nothing.toml", "--to", "jobset").exception)
