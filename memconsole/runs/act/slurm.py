@@ -38,6 +38,10 @@ _OF_THE_RUN = (
 _OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 
 
+_NO_SUCH_MEMORY = ("Memory specification", "node configuration is not available")
+"""Of sbatch's answers to a job that asks for more memory than the cluster knows of."""
+
+
 def script(
     run: RunDirectory, plan: Plan, python: str = sys.executable, host_bytes: int | None = None
 ) -> str:
@@ -87,7 +91,15 @@ def submit(run: RunDirectory, plan: Plan) -> JobRecord:
     except OSError as error:
         raise WriteError(f"{path}: cannot be written: {error.strerror}") from None
     before = run.newest_attempt() or 0
-    answer = _ask(run, "sbatch", "--parsable", f"--chdir={run.path}", str(path)).strip()
+    try:
+        answer = _ask(run, "sbatch", "--parsable", f"--chdir={run.path}", str(path)).strip()
+    except RunError as error:
+        if any(words in str(error) for words in _NO_SUCH_MEMORY):
+            remedy = (
+                'if the cluster does not know the memory of its nodes: launch.options = "--mem=0"'
+            )
+            raise RunError(f"{error}; {remedy}") from None
+        raise
     if not JOB_ID.fullmatch(answer):
         raise RunError(
             f"run {run.id}: sbatch answered without the number of a job: {answer[:200]!r}"

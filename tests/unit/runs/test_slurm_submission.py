@@ -201,6 +201,10 @@ def test_what_sbatch_refuses_leaves_no_run_and_says_why(commands: Path, root: Pa
     tool(commands, "sbatch", "echo sbatch: error: invalid partition specified: x >&2; exit 1")
     with pytest.raises(RunError, match="sbatch refuses: sbatch: error: invalid partition"):
         launch.launch(ON_SLURM)
+    why = "sbatch: error: Memory specification can not be satisfied"
+    tool(commands, "sbatch", f"echo {why} >&2; exit 1")
+    with pytest.raises(RunError, match=f'{why}; if the cluster .* launch.options = "--mem=0"'):
+        launch.launch(ON_SLURM)
     tool(commands, "sbatch", "echo welcome")
     with pytest.raises(RunError, match="without the number of a job"):
         launch.launch(ON_SLURM)
