@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import torch
+
+from memconsole.user_folders import NoHomeError, cache_folder
 
 OLDEST = 7, 0
 """The lowest compute capability of an NVIDIA GPU that Triton compiles for (torch, `GPUTooOldForTriton`)."""
@@ -43,5 +47,9 @@ def _missing(device: torch.device) -> str:
 
 @cache
 def _program(name: str) -> Any:
-    """The program. Triton is imported with it, because the import takes as long as that of torch's compiler."""
+    """The program. Triton is imported with it, because the import takes as long as that of torch's compiler. It keeps what
+    it compiles in the home folder, which a container may lack, so that it is given our own folder."""
+    if "TRITON_HOME" not in os.environ:
+        with suppress(NoHomeError):
+            os.environ.setdefault("TRITON_CACHE_DIR", str(cache_folder() / "triton"))
     return getattr(importlib.import_module("memconsole_torch.kernels.programs"), name)

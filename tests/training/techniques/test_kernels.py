@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -205,3 +206,28 @@ def test_where_triton_does_not_run_a_gpu_uses_torchs_operations_and_the_log_says
     assert [missing in line for line in program.lines(gpu)] == [True] * bool(missing)
     assert program.lines(cpu) == []
     program._missing.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({}, "{root}/memconsole/triton"),
+        ({"TRITON_CACHE_DIR": "/mine"}, "/mine"),
+        ({"TRITON_HOME": "/mine"}, None),
+    ],
+)
+def test_what_triton_compiles_is_kept_in_our_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: dict[str, str], expected: str | None
+) -> None:
+    for name in ("TRITON_CACHE_DIR", "TRITON_HOME"):
+        monkeypatch.setenv(name, "")  # so that it is as it was afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    program._program.cache_clear()
+    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(adamw=1))
+    program._program("adamw")
+    program._program.cache_clear()
+    found = os.environ.get("TRITON_CACHE_DIR")
+    assert found == (expected and expected.format(root=tmp_path))
