@@ -17,7 +17,9 @@ import msgspec
 
 from memconsole import typed_json
 from memconsole.memory.exact.timeline import TracerAnswer, TracerQuestion
+from memconsole.plan.machine.compilers import inductor_cache
 from memconsole.plan.machine.packages import missing_words
+from memconsole.user_folders import NoHomeError
 
 GROUP = "memconsole.tracers"
 """Entry points: a backend's name and the module that ``python -m`` runs as its tracer."""
@@ -66,7 +68,7 @@ class Tracer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=None if environment is None else dict(environment),
+            env=_with_cache(os.environ if environment is None else environment),
             start_new_session=True,
         )
         self.pid = self._process.pid
@@ -159,3 +161,11 @@ class Tracer:
         words = bytes(self._said).decode(errors="replace").strip().splitlines()
         last = f": {words[-1].strip()[:200]}" if words else ""
         return f"the {self.backend} tracer {how}{last}"
+
+
+def _with_cache(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a tracer: it compiles in this user's cache folder, if there is one."""
+    try:
+        return inductor_cache(environment) | dict(environment)
+    except NoHomeError:
+        return dict(environment)

@@ -8,9 +8,9 @@ from importlib import metadata
 from pathlib import Path
 
 from memconsole.plan.machine import jemalloc
+from memconsole.plan.machine.compilers import inductor_cache
 from memconsole.plan.plan import Plan
 from memconsole.plan.processes import processes
-from memconsole.user_folders import cache_folder
 
 RUN_ID = "MEMCONSOLE_RUN_ID"
 ATTEMPT = "MEMCONSOLE_ATTEMPT"
@@ -98,8 +98,7 @@ def trainer_environment(
     if plan.backend == "torch" and kind == "cuda" and "PYTORCH_CUDA_ALLOC_CONF" not in inherited:
         wanted["PYTORCH_ALLOC_CONF"] = _allocator()
     if plan.backend == "torch" and plan.optimize.compile:
-        # The default is a fixed name in the shared temporary folder; another user could create it.
-        wanted["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder(inherited) / "inductor")
+        wanted |= inductor_cache(inherited)
     if plan.backend == "jax":
         # By default JAX reserves three quarters of the GPU at once; only its own statistics would
         # then show how much is used.

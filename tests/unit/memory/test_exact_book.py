@@ -23,6 +23,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS, press
+from memconsole.user_folders import cache_folder
 
 GIB = 2**30
 DEVICE = Budget(
@@ -41,7 +42,7 @@ for line in sys.stdin:
     optimizer = "sgd" if "sgd" in question["plan"] else "adamw"
     log.write(json.dumps(dict(
         question, plan="", rows=rows, optimizer=optimizer, pid=os.getpid(), nice=os.nice(0),
-        session=os.getsid(0)
+        session=os.getsid(0), inductor=os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     )) + "\\n")
     def say(**answer):
         print(json.dumps(dict(id=question["id"], **answer)), flush=True)
@@ -122,6 +123,14 @@ def test_an_answer_is_looked_up_after_it_came_and_is_told_of(bench: Bench) -> No
     assert known is not None
     assert known.replayed
     assert total(book, plan(8)) is None
+
+
+def test_the_tracer_compiles_in_the_cache_of_this_user(bench: Bench) -> None:
+    """By default torch takes a fixed name in the shared temporary folder, which another user may have made."""
+    book = bench.book()
+    book.ask(plan(), DEVICE)
+    until(bench.asked)
+    assert bench.asked()[0]["inductor"] == str(cache_folder() / "inductor")
 
 
 def test_the_tracer_is_niced_and_leads_a_session_of_its_own(bench: Bench) -> None:
