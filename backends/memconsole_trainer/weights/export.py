@@ -109,10 +109,12 @@ class Rounding:
 
 
 def save(tensors: Mapping[str, NDArray[np.generic]], path: Path) -> None:
-    """Write a safetensors file. Raises OSError."""
+    """Write a safetensors file that others may read as any new file. Raises OSError."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
+    path.touch()
+    mode = path.stat().st_mode
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
     except SafetensorError as error:
@@ -121,6 +123,7 @@ def save(tensors: Mapping[str, NDArray[np.generic]], path: Path) -> None:
             raise
         number = int(found[1])
         raise OSError(number, os.strerror(number), str(path)) from None
+    path.chmod(mode)  # save_file gives the file to this user alone
 
 
 def narrowed(array: NDArray[np.generic], dtype: str) -> NDArray[np.generic]:

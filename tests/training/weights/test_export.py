@@ -1,5 +1,6 @@
 """A run's weights leave as a directory that transformers loads, and that comes back as it was."""
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -60,3 +61,13 @@ def test_an_export_tells_whether_rounding_changed_a_weight(tmp_path: Path) -> No
     weights = HuggingFaceWeights(narrow, architecture)
     assert not export.export(architecture, weights, tmp_path / "same", "bfloat16")
     assert not export.export(architecture, weights, tmp_path / "wide")
+
+
+def test_others_may_read_the_weights_of_an_export_as_its_other_files(tmp_path: Path) -> None:
+    architecture, before = ARCHITECTURES["llama"], os.umask(0o027)
+    try:
+        export.export(architecture, InitialWeights(architecture, 0), tmp_path)
+    finally:
+        os.umask(before)
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()}
+    assert modes == dict.fromkeys(("config.json", "model.safetensors"), "0o640")
