@@ -81,7 +81,7 @@ def send(run: str) -> None:
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, shell_complete=completing.run_names)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def delete(runs: tuple[str, ...], yes: bool) -> None:
     """Delete all files of RUNS, checkpoints included. A run that is training is never deleted."""
     found = list(dict.fromkeys(find_run(run) for run in runs))

@@ -20,7 +20,7 @@ POLL_SECONDS = 0.2
 
 @click.command()
 @click.argument("run", required=False, shell_complete=run_names)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--kill", is_flag=True, help="Kill it: no step is finished, no checkpoint written.")
 @click.option("--wait/--no-wait", default=True, help="Wait until it has stopped.")
 def command(run: str | None, yes: bool, kill: bool, wait: bool) -> None:

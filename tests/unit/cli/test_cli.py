@@ -6,10 +6,11 @@ import pwd
 import signal
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
-from memconsole.cli.main import cli
+from memconsole.cli.main import COMMANDS, cli
 from memconsole.cli.runs import train
 from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, PlanError, apply_settings, loads
@@ -205,3 +206,15 @@ def test_names_of_data_that_are_not_utf8_are_refused_as_such(tmp_path: Path) -> 
     assert str(made.exception).endswith('m\\udcf6.txt": the name is not UTF-8; choose another')
     read = run("plan", "--set", f"data.source={name}")
     assert "expected UTF-8; rename the file or the folder" in str(read.exception)
+
+
+def test_wherever_a_command_asks_y_answers() -> None:
+    def options(command: click.Command) -> list[list[str]]:
+        below = command.commands.values() if isinstance(command, click.Group) else ()
+        return [p.opts for p in command.params] + [one for sub in below for one in options(sub)]
+
+    context = click.Context(cli)
+    commands = (cli.get_command(context, name) for name in COMMANDS)
+    asking = [opts for one in commands if one for opts in options(one) if "--yes" in opts]
+    assert len(asking) > 1
+    assert all("-y" in opts for opts in asking)
