@@ -88,6 +88,8 @@ class Forwarding:
             begun = self._sent.position if number == self._sent.attempt else None
             reader = EventReader(self._run.attempt_path(number), begun)
             while records := reader.read(READ_BYTES):
+                if self._sent.last and any(map(_begins, records)):
+                    self._begin_again()
                 last = dict(self._sent.last)
                 figures = [f for record in records if (f := _new(record, units, last)) is not None]
                 yield (
@@ -97,9 +99,17 @@ class Forwarding:
                     ),
                 )
 
+    def _begin_again(self) -> None:
+        """Leave the figures that were sent as they are: what follows is another training."""
+        self._finish("killed")
+        self._tracker = None
+        self._sent = msgspec.structs.replace(
+            self._sent, tracked="", training=self._sent.training + 1, last={}
+        )
+
     def _open(self) -> Tracker:
         if self._tracker is None:
-            self._tracker = self._connect(told(self._run, self._sent.tracked))
+            self._tracker = self._connect(told(self._run, self._sent))
         return self._tracker
 
     def _keep(self, sent: Sent) -> None:
@@ -128,7 +138,7 @@ class Forwarding:
                 self._failed(error)
 
 
-def told(run: RunDirectory, tracked: str) -> Told:
+def told(run: RunDirectory, sent: Sent) -> Told:
     """What a tracker shows about `run`. Raises `PlanError`."""
     plan, labels = run.read_plan(), read_labels(run.path)
     secrets = secret_values(os.environ)
@@ -142,15 +152,20 @@ def told(run: RunDirectory, tracked: str) -> Told:
         for key, value in (values.items() if isinstance(values, dict) else (("", values),))
     }
     return Told(
-        id=run.id,
+        id=run.id if sent.training == 1 else f"{run.id}-{sent.training}",
         name=run.name,
         folder=run.path,
         settings={k: redact(v, secrets) if isinstance(v, str) else v for k, v in settings.items()},
         tags=labels.tags,
         note=labels.note,
         offline=plan.train.wandb == "offline",
-        tracked=tracked,
+        tracked=sent.tracked,
     )
+
+
+def _begins(record: events.Record) -> bool:
+    """Whether an attempt begins at step 0."""
+    return isinstance(record, events.Started) and not record.resumed_step
 
 
 def _new(record: events.Record, units: str, last: dict[str, int]) -> Figures | None:

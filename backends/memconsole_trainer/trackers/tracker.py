@@ -12,6 +12,7 @@ class Told:
     """What a tracker shows about a run besides its curves."""
 
     id: str
+    """The run's id, with the number of its training if it began again at step 0."""
     name: str
     folder: Path
     """The run's directory."""

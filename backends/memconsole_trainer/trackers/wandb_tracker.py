@@ -1,6 +1,6 @@
 """Sends figures to Weights & Biases, or keeps them in files for `wandb sync`.
 
-The run's id is also its id at W&B, so a resumed run continues there. `WANDB_PROJECT`,
+The run's id is also its id at W&B, so a resumed run continues there; one that begins again has another. `WANDB_PROJECT`,
 `WANDB_ENTITY` and the other variables of W&B apply.
 """
 
@@ -47,7 +47,7 @@ class WandbTracker:
         self._step = 0
         self.tracked = told.id
         # One set of files for each attempt; `--id` joins them.
-        files = f"{shlex.quote(str(told.folder / 'wandb'))}/offline-run-*"
+        files = f"{shlex.quote(str(told.folder / 'wandb'))}/offline-run-*-{told.id}"
         self.where = f"wandb sync --id {told.id} {files}" if told.offline else str(run.url)
 
     def send(self, figures: list[Figures]) -> None:

@@ -26,7 +26,7 @@ from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventlog import EventWriter
 from memconsole.runs.record.records import ExitRecord
 from memconsole.runs.record.states import Verdict
-from memconsole.runs.record.trackers import FOLDER, read_sent
+from memconsole.runs.record.trackers import FOLDER, Sent, read_sent
 from memconsole_trainer.trackers.forward import AFTER_END_SECONDS, RETRY_SECONDS, forward, told
 from memconsole_trainer.trackers.tracker import Figures, Told
 
@@ -48,6 +48,12 @@ def attempt(run: RunDirectory, first: int, last: int, reason: str) -> None:
     """An attempt that takes steps and evaluates every other one, and ends."""
     number = run.new_attempt()
     log = EventWriter(run.attempt_path(number))
+    log.write(
+        events.Started(
+            attempt=number, backend="torch", versions={}, device_id="cpu", device_name="", device_kind="cpu",
+            memory_label="RAM", platform_lines=(), resumed_step=first - 1,
+        )
+    )  # fmt: skip
     for step in range(first, last + 1):
         log.write(
             events.Step(
@@ -142,6 +148,34 @@ def test_each_figure_is_sent_once_though_attempts_repeat_steps(run: RunDirectory
     assert (third.opened, third.ended) == ([], []), "nothing new, so nothing is opened"
 
 
+@pytest.mark.parametrize("ends_between", [True, False])
+def test_an_attempt_that_begins_again_is_another_run_in_the_tracker(
+    run: RunDirectory, ends_between: bool
+) -> None:
+    attempt(run, 1, 5, "killed")
+    book = Book()
+    if ends_between:
+        forward(run, "mlflow", book)
+    attempt(run, 1, 3, "killed")
+    attempt(run, 3, 8, "finished")
+    forward(run, "mlflow", book)
+    first, second = book.opened
+    assert [first.id, second.id] == [run.id, f"{run.id}-2"]
+    assert [first.tracked, second.tracked] == ["", ""]
+    assert book.ended == ["killed", "finished"]
+    losses = [step for step, _ in book.curves["train/loss"]]
+    assert losses == [*range(1, 6), *range(1, 9)]
+
+
+def test_a_tracker_that_fails_as_a_run_begins_again_makes_one_run_of_it(run: RunDirectory) -> None:
+    attempt(run, 1, 5, "killed")
+    attempt(run, 1, 8, "finished")
+    book = Book(iter([None, ConnectionError("down"), ConnectionError("down")]))
+    forward(run, "mlflow", book, lambda seconds: None)
+    assert {told.id for told in book.opened} == {run.id, f"{run.id}-2"}
+    assert [step for step, _ in book.curves["train/loss"]] == [*range(1, 6), *range(1, 9)]
+
+
 def test_a_tracker_that_fails_is_tried_again_and_the_run_says_why(run: RunDirectory) -> None:
     attempt(run, 1, 4, "finished")
     seen: list[tuple[str, ...]] = []
@@ -196,7 +230,7 @@ def test_a_deleted_run_ends_its_trackers(run: RunDirectory) -> None:
 def test_settings_are_told_without_secrets(run: RunDirectory) -> None:
     token = "hf_" + "a" * 34
     hidden = create_run(replace(Plan(), {"data.source": f"https://x/{token}"}))
-    found = told(hidden, "")
+    found = told(hidden, Sent())
     assert found.settings["train.batch_size"] == 16
     assert token not in json.dumps(found.settings)
 
@@ -293,7 +327,9 @@ def test_wandb_has_the_figures_of_both_attempts_under_one_id(run: RunDirectory) 
     sent_by_a_process(
         run, "wandb", lambda: read_sent(run.path, "wandb").last.get("train/loss") == 8
     )
-    assert read_sent(run.path, "wandb").tracked == run.id
+    sent = read_sent(run.path, "wandb")
+    assert sent.tracked == run.id
+    assert sent.where.endswith(f"wandb/offline-run-*-{run.id}")
     folders = sorted((run.path / "wandb").glob("offline-run-*"))
     assert len(folders) == 2
     assert all(folder.name.endswith(run.id) for folder in folders)
