@@ -1,56 +1,131 @@
-"""The environment that templates run in: nothing outside is reached, and what repeats, pads, replaces or joins text
-makes no huge text."""
+"""The environment that templates run in: nothing outside is reached, no huge text is made, and every rendering ends."""
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jinja2.exceptions import SecurityError
-from jinja2.filters import do_center, do_format, do_indent, do_replace, make_attrgetter
-from jinja2.nodes import EvalContext
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
-from jinja2.utils import pass_eval_context
+from jinja2.utils import pass_context
 
-MOST_CHARACTERS = 16 << 20
-"""The longest text, and the longest list, that one operator or filter may make."""
-_FIELD = re.compile(r"%(?:%|(?P<name>\([^)]*\))?(?P<sizes>[-+ #0\d.*]*))")
-"""A field such as ``%10.2f``, up to its type, or an escaped ``%%``."""
+from memconsole.plan.templates.filters import LIMITED, limit_format, limit_replaced
+from memconsole.plan.templates.limits import ELEMENT, Allowance, extent, limit_product, limited
+
 _PADDING = frozenset({"center", "ljust", "rjust", "zfill", "to_bytes"})
 """Methods whose first argument is the least length of what they return."""
 
 
+class _Counted(CodeGenerator):
+    """Code that counts each block that it enters, such as the body of a loop, and what operators and literals make."""
+
+    def blockvisit(self, nodes_: Iterable[nodes.Node], frame: Any) -> None:
+        block = list(nodes_)
+        texts = (child for node in block if isinstance(node, nodes.Output) for child in node.nodes)
+        size = sum(len(text.data) for text in texts if isinstance(text, nodes.TemplateData))
+        self.writeline(f"environment.allowance.spend({ELEMENT + size})")
+        super().blockvisit(block, frame)
+
+    def visit_For(self, node: nodes.For, frame: Any) -> None:  # noqa: N802
+        if node.test is not None:
+            node.test = nodes.And(_counts(), node.test)
+        super().visit_For(node, frame)
+
+    def visit_Concat(self, node: nodes.Concat, frame: Any) -> None:  # noqa: N802
+        self.write("environment.joined((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Any) -> None:  # noqa: N802
+        self._counted("part", super().visit_Getitem, node, frame, isinstance(node.arg, nodes.Slice))
+
+    def visit_List(self, node: nodes.List, frame: Any) -> None:  # noqa: N802
+        self._counted("made", super().visit_List, node, frame)
+
+    def visit_Dict(self, node: nodes.Dict, frame: Any) -> None:  # noqa: N802
+        self._counted("made", super().visit_Dict, node, frame)
+
+    def visit_Tuple(self, node: nodes.Tuple, frame: Any) -> None:  # noqa: N802
+        self._counted("made", super().visit_Tuple, node, frame, node.ctx == "load")
+
+    def _counted(
+        self, by: str, visit: Callable[[Any, Any], None], node: Any, frame: Any, makes: bool = True
+    ) -> None:
+        """Write what `visit` writes. If it makes a value, the method `by` of the allowance counts it."""
+        if makes:
+            self.write(f"environment.allowance.{by}(")
+        visit(node, frame)
+        if makes:
+            self.write(")")
+
+
 class Sandbox(ImmutableSandboxedEnvironment):
-    """A sandbox whose operators, filters and methods that repeat, pad, replace or join refuse to make more than
-    `MOST_CHARACTERS`."""
+    """A sandbox whose renderings keep within the limits of `memconsole.plan.templates.limits`. ``with allowance:``
+    encloses each one."""
 
-    intercepted_binops = frozenset({"*", "**", "%"})
+    intercepted_binops = frozenset({"+", "*", "**", "%", "//"})
+    code_generator_class = _Counted
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.filters.update(
-            center=_center, format=_format, indent=_indent, join=_join, replace=_replace
-        )
+    def __init__(self, finalize: Callable[[Any], Any] | None = None, **options: Any) -> None:
+        self.allowance = Allowance()
+
+        @pass_context  # so that no constant is written by the compiler, uncounted
+        def written(_: Context, value: Any) -> Any:
+            return self.allowance.made(value if finalize is None else finalize(value))
+
+        super().__init__(optimized=False, finalize=written, **options)
+        self.filters = {
+            name: self._counted(filter_) for name, filter_ in {**self.filters, **LIMITED}.items()
+        }
+        del self.globals["lipsum"]  # as long as it is told, and another text each time
+
+    def _counted(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(apply)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            return self.allowance.made(apply(*args, **kwargs))
+
+        return counted
+
+    def counts(self) -> bool:
+        """True. A call is counted."""
+        return True
+
+    def joined(self, parts: Sequence[Any]) -> Any:
+        """What ``~`` makes."""
+        limited(sum(map(extent, parts)))
+        return self.allowance.made("".join(map(str, parts)))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "*":
+        if isinstance(left, str) and operator == "+":
+            return self.allowance.made(left + right)
+        if isinstance(left, int) and isinstance(right, int):
+            if operator != "+":
+                limit_product(operator, left, right)
+        elif operator == "+":
+            limited(extent(left) + extent(right))
+        elif operator == "*":
             for one, times in ((left, right), (right, left)):
-                if isinstance(one, str | bytes | list | tuple) and isinstance(times, int):
-                    limited(len(one) * times)
+                if isinstance(times, int):
+                    limited(extent(one) * times)
         elif operator == "%" and isinstance(left, str):
-            limited(_widths(left, right if isinstance(right, tuple) else (right,)))
-        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            limited(left.bit_length() * right // 8)
-        return super().call_binop(context, operator, left, right)
+            limit_format(left, right)
+        return self.allowance.made(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         method = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps str.format
         owner = getattr(method, "__self__", None)
         if isinstance(owner, str | bytes | int):
-            __self._limit_method(owner, getattr(method, "__name__", ""), args, kwargs)
-        return super().call(__context, __obj, *args, **kwargs)
+            name = getattr(method, "__name__", "")
+            if name == "join" and args:
+                args = (list(args[0]),)
+            __self._limit_method(owner, name, args, kwargs)
+        return __self.allowance.made(super().call(__context, __obj, *args, **kwargs))
 
     def _limit_method(
         self, owner: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -62,9 +137,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         elif name == "expandtabs" and isinstance(first, int):
             limited(first * len(owner))
         elif name == "replace" and len(args) > 1:
-            _limit_replaced(owner, args[0], args[1])
-        elif name == "join" and isinstance(first, list | tuple):
+            limit_replaced(owner, args[0], args[1])
+        elif name == "join" and args:
             limited(sum(len(part) + len(owner) for part in first))
+        elif name == "translate" and isinstance(first, Mapping):
+            limited(len(owner) * max(map(extent, first.values()), default=1))
         elif name == "format":
             _Measured(self).vformat(owner, args, kwargs)
         elif name == "format_map":
@@ -72,7 +149,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Measured(SandboxedFormatter):
-    """Formats everything but the fields with a width or a precision, whose sum it limits."""
+    """Formats everything but the fields with a width or a precision, and limits the sum of all."""
 
     def __init__(self, environment: Sandbox) -> None:
         super().__init__(environment)
@@ -80,64 +157,12 @@ class _Measured(SandboxedFormatter):
 
     def format_field(self, value: Any, format_spec: str) -> str:
         sizes = [int(word) for word in re.findall(r"\d+", format_spec)]
-        self._size += sum(sizes)
+        text = "" if sizes else str(super().format_field(value, format_spec))
+        self._size += sum(sizes) + len(text)
         limited(self._size)
-        return "" if sizes else str(super().format_field(value, format_spec))
+        return text
 
 
-def limited(size: int) -> None:
-    """Raise `SecurityError` for a text of more than `MOST_CHARACTERS`."""
-    if size > MOST_CHARACTERS:
-        raise SecurityError(f"it would write more than {MOST_CHARACTERS >> 20} MiB of text")
-
-
-def _widths(text: str, values: Sequence[Any]) -> int:
-    """The sum of the widths and precisions in a format text with ``%``; those written ``*`` are in `values`."""
-    left, size = iter(values), 0
-    for field in _FIELD.finditer(text):
-        if field["sizes"] is None:
-            continue
-        for word in re.findall(r"\d+|\*", field["sizes"]):
-            number = int(word) if word.isdecimal() else next(left, 0)
-            size += abs(number) if isinstance(number, int) else 0
-        if not field["name"]:
-            next(left, None)
-    return size
-
-
-def _limit_replaced(text: Any, old: Any, new: Any) -> None:
-    places = len(text) + 1 if not old else text.count(old)
-    limited(len(text) + places * len(new))
-
-
-def _center(value: Any, width: int = 80) -> str:
-    limited(width)
-    return do_center(value, width)
-
-
-def _format(value: Any, *args: Any, **kwargs: Any) -> str:
-    limited(_widths(str(value), args))
-    return do_format(value, *args, **kwargs)
-
-
-def _indent(s: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    step = len(width) if isinstance(width, str) else width
-    limited(step * (str(s).count("\n") + 1))
-    return do_indent(s, width, first, blank)
-
-
-@pass_eval_context
-def _replace(context: EvalContext, s: str, old: str, new: str, count: int | None = None) -> str:
-    _limit_replaced(str(s), str(old), str(new))
-    return do_replace(context, s, old, new, count)
-
-
-@pass_eval_context
-def _join(
-    context: EvalContext, value: Iterable[Any], d: Any = "", attribute: str | int | None = None
-) -> str:
-    if attribute is not None:
-        value = map(make_attrgetter(context.environment, attribute), value)
-    parts = [str(part) for part in value]
-    limited(sum(map(len, parts)) + len(str(d)) * len(parts))
-    return str(d).join(parts)
+def _counts() -> nodes.Call:
+    """A call that is true, for a condition: each time that it is looked at is counted."""
+    return nodes.Call(nodes.EnvironmentAttribute("counts"), [], [], None, None)

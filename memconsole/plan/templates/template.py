@@ -6,7 +6,6 @@ Templates are Jinja, rendered in a sandbox with the settings of Hugging Face's c
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -43,7 +42,7 @@ from memconsole.plan.templates.rendered import (
     of_marked,
 )
 from memconsole.plan.templates.roles import unwritten_and_unknown
-from memconsole.plan.templates.sandbox import Sandbox, limited
+from memconsole.plan.templates.sandbox import Sandbox
 from memconsole.plan.templates.turns import turns
 
 __all__ = ["Question", "Template", "TemplateSyntaxError"]
@@ -128,9 +127,9 @@ class Template:
             extensions=[_Answers, "jinja2.ext.loopcontrols"],
             finalize=None if of_model else _written,
         )
+        self._allowance = environment.allowance
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = CLOCK.strftime
-        environment.filters["tojson"] = _json
         self._variables = dict(variables or {})
         tree = environment.parse(source)
         self._template = environment.from_string(source)
@@ -330,9 +329,10 @@ class Template:
 
     def _render(self, values: Mapping[str, Any], prompt: bool = False) -> str:
         try:
-            return self._template.render(
-                **{**self._variables, **values, "add_generation_prompt": prompt}
-            )
+            with self._allowance:
+                return self._template.render(
+                    **{**self._variables, **values, "add_generation_prompt": prompt}
+                )
         except jinja2.UndefinedError as error:
             missing = re.match(r"'([^']+)' is undefined", str(error))
             if missing:
@@ -377,24 +377,6 @@ def _written(value: Any) -> Any:
     if isinstance(value, Mapping):
         raise RecordError("has an object where the template writes text")
     return value
-
-
-def _json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as the chat templates of transformers get it: without escapes for HTML."""
-    limited(indent or 0)
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
 
 
 def _refuse(message: str) -> None:

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 
 from memconsole.plan.check import check
 from memconsole.plan.data.unwritten import unwritten_notes
 from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.templates import limits
 from memconsole.plan.templates.chat import RecordError, messages_of
 from memconsole.plan.templates.choice import template_of, templates
 from memconsole.plan.templates.rendered import Rendered
@@ -369,7 +371,7 @@ def test_a_sandboxed_template_reaches_nothing_outside() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        '{{ "x" * 10**10 }}', "{{ 10**10 * [0] }}", "{{ 10 ** (10 ** 10) }}", '{{ "%1000000000d" % 1 }}',
+        '{{ "x" * 10**10 }}', "{{ 10**10 * [0] }}", "{{ (10 ** 9, [0] * 10**7) }}", '{{ "%1000000000d" % 1 }}',
         '{{ "%*d" % (10**9, 1) }}', '{{ "%1000000000d"|format(1) }}', '{{ "{:>1000000000}".format(1) }}',
         '{{ "{:>{}}".format(1, 10**9) }}', '{{ "x"|center(10**10) }}', '{{ "x".ljust(10**10) }}',
         '{{ "x"|indent(10**10, true) }}', '{{ (["x" * 2**20] * 20)|join(",") }}', '{{ {"a": 1}|tojson(indent=10**10) }}',
@@ -381,6 +383,112 @@ def test_a_sandboxed_template_reaches_nothing_outside() -> None:
 def test_a_short_template_that_writes_gigabytes_is_refused(source: str) -> None:
     with pytest.raises(RecordError, match="does not fit the template: it would write more than 16"):
         Template(source).render({})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set ns = namespace(a='x' * 999) %}" + "{% set ns.a = ns.a ~ ns.a %}" * 27,
+        "{% set ns = namespace(a='x' * 999) %}" + "{% set ns.a = ns.a + ns.a %}" * 27,
+        "{% set ns = namespace(a=[1]) %}" + "{% set ns.a = ns.a * 9 + ns.a %}" * 27,
+        "{{ [1]|batch(10**9, 1)|list }}", "{{ [1]|slice(10**9)|list }}", "{{ [[1] * 999]|tojson(indent=10**5) }}",
+        "{{ ('x ' * 9999)|wordwrap(1, wrapstring='y' * 9999) }}", "{{ ('x' * 10**6).join('a' * 10**6) }}",
+        "{{ ('x' * 10**6).translate({120: 'y' * 10**6}) }}", "{{ ('%(a)s' * 10**4) % {'a': 'x' * 10**6} }}",
+        "{{ ('{0}' * 10**5).format('x' * 10**6) }}", "{{ ('%(a)s' * 10**4)|format(a='x' * 10**6) }}",
+    ],
+)  # fmt: skip
+def test_text_and_lists_that_grow_step_by_step_are_refused(source: str) -> None:
+    with pytest.raises(RecordError, match="does not fit the template: it would write more than 16"):
+        Template(source, of_model=True).render({})
+
+
+@pytest.mark.parametrize(
+    ("made", "written"),
+    [
+        ("[ns.a, ns.a]", "{{ ns.a }}"),
+        ("(ns.a, ns.a)", "{{ ns.a ~ 1 }}"),
+        ("{1: ns.a, 2: ns.a}", "{{ ns.a|tojson }}"),
+        ("namespace(x=ns.a, y=ns.a)", "{{ ns.a }}"),
+    ],
+)
+def test_a_list_that_holds_itself_many_times_is_refused(
+    made: str, written: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MOST_CHARACTERS", 1 << 20)
+    source = "{% set ns = namespace(a=[1]) %}" + f"{{% set ns.a = {made} %}}" * 40 + written
+    with pytest.raises(RecordError, match="does not fit the template: it would write more than 1 "):
+        Template(source, of_model=True).render({})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ range(99999)|map('center', 10**7)|list }}",
+        "{% for i in range(99999) %}{{ 'a'|center(10**7) }}{% endfor %}",
+        "{% set x %}{% for i in range(99999) %}" + "x" * 99999 + "{% endfor %}{% endset %}",
+        "{% macro f() %}" + "x" * 99999 + "{% endmacro %}{% for i in range(99999) %}{{ f() }}{% endfor %}",
+        "{% set ns = namespace(a='') %}{% for i in range(99999) %}{% set ns.a = [ns.a, 'x' * 10**6] %}"
+        "{% set ns.a = ns.a[0] %}{% endfor %}",
+    ],
+)  # fmt: skip
+def test_what_a_template_makes_in_all_is_limited(source: str) -> None:
+    with pytest.raises(RecordError, match="does not fit the template: it would make more than 256"):
+        Template(source, of_model=True).render({})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
+        "{% for i in [1] recursive %}{% if loop.depth < 9 %}{{ loop(range(99999)) }}{% endif %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for i in range(99999) %}{{ range(9999)|list|sort|length }}{% endfor %}",
+        "{{ ([[0] * 10] * 9999)|sum(start=[])|length }}",
+    ],
+)  # fmt: skip
+def test_a_template_that_goes_on_and_on_ends(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MOST_SECONDS", 0.1)
+    with pytest.raises(RecordError, match="does not fit the template: it takes more than"):
+        Template(source, of_model=True).render({})
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{{ 10 ** (10 ** 10) }}", "an integer would have more than"),
+        ("{% set ns = namespace(a=3) %}{% for i in range(99) %}{% set ns.a = ns.a * ns.a %}{% endfor %}", "an integer"),
+        ("{{ 5|round(-10**9) }}", "round knows 300 digits"),
+        ("{{ ('<!---->' * 10**5)|striptags }}", "striptags takes 64 KiB"),
+        ("{{ ('x' * 10**5)|wordwrap(1) }}", "wordwrap takes 64 KiB"),
+        ("{{ [1]|sort(attribute='a.' * 10**6) }}", "the name of an attribute"),
+    ],
+)  # fmt: skip
+def test_operations_that_take_long_at_once_are_refused(source: str, words: str) -> None:
+    with pytest.raises(RecordError, match=f"does not fit the template: {words}"):
+        Template(source, of_model=True).render({})
+
+
+def test_every_rendering_has_the_whole_allowance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MOST_IN_ALL", 1 << 16)
+    template = Template("{{ cause * 9999 }}", of_model=True)
+    for _ in range(50):
+        assert len(template.render({"cause": "x"})) == 9999
+
+
+def test_loops_and_filters_write_as_jinja_writes() -> None:
+    source = (
+        "{% for a in [3, 1, 2]|sort if a > 1 %}{{ loop.index }}/{{ loop.length }}:{{ a }}{{ ',' if not loop.last }}"
+        "{% endfor %}{% for k, v in {'a': 1, 'b': [2]}|items %} {{ k ~ v }}{% endfor %}"
+        "{% for n in [[1, [2, 3]]] recursive %}({% if n is iterable %}{{ loop(n) }}{% else %}{{ n }}{% endif %})"
+        "{% endfor %} {{ [1, 2, 3, 4, 5]|batch(2, 0)|list }} {{ [1, 2, 3]|slice(2)|list }} {{ [1, 2]|sum }} "
+        "{{ [{'n': 2}, {'n': 5}]|sum('n') }} {{ 2.567|round(1) }} {{ 'a bc d'|wordwrap(4, wrapstring='/') }} "
+        "{{ ['a', 'b']|map('upper')|join('+') }} {{ (1, 2)[::-1] }} {{ {'a': [1]}|tojson(indent=1) }} "
+        "{{ [{'n': 2}, {'n': 1}]|sort(attribute='n')|map(attribute='n')|list }} {{ 'abc'[1:] + 'x' ~ 1 }}"
+    )
+    plain = jinja2.Environment()
+    plain.filters["tojson"] = json.dumps
+    assert Template(source, of_model=True).render({}) == plain.from_string(source).render()
 
 
 def test_ordinary_widths_and_numbers_are_written() -> None:
