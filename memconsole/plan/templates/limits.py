@@ -9,6 +9,7 @@ from types import GeneratorType
 from typing import Any
 
 from jinja2.exceptions import SecurityError
+from jinja2.runtime import Undefined
 from jinja2.utils import Namespace
 
 MOST_CHARACTERS = 16 << 20
@@ -40,7 +41,7 @@ def extent(value: Any) -> int:
     while waiting and size <= MOST_CHARACTERS:
         one = waiting.pop()
         kind = type(one)
-        if kind in _SINGLE:
+        if kind in _SINGLE or isinstance(one, Undefined):
             continue
         if kind is Namespace:
             one = object.__getattribute__(one, "_Namespace__attrs")

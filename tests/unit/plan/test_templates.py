@@ -469,6 +469,13 @@ def test_operations_that_take_long_at_once_are_refused(source: str, words: str) 
         Template(source, of_model=True).render({})
 
 
+def test_a_list_may_hold_what_is_missing_if_it_is_not_written() -> None:
+    source = (
+        "{% set o = {'a': a, 'b': [b]} %}{{ 'b' if o.a is defined else 'none' }}{{ (b, 1)|length }}"
+    )
+    assert Template(source).render({"c": 1}) == "none2"
+
+
 def test_every_rendering_has_the_whole_allowance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MOST_IN_ALL", 1 << 16)
     template = Template("{{ cause * 9999 }}", of_model=True)
