@@ -125,8 +125,11 @@ def test_an_answer_is_looked_up_after_it_came_and_is_told_of(bench: Bench) -> No
     assert total(book, plan(8)) is None
 
 
-def test_the_tracer_compiles_in_the_cache_of_this_user(bench: Bench) -> None:
+def test_the_tracer_compiles_in_the_cache_of_this_user(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By default torch takes a fixed name in the shared temporary folder, which another user may have made."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     book = bench.book()
     book.ask(plan(), DEVICE)
     until(bench.asked)
