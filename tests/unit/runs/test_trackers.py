@@ -124,11 +124,11 @@ def test_the_command_that_sends_figures_can_be_pasted_whatever_the_folder_is_cal
     from memconsole_trainer.trackers.wandb_tracker import WandbTracker
 
     folder = tmp_path / "it's two words"
-    (folder / "wandb/offline-run-1").mkdir(parents=True)
+    (folder / "wandb/offline-run-1-its-id").mkdir(parents=True)
     told = Told("its-id", "a name", folder, {}, (), "", offline=True, tracked="")
     echo = f'set -- {WandbTracker(told).where}; echo $#; echo "$5"'
     said = subprocess.run(["bash", "-c", echo], capture_output=True, text=True, check=True)
-    assert said.stdout.splitlines() == ["5", f"{folder}/wandb/offline-run-1"]
+    assert said.stdout.splitlines() == ["5", f"{folder}/wandb/offline-run-1-its-id"]
 
 
 def test_each_figure_is_sent_once_though_attempts_repeat_steps(run: RunDirectory) -> None:
