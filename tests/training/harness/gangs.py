@@ -17,7 +17,6 @@ from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.tasks import task_of
-from memconsole.plan.tasks.language import MASKED
 from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.weights.initialize import InitialWeights
@@ -65,18 +64,21 @@ def batch_of(plan: Plan, number: int) -> Batch:
     steps = plan.optimize.accumulation_steps
     shape = (steps, ROWS // steps)
     arrays: dict[str, Any] = {}
+    counted = 0.0
     for array in task_of(plan).inputs(plan, model):
         size = (*shape, *array.shape)
         if array.dtype == "int32":
-            arrays[array.name] = rng.integers(1, 99, size, np.int32)
+            drawn = rng.integers(1, 99, size, np.int32)
         elif array.name == "mask":
-            arrays[array.name] = rng.integers(0, 2, size).astype(np.float32)
+            drawn = rng.integers(0, 2, size).astype(np.float32)
+            counted = float(drawn.sum())
         else:
-            arrays[array.name] = rng.standard_normal(size, np.float32)
-    if "targets" in arrays and arrays["targets"].dtype == np.int32:
-        arrays["targets"][:, 1, LENGTH // 2 :] = MASKED
-        return Batch(arrays, float((arrays["targets"] != MASKED).sum()))
-    return Batch(arrays, float(arrays["mask"].sum()))
+            drawn = rng.standard_normal(size, np.float32)
+        if array.name == "targets" and array.dtype == "int32":
+            drawn[:, 1, LENGTH // 2 :] = array.fill
+            counted = float((drawn != array.fill).sum())
+        arrays[array.name] = drawn
+    return Batch(arrays, counted)
 
 
 def steps_of(
