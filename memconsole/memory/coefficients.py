@@ -126,6 +126,8 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The head's matrix cast to 16 bits, with 16-bit matmuls."""
     early_blocks: float
     """Gradients of all blocks: the share that is already allocated while the loss runs."""
+    early_blocks_chunked: float
+    """The same with a chunked loss."""
     loss_stream: float
     """The fp32 residual stream while the loss runs."""
     mlp: float
@@ -168,7 +170,7 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     runtime: dict[str, dict[str, Runtime]]
     """By backend, then by kind of device."""
     xla: dict[str, Overlap]
-    """By kind of device."""
+    """By kind of device, by catalog device, or by kind and `-learned`, for learned positions."""
     speed: dict[str, Speed]
     """By kind of device, or by kind and backend (`cpu-jax`)."""
     made_by: str
@@ -206,7 +208,10 @@ def speed(kind: str, backend: str) -> Speed:
     return speeds.get(f"{kind}-{backend}") or speeds.get(kind) or speeds["cpu"]
 
 
-def xla(kind: str, device: str = "") -> Overlap:
-    """How XLA's temporaries overlap on a `kind` of device. Some catalog devices have their own numbers."""
+def xla(kind: str, device: str = "", *, learned_positions: bool = False) -> Overlap:
+    """How XLA's temporaries overlap on a `kind` of device. Some catalog devices have their own numbers, and so
+    have models with learned positions (GPT-2) on a GPU."""
     overlaps = coefficients().xla
-    return overlaps.get(device) or overlaps.get(kind) or overlaps["gpu"]
+    kind = kind if kind in overlaps else "gpu"
+    learned = f"{kind}-learned" if learned_positions else kind
+    return overlaps.get(device) or overlaps.get(learned) or overlaps[kind]

@@ -49,7 +49,8 @@ PULL = 0.08
 would hold: few plans move little."""
 COUNTED = {
     "logits": 1.0, "logits_16": 1.0, "logits_16_padded": 0.5, "chunk": 1.0, "chunk_16": 1.5,
-    "padded_head": 2.0, "cast_head": 1.0, "early_blocks": 0.0, "loss_stream": 2.0,
+    "padded_head": 2.0, "cast_head": 1.0, "early_blocks": 0.0,
+    "early_blocks_chunked": 0.0, "loss_stream": 2.0,
     "mlp": 2.0, "mlp_16": 2.0, "mlp_stream": 2.0, "scores": 3.0, "heads": 3.0, "heads_stream": 2.0,
     "layer": 0.0, "rounded_blocks": 0.0, "slice": 0.5, "again": 1.0,
 }  # fmt: skip
@@ -59,6 +60,8 @@ COUNTED_BY_KIND = {
     "cpu": {"scores": 4.0, "layer": 1.0},
     "tpu": {},
     "gpu": {},
+    # the sum of the positions' gradients comes last, and those of all blocks are allocated before the loss
+    "gpu-learned": {"early_blocks": 1.0, "slice": 1.0},
     # 16-bit copies of fp32 operands: under selective checkpointing five of the MLP's widest array more than on a v5e
     "tpu-v6e": {"mlp": 4.5},
 }
@@ -70,6 +73,8 @@ OPTIMIZERS = ("adamw", "adamw", "adamw", "adamw-8bit", "adafactor", "lion", "sgd
 
 ALL_SETTINGS = 100
 """The first seed whose plan may have any setting."""
+LEARNED_POSITIONS = 200
+"""The first seed whose model is a GPT-2, mostly of its sizes."""
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -102,6 +107,15 @@ CPU = Scale(
     lengths=(64, 128, 256, 512, 1024),
     tokens=(128, 256, 1024, 2048, 4096, 8192),
 )
+GPT2 = msgspec.structs.replace(
+    ACCELERATOR,
+    head_sizes=(64,),
+    heads=(8, 12, 12, 16),
+    layers=(2, 4, 6, 12, 12, 24),
+    vocabularies=(8192, 50_257, 50_257),
+    lengths=(512, 1024, 1024),
+    tokens=(2048, 4096, 8192, 8192, 16_384),
+)
 
 
 class Truth(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,8 +139,9 @@ def kind_of(target: str) -> str:
 def draw(seed: int, kind: str) -> tuple[Architecture, Plan]:
     """A decoder of a size that people train on a `kind` of device, and a plan for it, from a seed."""
     rng = random.Random(seed)
-    scale = CPU if kind == "cpu" else ACCELERATOR
-    family = rng.choice(FAMILIES)
+    gpt2 = seed >= LEARNED_POSITIONS
+    scale = CPU if kind == "cpu" else GPT2 if gpt2 else ACCELERATOR
+    family = "gpt2" if gpt2 else rng.choice(FAMILIES)
     gated, gemma3 = family != "gpt2", family == "gemma3"
     gemma = family in ("gemma", "gemma3")
     head_size = rng.choice(scale.head_sizes)
@@ -159,7 +174,9 @@ def draw(seed: int, kind: str) -> tuple[Architecture, Plan]:
             "data.sequence_length": length,
             "train.batch_size": max(1, tokens // length),
             "optimize.precision": rng.choice(("fp32", "bf16", "bf16")),
-            "optimize.gradient_checkpointing": rng.choice(("none", "selective", "full")),
+            "optimize.gradient_checkpointing": rng.choice(
+                (*("none",) * (3 if gpt2 else 1), "selective", "full")
+            ),
             "optimize.accumulation_steps": rng.choice((1, 1, 4)),
             "optimize.optimizer": rng.choice(OPTIMIZERS),
             "optimize.fused_loss": rng.random() < 0.4,
@@ -167,7 +184,8 @@ def draw(seed: int, kind: str) -> tuple[Architecture, Plan]:
             "optimize.freeze_base": rank > 0,
         },
     )
-    return architecture, plan if seed < ALL_SETTINGS else _with_all_settings(rng, plan)
+    some_settings = seed < ALL_SETTINGS or gpt2
+    return architecture, plan if some_settings else _with_all_settings(rng, plan)
 
 
 def _with_all_settings(rng: random.Random, plan: Plan) -> Plan:
@@ -287,18 +305,27 @@ def report() -> Part:
     )
 
 
+def coefficients_of(truth: Truth) -> str:
+    """The name of the coefficients that tell a truth's temporaries."""
+    kind = kind_of(truth.target)
+    if truth.target in OWN:
+        return truth.target
+    learned = draw(truth.seed, kind)[0].positions == "learned"
+    return f"{kind}-learned" if learned and f"{kind}-learned" in COUNTED_BY_KIND else kind
+
+
 def is_fitted(seed: int) -> bool:
     """Whether coefficients may be fitted to a seed's plan; the others are reported."""
     return seed % 2 == 0
 
 
 def fit(kind: str) -> dict[str, float | str]:
-    """The fields of `coefficients.Overlap` that explain the stored truths of a kind, or of one of `OWN`, best, by
+    """The fields of `coefficients.Overlap` that explain best the stored truths whose coefficients are called `kind`, by
     random descent from what is counted, on the mean error, an under-estimate weighing more."""
     cases = [
         (_step(t.seed, t.target), t.planned_bytes)
         for t in stored()
-        if kind == (t.target if t.target in OWN else kind_of(t.target)) and is_fitted(t.seed)
+        if kind == coefficients_of(t) and is_fitted(t.seed)
     ]
     counted = COUNTED | COUNTED_BY_KIND[kind]
 
@@ -339,7 +366,7 @@ def main() -> None:
         "--again", action="store_true", help="what is stored, too: the engine changed"
     )
     fitted = commands.add_parser("fit")
-    fitted.add_argument("kind", choices=("cpu", "gpu", "tpu", *OWN))
+    fitted.add_argument("kind", choices=tuple(COUNTED_BY_KIND))
     fitted.add_argument("--write", action="store_true")
     commands.add_parser("report")
     arguments = parser.parse_args()

@@ -46,7 +46,8 @@ ALIGNED_ROWS = 16
 def moments(step: StepSizes) -> Iterator[Moment]:
     """Every moment of a step, an evaluation and a checkpoint that can be the peak of its phase."""
     a, s, o, t = step.architecture, step.sizes, step.plan.optimize, step.tokens
-    overlap = xla(step.kind, step.plan.device.name)
+    learned = a.positions == "learned"
+    overlap = xla(step.kind, step.plan.device.name, learned_positions=learned)
     block = jax_block(
         a, o.precision, o.gradient_checkpointing, step.kind, o.lora_rank, o.lora_targets
     )
@@ -90,7 +91,8 @@ def moments(step: StepSizes) -> Iterator[Moment]:
         dropping += one_chunk // 4 * (MASK + BITS)
     passing = block.passing * t + scores + dropping
     yield at("forward", standing, kept + stream, 0, passing, gathered.forward)
-    early = int(overlap.early_blocks * blocks) + (head if o.fused_loss else 0)
+    allocated = overlap.early_blocks_chunked if o.fused_loss else overlap.early_blocks
+    early = int(allocated * blocks) + (head if o.fused_loss else 0)
     yield at("loss", standing + early, kept, logits, overlap.loss_stream * stream, gathered.head)
     # Without checkpointing, the slice of the block that is being computed exists twice: in the stack and as a copy.
     share = overlap.slice if o.gradient_checkpointing == "none" else 0.0
