@@ -14,7 +14,6 @@ vocabulary.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,6 +74,7 @@ class Block(nnx.Module):
     to x."""
 
     def __init__(self, a: Architecture) -> None:
+        self.multiplier = a.residual_multiplier
         self.attention_norm = norm(a, a.hidden_size)
         self.attention = Attention(a)
         self.attention_post_norm = norm(a, a.hidden_size) if a.post_norms else None
@@ -99,9 +99,13 @@ class Block(nnx.Module):
     def feed(self, x: Array, y: Array, dtype: Any = jnp.float32) -> Array:
         """The rest of the block after attention; x and the attention output y are (B, T, C)."""
         y = y if self.attention_post_norm is None else self.attention_post_norm(y)
-        x = x + dropout.residual(y)
+        x = self.added(x, y)
         y = self.mlp(self.mlp_norm(x).astype(dtype))
-        return x + dropout.residual(y if self.mlp_post_norm is None else self.mlp_post_norm(y))
+        return self.added(x, y if self.mlp_post_norm is None else self.mlp_post_norm(y))
+
+    def added(self, x: Array, branch: Array) -> Array:
+        branch = dropout.residual(branch)
+        return x + (branch if self.multiplier == 1.0 else self.multiplier * branch.astype(x.dtype))
 
 
 class Decoder(nnx.Module):
@@ -113,7 +117,7 @@ class Decoder(nnx.Module):
         learned = a.positions == "learned"
         self.positions = Embedding(a.max_positions, a.hidden_size) if learned else None
         self.layers = stacked(a.layers, lambda: Block(a))  # weights (L, ...)
-        self.norm = norm(a, a.hidden_size)
+        self.norm = norm(a, a.hidden_size, divisor=a.logits_scaling)
         self.head = None if a.tied_embeddings else Linear(a.hidden_size, a.vocab_size, bias=False)
         # These are stored, saved and counted, but the text loss does not depend on them.
         self.auxiliary = Embedding(a.auxiliary_rows, a.hidden_size) if a.auxiliary_rows else None
@@ -124,8 +128,8 @@ class Decoder(nnx.Module):
         """Input of the first block, (B, T, C) in float32."""
         a = self.architecture
         x = self.embedding(tokens).astype(jnp.float32)
-        if a.scale_embeddings:
-            x = x * math.sqrt(a.hidden_size)
+        if a.embedding_scale != 1.0:
+            x = x * a.embedding_scale
         return x if self.positions is None else x + self.positions(positions)
 
     def hidden(
@@ -218,8 +222,8 @@ def assemble(a: Architecture, weights: Mapping[str, Any]) -> Decoder:
     return assembled(Decoder, a, weights)
 
 
-def norm(a: Architecture, size: int) -> Norm:
-    """The norm of hidden states. Unlike it, the norms of heads are never centred and have no
+def norm(a: Architecture, size: int, divisor: float = 1.0) -> Norm:
+    """The norm of hidden states, divided by `divisor`. Unlike it, the norms of heads are never centred and have no
     bias."""
     of_hidden = size == a.hidden_size
     return Norm(
@@ -228,6 +232,7 @@ def norm(a: Architecture, size: int) -> Norm:
         centred=a.norm == "layernorm" and of_hidden,
         offset=1.0 if a.norm_unit_offset else 0.0,
         bias=a.biases and of_hidden,
+        divisor=divisor,
     )
 
 

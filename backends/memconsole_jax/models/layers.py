@@ -66,14 +66,22 @@ looked_up.defvjp(_looked_up_forward, _looked_up_backward)
 
 class Norm(nnx.Module):
     """Layer norm if `centred`, else RMS norm (Zhang and Sennrich 2019), over the last axis, with
-    statistics in float32. `offset` is added to the weight."""
+    statistics in float32. `offset` is added to the weight, which is then divided by `divisor`."""
 
     def __init__(
-        self, size: int, eps: float, *, centred: bool, offset: float = 0.0, bias: bool
+        self,
+        size: int,
+        eps: float,
+        *,
+        centred: bool,
+        offset: float = 0.0,
+        bias: bool,
+        divisor: float = 1.0,
     ) -> None:
         self.centred = centred
         self.eps = eps
         self.offset = offset
+        self.divisor = divisor
         self.weight = nnx.Param(jnp.zeros((size,)))
         self.bias = nnx.Param(jnp.zeros((size,))) if bias else None
 
@@ -90,7 +98,8 @@ class Norm(nnx.Module):
         if self.centred:
             y = y - y.mean(-1, keepdims=True)
         y = y * lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps)
-        y = y * (self.offset + weight)
+        weight = self.offset + weight
+        y = y * (weight if self.divisor == 1.0 else weight / self.divisor)
         return (y if bias is None else y + bias).astype(x.dtype)
 
 

@@ -8,7 +8,6 @@ Letters in shapes: B batch, T sequence, H hidden, C clusters, M places of a clus
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -76,8 +75,8 @@ class Recommender(nnx.Module):
         a = self.model.decoder
         projected = self.projected(self.items.weight[...])  # (rows, H)
         x = looked_up(projected, items)  # (B, T, H)
-        if a.scale_embeddings:
-            x = x * math.sqrt(a.hidden_size)
+        if a.embedding_scale != 1.0:
+            x = x * a.embedding_scale
         if self.positions is not None:
             x = x + self.positions(jnp.arange(items.shape[1]))
         x = dropout.residual(x)

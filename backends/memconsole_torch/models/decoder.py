@@ -1,4 +1,4 @@
-"""The decoder in torch: GPT-2, Llama (with Qwen3 and SmolLM2) and Gemma (1, 2 and 3) from one
+"""The decoder in torch: GPT-2, Llama (with Qwen3, SmolLM2 and Granite 3) and Gemma (1, 2 and 3) from one
 `Architecture`.
 
 Worth knowing before reading:
@@ -43,7 +43,7 @@ class Decoder(nn.Module):
         if a.positions == "learned":
             self.positions = table(a.max_positions, a.hidden_size)
         self.layers = nn.ModuleList(Block(a) for _ in range(a.layers))
-        self.norm = Norm(a, a.hidden_size)
+        self.norm = Norm(a, a.hidden_size, divisor=a.logits_scaling)
         if not a.tied_embeddings:
             self.head = Linear(a.hidden_size, a.vocab_size, bias=False)
         if a.auxiliary_rows:
@@ -72,8 +72,8 @@ class Decoder(nn.Module):
         """Input of the first block, fp32 (B, T, H). `start` is the position of the first token."""
         a = self.architecture
         x = self.embedding(tokens).float()  # (B, T, H)
-        if a.scale_embeddings:
-            x = x * a.hidden_size**0.5  # rounded to the embedding's fp32, as transformers does
+        if a.embedding_scale != 1.0:
+            x = x * a.embedding_scale  # rounded to the embedding's fp32, as transformers does
         if a.positions == "learned":
             own = documents is not None
             x = x + (
@@ -119,6 +119,7 @@ class Block(nn.Module):
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
+        self.multiplier = a.residual_multiplier
         self.attention_norm = Norm(a, a.hidden_size)
         self.attention = Attention(a)
         self.mlp_norm = Norm(a, a.hidden_size)
@@ -134,8 +135,13 @@ class Block(nn.Module):
 
     def feed(self, x: Tensor, attended: Tensor) -> Tensor:
         """Add the attention's output to the stream (B, T, H), then the MLP's output for the sum."""
-        x = x + self.attention_post_norm(attended)  # (B, T, H)
-        return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))
+        x = self.added(x, self.attention_post_norm(attended))  # (B, T, H)
+        return self.added(x, self.mlp_post_norm(self.mlp(self.mlp_norm(x))))
+
+    def added(self, x: Tensor, branch: Tensor) -> Tensor:
+        if self.multiplier == 1.0:
+            return x + branch
+        return torch.add(x, branch, alpha=self.multiplier)
 
 
 class Attention(nn.Module):
@@ -217,11 +223,14 @@ class MLP(nn.Module):
 class Norm(nn.Module):
     """LayerNorm, or RMSNorm with weight `w` or Gemma's `1 + w`; statistics in fp32.
 
-    The result is in the compute precision, so that several matmuls share one copy of it.
+    The result is in the compute precision, so that several matmuls share one copy of it. It is divided by `divisor`.
     """
 
-    def __init__(self, a: Architecture, size: int, *, of_heads: bool = False) -> None:
+    def __init__(
+        self, a: Architecture, size: int, *, of_heads: bool = False, divisor: float = 1.0
+    ) -> None:
         super().__init__()
+        self.divisor = divisor
         self.eps = a.norm_eps
         self.centered = a.norm == "layernorm" and not of_heads
         self.unit_offset = a.norm_unit_offset
@@ -231,6 +240,8 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = 1.0 + self.weight if self.unit_offset else self.weight
+        if self.divisor != 1.0:
+            weight = weight / self.divisor
         dtype = compute_dtype(x)
         if self.centered:
             # Several devices gather weights in 16 bits.

@@ -56,8 +56,8 @@ class Recommender(nn.Module):
         """Input of the first block (B, T, H), from items (B, T) and the projected table (rows, H)."""
         a = self.model.decoder
         x = F.embedding(items, projected)
-        if a.scale_embeddings:
-            x = x * a.hidden_size**0.5
+        if a.embedding_scale != 1.0:
+            x = x * a.embedding_scale
         if a.positions == "learned":
             x = x + self.positions.weight[: items.shape[1]]
         return x

@@ -151,6 +151,9 @@ def fingerprint(
 _LATER_SIZES: dict[str, Any] = {
     "rotary_size": None,
     "unrotated_every": 0,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
     "beta_fast": 32.0,
     "beta_slow": 1.0,
     "truncate": True,

@@ -28,6 +28,7 @@ CLASSES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
+    "granite": "GraniteForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
@@ -211,7 +212,15 @@ def config(a: Architecture) -> dict[str, Any]:
             layer_types=kinds,
         )
     kind, window = "llama", dict[str, Any]()
-    if a.query_key_norm:
+    if a.attention_scale is not None:
+        kind = "granite"
+        window = {
+            "attention_multiplier": a.attention_scale,
+            "embedding_multiplier": a.embedding_multiplier,
+            "residual_multiplier": a.residual_multiplier,
+            "logits_scaling": a.logits_scaling,
+        }
+    elif a.query_key_norm:
         kind = "qwen3"
     elif a.projection_biases:
         kind = "qwen2"

@@ -98,6 +98,7 @@ def jax_block(
     everything += c * _adapter_inner(a, rank, targets) + c * _adapter_inputs(a, kind, rank, targets)
     outputs = output + c * (q + 2 * k + h + (2 if a.gated_mlp else 1) * f)
     outputs += (c * h if a.post_norms else 0) + c * _adapter_outputs(a, rank, targets)
+    scaled = 4 * h if a.residual_multiplier != 1.0 else 0  # the gradient of what the MLP adds
     kept = {
         "none": everything,
         "selective": 4 * h + outputs,
@@ -107,8 +108,8 @@ def jax_block(
     again = {
         "none": (0, 0),
         "selective": (attention - matmuls - 4 * a.heads + c * (q + k), mlp - gates),
-        "attention": (attention - output, mlp),
-        "full": (attention, mlp),
+        "attention": (attention - output, mlp + scaled),
+        "full": (attention, mlp + scaled),
     }[checkpointing]
     recomputed = checkpointing in ("attention", "full") and kind == "cpu"
     adapters = _adapters_again(a, rank, targets) if recomputed else 0

@@ -104,6 +104,7 @@ def structure(a: Architecture) -> str:
         "qknorm": a.query_key_norm,
         "postnorms": a.post_norms,
         "offset": a.norm_unit_offset,
+        "scaledbranches": a.residual_multiplier != 1.0,
         "capped": a.attention_cap is not None,
         "grouped": a.heads > a.kv_heads,
     }

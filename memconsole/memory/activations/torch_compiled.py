@@ -130,7 +130,7 @@ def _turning(a: Architecture, kernels: Kernels) -> int:
     """Bytes per token in addition to kept activations, in the backward pass of the MLP's activation: the gradients of
     the output and of the inner width, and with selective checkpointing also the recomputed tensors."""
     h, f, c = a.hidden_size, a.intermediate_size, kernels.compute
-    narrow = c * h if c != FP32 else 0
+    narrow = c * h if c != FP32 or a.residual_multiplier != 1.0 else 0
     work = FP32 * h
     if kernels.checkpointing == "selective":
         widths = 4 if a.gated_mlp else 2

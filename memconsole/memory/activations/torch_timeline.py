@@ -221,7 +221,7 @@ class Timeline:
         step, a = self.step, self.step.architecture
         table = 4 * step.sizes.embedding
         work = self.stream
-        if a.scale_embeddings:
+        if a.embedding_scale != 1.0:
             yield self._at("backward", gradients, 0, 0, 0, 2 * self.stream)
         if a.positions == "learned":
             positions = self.gradient * a.max_positions * a.hidden_size

@@ -1,6 +1,7 @@
 """The decoder description that both backends build from, and the parameters it implies.
 
-One `Architecture` covers GPT-2, Llama (with Mistral, Qwen 2 and 3, SmolLM2 and 3), Phi-3 and 4 and Gemma (1, 2 and 3).
+One `Architecture` covers GPT-2, Llama (with Mistral, Qwen 2 and 3, SmolLM2 and 3, Granite 3), Phi-3 and 4 and Gemma
+(1, 2 and 3).
 `parameters()` lists every weight once, with canonical name, shape and initial scale. Counting, pricing, initializing,
 loading and both backends' modules all read that list, so they cannot disagree.
 Matrices are stored `(out, in)` and used as ``x @ W.T``.
@@ -62,6 +63,12 @@ class Architecture(
     tied_embeddings: bool = True
     scale_embeddings: bool = False
     """Gemma multiplies embeddings by sqrt(hidden_size)."""
+    embedding_multiplier: float = 1.0
+    """Multiplies embeddings (Granite)."""
+    residual_multiplier: float = 1.0
+    """Multiplies the outputs of attention and of the MLP before each residual sum (Granite)."""
+    logits_scaling: float = 1.0
+    """Divides the logits (Granite)."""
     query_key_norm: bool = False
     """RMS norm over head_size on queries and keys before rotation (Qwen3, Gemma 3)."""
     post_norms: bool = False
@@ -139,6 +146,11 @@ class Architecture(
     @property
     def scale(self) -> float:
         return self.head_size**-0.5 if self.attention_scale is None else self.attention_scale
+
+    @property
+    def embedding_scale(self) -> float:
+        """Multiplies embeddings."""
+        return self.hidden_size**0.5 if self.scale_embeddings else self.embedding_multiplier
 
     @property
     def query_width(self) -> int:

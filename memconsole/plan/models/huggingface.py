@@ -216,6 +216,17 @@ def _phi3(c: Config) -> Architecture:
     return _windowed(c, msgspec.structs.replace(made, family="phi3", rotary_size=part))
 
 
+def _granite(c: Config) -> Architecture:
+    """Granite 3: a Llama with four multipliers."""
+    return _llama(
+        c,
+        attention_scale=c.number("attention_multiplier", 1.0),
+        embedding_multiplier=c.number("embedding_multiplier", 1.0),
+        residual_multiplier=c.number("residual_multiplier", 1.0),
+        logits_scaling=c.number("logits_scaling", 1.0),
+    )
+
+
 def _smollm3(c: Config) -> Architecture:
     """SmolLM3: a Llama in which some layers do not rotate queries and keys (NoPE)."""
     made = _llama(c, max_positions=32_768, tied_embeddings=True, default_theta=2_000_000.0)
@@ -359,6 +370,7 @@ _FAMILIES = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "smollm3": _smollm3,
+    "granite": _granite,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,

@@ -45,7 +45,9 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama-scaled", "qwen3", "gemma", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "kind", ["gpt2", "llama-scaled", "qwen3", "granite", "gemma", "gemma2", "gemma3"]
+)
 def test_both_backends_give_the_same_logits_and_gradients(kind: str) -> None:
     architecture = tiny_models.ARCHITECTURES[kind]
     weights = RandomWeights(architecture)

@@ -21,7 +21,7 @@ from memconsole_torch.models.decoder import (
     sliding_window_mask,
 )
 from memconsole_trainer.engine import WeightsError
-from memconsole_trainer.weights.huggingface import HuggingFaceWeights
+from memconsole_trainer.weights.huggingface import HuggingFaceWeights, stored
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness import tiny_models
 
@@ -52,6 +52,22 @@ def test_a_saved_hugging_face_model_gives_transformers_logits(
         with torch.no_grad():
             expected = oracle(input_ids=tokens.long()).logits
             assert relative_error(decoder.logits(tokens), expected) <= 1e-4
+
+
+@pytest.mark.parametrize("kind", ["granite"])
+def test_gradients_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    architecture, oracle = tiny_models.ARCHITECTURES[kind], tiny_models.save(kind, tmp_path)
+    weights = HuggingFaceWeights(tmp_path, architecture)
+    decoder = pretrained.load(architecture, partial(Decoder, architecture), weights, CPU)
+    tokens = torch.from_numpy(tiny_models.tokens().clip(1))  # transformers' padding has no gradient
+    decoder.logits(tokens).log_softmax(-1)[..., 0].sum().backward()
+    oracle(input_ids=tokens.long()).logits.log_softmax(-1)[..., 0].sum().backward()
+    own, theirs = dict(decoder.named_parameters()), dict(oracle.named_parameters())
+    for parameter in parameters(architecture):
+        place, found = stored(parameter, architecture), own[parameter.name].grad
+        assert place is not None
+        assert found is not None
+        assert relative_error(found, theirs[place.name].grad) <= 1e-4, parameter.name
 
 
 def test_a_rotation_gives_the_same_in_the_operations_for_the_compiler(

@@ -115,6 +115,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         ),
     ),
     "smollm3": Architecture(family="llama", **SIZES, rope_theta=2e6, unrotated_every=2),
+    "granite": Architecture(
+        family="llama",
+        **SIZES,
+        attention_scale=0.125,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.75,
+        logits_scaling=1.5,
+    ),
     "gemma": Architecture(
         family="gemma",
         **SIZES,
@@ -206,6 +214,16 @@ def oracle(kind: str) -> Any:
         ),
         "smollm3": lambda: t.SmolLM3ForCausalLM(
             t.SmolLM3Config(**h, no_rope_layer_interval=2, bos_token_id=None, eos_token_id=None)
+        ),
+        "granite": lambda: t.GraniteForCausalLM(
+            t.GraniteConfig(
+                **h,
+                tie_word_embeddings=True,
+                attention_multiplier=0.125,
+                embedding_multiplier=3.0,
+                residual_multiplier=0.75,
+                logits_scaling=1.5,
+            )
         ),
         "gemma": lambda: t.GemmaForCausalLM(t.GemmaConfig(**h)),
         "gemma2": lambda: t.Gemma2ForCausalLM(

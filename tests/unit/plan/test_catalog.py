@@ -36,6 +36,7 @@ PUBLISHED_PARAMETERS = {
     "qwen3-1.7b": 1_720_574_976,
     "smollm2-135m": 134_515_008,
     "smollm2-360m": 361_821_120,
+    "granite-3.1-2b": 2_533_531_648,
 }
 
 

@@ -73,6 +73,7 @@ LLAMA = PUBLISHED["llama-3.2-1b"]
 GEMMA3 = PUBLISHED["gemma-3-1b"]
 GEMMA2 = PUBLISHED["gemma-2-2b"]
 SMOLLM3 = PUBLISHED["smollm3-3b"]
+GRANITE = PUBLISHED["granite-3.1-2b"]
 LONG = {"type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [1.5, 2.0]}
 PHI4 = {
     **PUBLISHED["phi-4"],
@@ -109,6 +110,10 @@ PHI4 = {
         (SMOLLM3, {"no_rope_layers": [1, 2]}, "expected a list of 0 and 1"),
         (SMOLLM3, {"no_rope_layers": 4}, "expected a list of 0 and 1"),
         (LLAMA, {"no_rope_layers": [1, 0]}, "no_rope_layers"),
+        (GRANITE, {"attention_bias": True}, "attention_bias = true"),
+        (GRANITE, {"hidden_act": "gelu"}, 'hidden_act = "gelu"'),
+        (GRANITE, {"residual_multiplier": 0}, "residual_multiplier = 0"),
+        (GRANITE, {"model_type": "granitemoe"}, 'model_type = "granitemoe"'),
         (LLAMA, {"rope_scaling": {"rope_type": "llama3"}}, "factor"),
         (LLAMA, {"rope_scaling": 3}, "rope_scaling"),
         (LLAMA, {"quantization_config": {"bits": 4}}, "quantization_config"),

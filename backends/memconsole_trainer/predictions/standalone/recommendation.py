@@ -70,8 +70,7 @@ class Recommender:
     def decoder(self, x: Tensor) -> Tensor:
         """Run x (B, T, H) through the blocks and the last norm."""
         a, length = self.config["decoder"], x.shape[1]
-        if a["scale_embeddings"]:
-            x = x * a["hidden_size"] ** 0.5
+        x = x * (a["hidden_size"] ** 0.5 if a["scale_embeddings"] else a["embedding_multiplier"])
         if a["positions"] == "learned":
             x = x + self.weights["positions.weight"][:length]
         for layer in range(a["layers"]):
@@ -84,9 +83,11 @@ class Recommender:
                 turn = None
             at = f"layers.{layer}"
             y = self.attention(f"{at}.attention", self.norm(f"{at}.attention_norm", x), seen, turn)
-            x = x + (self.norm(f"{at}.attention_post_norm", y) if a["post_norms"] else y)
+            y = self.norm(f"{at}.attention_post_norm", y) if a["post_norms"] else y
+            x = x + a["residual_multiplier"] * y
             y = self.mlp(f"{at}.mlp", self.norm(f"{at}.mlp_norm", x))
-            x = x + (self.norm(f"{at}.mlp_post_norm", y) if a["post_norms"] else y)
+            y = self.norm(f"{at}.mlp_post_norm", y) if a["post_norms"] else y
+            x = x + a["residual_multiplier"] * y
         return self.norm("norm", x)
 
     def attention(self, name: str, x: Tensor, seen: Tensor, turn: str | None) -> Tensor:
