@@ -26,7 +26,7 @@ from memconsole_jax.models import dropout
 from memconsole_jax.models.accumulation import Sums
 from memconsole_jax.models.attention import causal_attention
 from memconsole_jax.models.blocks import BlockRunning, assembled, stacked, through
-from memconsole_jax.models.layers import MLP, Embedding, Linear, Norm
+from memconsole_jax.models.layers import MLP, Embedding, Linear, Norm, Unnormed
 from memconsole_jax.models.rotary import Rotation, all_rotations, restarted, rotate
 
 
@@ -40,20 +40,29 @@ class Attention(nnx.Module):
         self.key = Linear(a.hidden_size, a.key_width, a.biases_projections)
         self.value = Linear(a.hidden_size, a.key_width, a.biases_projections)
         self.output = Linear(a.query_width, a.hidden_size, a.biases)
-        self.query_norm = norm(a, a.head_size) if a.query_key_norm else None
-        self.key_norm = norm(a, a.head_size) if a.query_key_norm else None
+        self.joint_norm = a.joint_query_key_norm
+        self.query_norm = norm(a, a.query_norm_size, of_heads=True) if a.query_key_norm else None
+        self.key_norm = norm(a, a.key_norm_size, of_heads=True) if a.query_key_norm else None
 
     def project(self, x: Array, rotation: Rotation | None) -> tuple[Array, Array, Array]:
         """Queries (B, T, H, D), keys and values (B, T, K, D), normed and rotated."""
         b, t, _ = x.shape
-        q = self.query(x).reshape(b, t, self.heads, self.head_size)  # (B, T, H, D)
-        k = self.key(x).reshape(b, t, self.kv_heads, self.head_size)  # (B, T, K, D)
+        q, k = self.query(x), self.key(x)
+        if self.joint_norm:
+            q, k = self.normed(q, k)
+        q = q.reshape(b, t, self.heads, self.head_size)  # (B, T, H, D)
+        k = k.reshape(b, t, self.kv_heads, self.head_size)  # (B, T, K, D)
         v = self.value(x).reshape(b, t, self.kv_heads, self.head_size)
-        if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
+        if not self.joint_norm:
+            q, k = self.normed(q, k)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         return q, k, v
+
+    def normed(self, q: Array, k: Array) -> tuple[Array, Array]:
+        if self.query_norm is None or self.key_norm is None:
+            return q, k
+        return self.query_norm(q), self.key_norm(k)
 
     def __call__(
         self,
@@ -71,14 +80,14 @@ class Attention(nnx.Module):
 
 class Block(nnx.Module):
     """``x + attention(norm(x))``, then ``x + mlp(norm(x))``; Gemma 2 and 3 also norm what is added
-    to x."""
+    to x, and OLMo 2 norms only that."""
 
     def __init__(self, a: Architecture) -> None:
         self.multiplier = a.residual_multiplier
-        self.attention_norm = norm(a, a.hidden_size)
+        self.attention_norm = norm(a, a.hidden_size) if a.pre_norms else Unnormed()
         self.attention = Attention(a)
         self.attention_post_norm = norm(a, a.hidden_size) if a.post_norms else None
-        self.mlp_norm = norm(a, a.hidden_size)
+        self.mlp_norm = norm(a, a.hidden_size) if a.pre_norms else Unnormed()
         self.mlp = MLP(
             a.hidden_size, a.intermediate_size, a.activation, gated=a.gated_mlp, bias=a.biases
         )
@@ -222,16 +231,15 @@ def assemble(a: Architecture, weights: Mapping[str, Any]) -> Decoder:
     return assembled(Decoder, a, weights)
 
 
-def norm(a: Architecture, size: int, divisor: float = 1.0) -> Norm:
+def norm(a: Architecture, size: int, *, of_heads: bool = False, divisor: float = 1.0) -> Norm:
     """The norm of hidden states, divided by `divisor`. Unlike it, the norms of heads are never centred and have no
     bias."""
-    of_hidden = size == a.hidden_size
     return Norm(
         size,
         a.norm_eps,
-        centred=a.norm == "layernorm" and of_hidden,
+        centred=a.norm == "layernorm" and not of_heads,
         offset=1.0 if a.norm_unit_offset else 0.0,
-        bias=a.biases and of_hidden,
+        bias=a.biases and not of_heads,
         divisor=divisor,
     )
 

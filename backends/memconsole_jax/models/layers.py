@@ -103,6 +103,13 @@ class Norm(nnx.Module):
         return (y if bias is None else y + bias).astype(x.dtype)
 
 
+class Unnormed(nnx.Module):
+    """In place of a norm: returns its input."""
+
+    def __call__(self, x: Array) -> Array:
+        return x
+
+
 class MLP(nnx.Module):
     """Up, activation (gated: SwiGLU or GeGLU), down."""
 

@@ -1,5 +1,5 @@
-"""The decoder in torch: GPT-2, Llama (with Qwen3, SmolLM2 and Granite 3) and Gemma (1, 2 and 3) from one
-`Architecture`.
+"""The decoder in torch: GPT-2, Llama (with Qwen3, SmolLM2, Granite 3 and OLMo 2) and Gemma (1, 2 and 3) from
+one `Architecture`.
 
 Worth knowing before reading:
 - module names spell the canonical parameter names of `memconsole.plan.models.architecture.parameters`;
@@ -115,14 +115,15 @@ def through(
 
 
 class Block(nn.Module):
-    """Attention, then MLP, each applied to the normed residual stream and added to it."""
+    """Attention, then MLP, each applied to the normed residual stream and added to it; OLMo 2 norms what is added instead,
+    Gemma 2 and 3 both."""
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
         self.multiplier = a.residual_multiplier
-        self.attention_norm = Norm(a, a.hidden_size)
+        self.attention_norm = Norm(a, a.hidden_size) if a.pre_norms else Unnormed()
         self.attention = Attention(a)
-        self.mlp_norm = Norm(a, a.hidden_size)
+        self.mlp_norm = Norm(a, a.hidden_size) if a.pre_norms else Unnormed()
         self.mlp = MLP(a)
         self.attention_post_norm: nn.Module = nn.Identity()
         self.mlp_post_norm: nn.Module = nn.Identity()
@@ -152,6 +153,7 @@ class Attention(nn.Module):
         super().__init__()
         self.head_size = a.head_size
         self.scale, self.cap = a.scale, a.attention_cap
+        self.joint_norm = a.joint_query_key_norm
         self.dropout: Callable[[], tuple[int, float] | None] = _drops_nothing
         """Returns key and rate of the dropout mask of the attention weights; None if nothing is dropped now."""
         self.query = Linear(a.hidden_size, a.query_width, bias=a.biases_projections)
@@ -161,8 +163,8 @@ class Attention(nn.Module):
         self.query_norm: nn.Module = nn.Identity()
         self.key_norm: nn.Module = nn.Identity()
         if a.query_key_norm:
-            self.query_norm = Norm(a, a.head_size, of_heads=True)
-            self.key_norm = Norm(a, a.head_size, of_heads=True)
+            self.query_norm = Norm(a, a.query_norm_size, of_heads=True)
+            self.key_norm = Norm(a, a.key_norm_size, of_heads=True)
 
     def forward(self, x: Tensor, positions: Rotation | None, mask: Tensor | None) -> Tensor:
         return self.joined(self.attended(*self.project(x, positions), mask))
@@ -181,8 +183,13 @@ class Attention(nn.Module):
         """Rotated queries (B, A, T, D) and keys, and values (B, K, T, D), of x (B, T, H)."""
         batch, length, _ = x.shape
         heads = (batch, length, -1, self.head_size)
-        q = self.query_norm(self.query(x).view(heads)).transpose(1, 2)  # (B, A, T, D)
-        k = self.key_norm(self.key(x).view(heads)).transpose(1, 2)  # (B, K, T, D)
+        if self.joint_norm:
+            q, k = self.query(x), self.key(x)
+            q, k = self.query_norm(q).view(heads), self.key_norm(k).view(heads)
+        else:
+            q = self.query_norm(self.query(x).view(heads))
+            k = self.key_norm(self.key(x).view(heads))
+        q, k = q.transpose(1, 2), k.transpose(1, 2)  # (B, A, T, D), (B, K, T, D)
         v = self.value(x).view(heads).transpose(1, 2)  # (B, K, T, D)
         if positions is not None:
             q, k = rotate(q, positions), rotate(k, positions)
@@ -254,6 +261,13 @@ class Norm(nn.Module):
             return F.rms_norm(x, weight.shape, weight, self.eps).to(dtype)
         y = RMSNorm.apply(x, weight, self.eps, dtype)
         return y if self.bias is None else y + self.bias.to(dtype)
+
+
+class Unnormed(nn.Module):
+    """In place of a norm: only casts to the compute precision."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(compute_dtype(x))
 
 
 class RMSNorm(torch.autograd.Function):

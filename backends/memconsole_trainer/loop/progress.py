@@ -151,6 +151,8 @@ def fingerprint(
 _LATER_SIZES: dict[str, Any] = {
     "rotary_size": None,
     "unrotated_every": 0,
+    "joint_query_key_norm": False,
+    "pre_norms": True,
     "embedding_multiplier": 1.0,
     "residual_multiplier": 1.0,
     "logits_scaling": 1.0,

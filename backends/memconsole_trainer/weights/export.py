@@ -29,6 +29,7 @@ CLASSES = {
     "qwen3": "Qwen3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "granite": "GraniteForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
@@ -220,6 +221,8 @@ def config(a: Architecture) -> dict[str, Any]:
             "residual_multiplier": a.residual_multiplier,
             "logits_scaling": a.logits_scaling,
         }
+    elif not a.pre_norms:
+        kind = "olmo2"
     elif a.query_key_norm:
         kind = "qwen3"
     elif a.projection_biases:
@@ -232,7 +235,11 @@ def config(a: Architecture) -> dict[str, Any]:
         window = {"sliding_window": a.sliding_window}
     if kind == "phi3":
         window |= _phi3(a)
-    if kind in ("phi3", "smollm3"):  # whose defaults are the tokens of their own vocabularies
+    if kind in (
+        "phi3",
+        "smollm3",
+        "olmo2",
+    ):  # whose defaults are the tokens of their own vocabularies
         window |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     return _described(kind, a, **shape, **rope, **window, hidden_act="silu")
 

@@ -59,7 +59,7 @@ def _adapter_inputs(a: Architecture, kind: str, rank: int, targets: LoraTargets)
     if not rank:
         return 0
     h = a.hidden_size
-    twice = h if kind == "cpu" else 0
+    twice = h if kind == "cpu" and a.pre_norms else 0
     attention = -h if targets == "mlp" else twice
     return attention + (twice if targets in ("all", "mlp") else -h - a.intermediate_size)
 
@@ -88,7 +88,8 @@ def jax_block(
     (`jax_step.score_bytes`). XLA on a CPU computes and stores 16-bit types in fp32."""
     h, q, k, f = a.hidden_size, a.query_width, a.key_width, a.intermediate_size
     c = 4 if precision == "fp32" or kind == "cpu" else 2
-    norm = 4 * h + c * h  # its input, to recompute from; its output, which the next matmuls read
+    # A norm's input, to recompute from; its output, which the next matmuls read.
+    norm = (4 * h if a.pre_norms else 0) + c * h
     matmuls = c * (2 * q + 2 * k)  # rotated queries and keys, values, output
     output = c * q + 4 * a.heads  # of attention, and the logarithms of its sums over scores
     attention = norm + matmuls + 4 * a.heads + ((4 + c) * (q + k) if a.query_key_norm else 0)

@@ -102,6 +102,8 @@ def structure(a: Architecture) -> str:
         "biases": a.biases,
         "projectionbiases": a.projection_biases,
         "qknorm": a.query_key_norm,
+        "joint": a.joint_query_key_norm,
+        "noprenorms": not a.pre_norms,
         "postnorms": a.post_norms,
         "offset": a.norm_unit_offset,
         "scaledbranches": a.residual_multiplier != 1.0,

@@ -63,6 +63,8 @@ def _made_again(a: Architecture, kernels: Kernels) -> int:
     precision."""
     h, c = a.hidden_size, kernels.compute
     stream = FP32 * h if a.post_norms else (FP32 - c) * h
+    if not a.pre_norms:  # no norm needs that stream
+        stream = 0
     return stream + (c * a.intermediate_size if a.gated_mlp else 0)
 
 
@@ -70,7 +72,8 @@ def _inner(a: Architecture, kernels: Kernels) -> int:
     """Bytes per token of attention's output, its norm, and the outputs of the MLP's first matmuls. An adapter's outputs
     are separate tensors."""
     products = (2 if a.gated_mlp else 1) * (2 if kernels.rank else 1)
-    return kernels.compute * (2 * a.hidden_size + products * a.intermediate_size)
+    outputs = 2 if a.pre_norms else 1
+    return kernels.compute * (outputs * a.hidden_size + products * a.intermediate_size)
 
 
 def _cast(a: Architecture, kernels: Kernels) -> int:
@@ -88,7 +91,7 @@ def _forward(a: Architecture, kernels: Kernels, kept: Live) -> Live:
     output = FP32 * h
     if mode == "selective":
         output += c * f * (2 if kernels.rank and a.gated_mlp else 1)
-        if a.post_norms:
+        if a.post_norms and a.pre_norms:
             output -= c * h  # the stream overwrites the branch's buffer
     else:
         output += c * h if c != FP32 or kernels.rank else 0

@@ -76,7 +76,8 @@ class Timeline:
             and not o.compile
         ):
             # The first block's input needs no gradient, so its norm keeps neither its input nor its statistics.
-            self.kept -= self.stream + (8 if a.norm == "layernorm" else 4) * step.tokens
+            if a.pre_norms:
+                self.kept -= self.stream + (8 if a.norm == "layernorm" else 4) * step.tokens
             self.kept -= not_kept_first(a, kernels) * step.tokens
         self.kept = (
             self.kept * step.flow.blocks // a.layers

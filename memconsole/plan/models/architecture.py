@@ -1,7 +1,7 @@
 """The decoder description that both backends build from, and the parameters it implies.
 
-One `Architecture` covers GPT-2, Llama (with Mistral, Qwen 2 and 3, SmolLM2 and 3, Granite 3), Phi-3 and 4 and Gemma
-(1, 2 and 3).
+One `Architecture` covers GPT-2, Llama (with Mistral, Qwen 2 and 3, SmolLM2 and 3, Granite 3, OLMo 2), Phi-3 and 4 and
+Gemma (1, 2 and 3).
 `parameters()` lists every weight once, with canonical name, shape and initial scale. Counting, pricing, initializing,
 loading and both backends' modules all read that list, so they cannot disagree.
 Matrices are stored `(out, in)` and used as ``x @ W.T``.
@@ -71,8 +71,12 @@ class Architecture(
     """Divides the logits (Granite)."""
     query_key_norm: bool = False
     """RMS norm over head_size on queries and keys before rotation (Qwen3, Gemma 3)."""
+    joint_query_key_norm: bool = False
+    """This norm is over all heads together (OLMo 2)."""
+    pre_norms: bool = True
+    """A norm before attention and before the MLP; OLMo 2 has none."""
     post_norms: bool = False
-    """A second norm after attention and after the MLP, before each residual sum (Gemma 2 and 3)."""
+    """A norm after attention and after the MLP, before each residual sum (Gemma 2 and 3, OLMo 2)."""
     attention_scale: float | None = None
     """Multiplies q·k; None means head_size ** -0.5."""
     attention_cap: float | None = None
@@ -160,6 +164,15 @@ class Architecture(
     def key_width(self) -> int:
         return self.kv_heads * self.head_size
 
+    @property
+    def query_norm_size(self) -> int:
+        """Elements that the norm of queries is over."""
+        return self.query_width if self.joint_query_key_norm else self.head_size
+
+    @property
+    def key_norm_size(self) -> int:
+        return self.key_width if self.joint_query_key_norm else self.head_size
+
     def parameters(self) -> Iterator[Parameter]:
         """Every weight of the model; see the function `parameters`."""
         return parameters(self)
@@ -196,7 +209,8 @@ def _layer_parameters(architecture: Architecture, layer: int) -> Iterator[Parame
     a = architecture
     residual_std = a.initializer_range / math.sqrt(2 * a.layers)
     prefix = f"layers.{layer}"
-    yield from _norm(a, f"{prefix}.attention_norm", layer)
+    if a.pre_norms:
+        yield from _norm(a, f"{prefix}.attention_norm", layer)
     attention = f"{prefix}.attention"
     for name, width in (("query", a.query_width), ("key", a.key_width), ("value", a.key_width)):
         shape = (width, a.hidden_size)
@@ -206,11 +220,12 @@ def _layer_parameters(architecture: Architecture, layer: int) -> Iterator[Parame
     )
     if a.query_key_norm:
         fill = 0.0 if a.norm_unit_offset else 1.0
-        for name in ("query_norm", "key_norm"):
-            yield Parameter(f"{attention}.{name}.weight", (a.head_size,), "norm", layer, fill=fill)
+        for name, size in (("query_norm", a.query_norm_size), ("key_norm", a.key_norm_size)):
+            yield Parameter(f"{attention}.{name}.weight", (size,), "norm", layer, fill=fill)
     if a.post_norms:
         yield from _norm(a, f"{prefix}.attention_post_norm", layer)
-    yield from _norm(a, f"{prefix}.mlp_norm", layer)
+    if a.pre_norms:
+        yield from _norm(a, f"{prefix}.mlp_norm", layer)
     if a.gated_mlp:
         yield from _linear(a, f"{prefix}.mlp.gate", (a.intermediate_size, a.hidden_size), layer)
     yield from _linear(a, f"{prefix}.mlp.up", (a.intermediate_size, a.hidden_size), layer)

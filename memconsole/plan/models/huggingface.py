@@ -172,6 +172,7 @@ def _rotary(
     c: Config,
     head_size: int | None = None,
     max_positions: int = 2048,
+    norm_eps: float = 1e-6,
     tied_embeddings: bool = False,
     **rest: Any,
 ) -> Architecture:
@@ -189,7 +190,7 @@ def _rotary(
         intermediate_size=c.size("intermediate_size"),
         max_positions=c.size("max_position_embeddings", max_positions),
         norm="rmsnorm",
-        norm_eps=c.number("rms_norm_eps", 1e-6),
+        norm_eps=c.number("rms_norm_eps", norm_eps),
         tied_embeddings=c.flag("tie_word_embeddings", tied_embeddings),
         initializer_range=c.number("initializer_range", 0.02),
         **rest,
@@ -224,6 +225,18 @@ def _granite(c: Config) -> Architecture:
         embedding_multiplier=c.number("embedding_multiplier", 1.0),
         residual_multiplier=c.number("residual_multiplier", 1.0),
         logits_scaling=c.number("logits_scaling", 1.0),
+    )
+
+
+def _olmo2(c: Config) -> Architecture:
+    """OLMo 2: a Llama with norms after attention and the MLP instead of before, and norms of all queries and all keys."""
+    return _llama(
+        c,
+        query_key_norm=True,
+        joint_query_key_norm=True,
+        pre_norms=False,
+        post_norms=True,
+        norm_eps=1e-5,
     )
 
 
@@ -371,6 +384,7 @@ _FAMILIES = {
     "qwen3": _qwen3,
     "smollm3": _smollm3,
     "granite": _granite,
+    "olmo2": _olmo2,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,

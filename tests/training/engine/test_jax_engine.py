@@ -319,7 +319,10 @@ def test_local_layers_and_learned_positions_sample_as_they_train(
     assert phi.rope_scaling is not None
     scaling = msgspec.structs.replace(phi.rope_scaling, original_positions=12)  # LongRoPE
     short = msgspec.structs.replace(phi, rope_scaling=scaling, initializer_range=0.3)
-    kinds = (tiny_models.ARCHITECTURES[kind] for kind in ("gemma3", "gpt2", "smollm3", "granite"))
+    kinds = (
+        tiny_models.ARCHITECTURES[kind]
+        for kind in ("gemma3", "gpt2", "smollm3", "granite", "olmo2")
+    )
     for architecture in (*kinds, short):
         weights = InitialWeights(architecture, 1)
         stacked = {

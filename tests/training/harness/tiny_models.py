@@ -123,6 +123,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         residual_multiplier=0.75,
         logits_scaling=1.5,
     ),
+    "olmo2": Architecture(
+        family="llama",
+        **SIZES,
+        norm_eps=1e-5,
+        tied_embeddings=False,
+        query_key_norm=True,
+        joint_query_key_norm=True,
+        pre_norms=False,
+        post_norms=True,
+    ),
     "gemma": Architecture(
         family="gemma",
         **SIZES,
@@ -225,6 +235,7 @@ def oracle(kind: str) -> Any:
                 logits_scaling=1.5,
             )
         ),
+        "olmo2": lambda: t.Olmo2ForCausalLM(t.Olmo2Config(**h)),
         "gemma": lambda: t.GemmaForCausalLM(t.GemmaConfig(**h)),
         "gemma2": lambda: t.Gemma2ForCausalLM(
             t.Gemma2Config(

@@ -136,6 +136,7 @@ def test_a_block_without_a_program_is_priced_by_the_general_rule_and_says_so(
 def test_structures_have_distinct_names() -> None:
     changes: list[dict[str, Any]] = [
         {}, {"biases": True}, {"gated_mlp": False}, {"positions": "learned"}, {"query_key_norm": True},
-        {"post_norms": True}, {"residual_multiplier": 0.5}, {"norm_unit_offset": True}, {"kv_heads": 4}, {"norm": "rmsnorm"},
+        {"joint_query_key_norm": True}, {"pre_norms": False}, {"post_norms": True}, {"residual_multiplier": 0.5},
+        {"norm_unit_offset": True}, {"kv_heads": 4}, {"norm": "rmsnorm"},
     ]  # fmt: skip
     assert len({structure(odd(**change)) for change in changes}) == len(changes)

@@ -52,7 +52,9 @@ TINY = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vo
 
 
 @given(
-    st.sampled_from(["llama", "mistral", "qwen3", "granite", "gemma", "gemma2", "gemma3_text"]),
+    st.sampled_from(
+        ["llama", "mistral", "qwen3", "granite", "olmo2", "gemma", "gemma2", "gemma3_text"]
+    ),
     st.sampled_from([1, 2, 4]),
     st.sampled_from([None, 12, 32]),
     st.booleans(),

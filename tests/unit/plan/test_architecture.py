@@ -33,6 +33,8 @@ def architectures(draw: st.DrawFn) -> Architecture:
         gated_mlp=draw(flags),
         tied_embeddings=draw(flags),
         query_key_norm=draw(flags),
+        joint_query_key_norm=draw(flags),
+        pre_norms=draw(flags),
         post_norms=draw(flags),
         norm_unit_offset=draw(flags),
         auxiliary_rows=draw(st.integers(0, 9)),
@@ -45,15 +47,16 @@ def counted_by_hand(a: Architecture) -> int:
     bias = int(a.biases)
     norm = a.hidden_size * (1 + bias)
     query, key = a.heads * a.head_size, a.kv_heads * a.head_size
+    normed = query + key if a.joint_query_key_norm else 2 * a.head_size
     attention = (
         (a.hidden_size + bias) * (query + 2 * key)
         + (query + bias) * a.hidden_size
-        + (2 * a.head_size if a.query_key_norm else 0)
+        + (normed if a.query_key_norm else 0)
     )
     into = 2 if a.gated_mlp else 1
     mlp = into * (a.hidden_size + bias) * a.intermediate_size
     mlp += (a.intermediate_size + bias) * a.hidden_size
-    block = attention + mlp + norm * (4 if a.post_norms else 2)
+    block = attention + mlp + norm * 2 * (a.pre_norms + a.post_norms)
     tables = a.vocab_size * (1 if a.tied_embeddings else 2) + a.auxiliary_rows
     tables += a.max_positions if a.positions == "learned" else 0
     head = a.diagnostic_classes * (a.hidden_size + 1)

@@ -37,6 +37,7 @@ PUBLISHED_PARAMETERS = {
     "smollm2-135m": 134_515_008,
     "smollm2-360m": 361_821_120,
     "granite-3.1-2b": 2_533_531_648,
+    "olmo-2-1b": 1_484_916_736,
 }
 
 

@@ -74,6 +74,7 @@ GEMMA3 = PUBLISHED["gemma-3-1b"]
 GEMMA2 = PUBLISHED["gemma-2-2b"]
 SMOLLM3 = PUBLISHED["smollm3-3b"]
 GRANITE = PUBLISHED["granite-3.1-2b"]
+OLMO2 = PUBLISHED["olmo-2-1b"]
 LONG = {"type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [1.5, 2.0]}
 PHI4 = {
     **PUBLISHED["phi-4"],
@@ -114,6 +115,9 @@ PHI4 = {
         (GRANITE, {"hidden_act": "gelu"}, 'hidden_act = "gelu"'),
         (GRANITE, {"residual_multiplier": 0}, "residual_multiplier = 0"),
         (GRANITE, {"model_type": "granitemoe"}, 'model_type = "granitemoe"'),
+        (OLMO2, {"attention_bias": True}, "attention_bias = true"),
+        (OLMO2, {"hidden_act": "gelu"}, 'hidden_act = "gelu"'),
+        (OLMO2, {"model_type": "olmoe"}, 'model_type = "olmoe"'),
         (LLAMA, {"rope_scaling": {"rope_type": "llama3"}}, "factor"),
         (LLAMA, {"rope_scaling": 3}, "rope_scaling"),
         (LLAMA, {"quantization_config": {"bits": 4}}, "quantization_config"),

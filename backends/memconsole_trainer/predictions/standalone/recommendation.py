@@ -82,10 +82,11 @@ class Recommender:
             if a["unrotated_every"] and (layer + 1) % a["unrotated_every"] == 0:
                 turn = None
             at = f"layers.{layer}"
-            y = self.attention(f"{at}.attention", self.norm(f"{at}.attention_norm", x), seen, turn)
+            y = self.norm(f"{at}.attention_norm", x) if a["pre_norms"] else x
+            y = self.attention(f"{at}.attention", y, seen, turn)
             y = self.norm(f"{at}.attention_post_norm", y) if a["post_norms"] else y
             x = x + a["residual_multiplier"] * y
-            y = self.mlp(f"{at}.mlp", self.norm(f"{at}.mlp_norm", x))
+            y = self.mlp(f"{at}.mlp", self.norm(f"{at}.mlp_norm", x) if a["pre_norms"] else x)
             y = self.norm(f"{at}.mlp_post_norm", y) if a["post_norms"] else y
             x = x + a["residual_multiplier"] * y
         return self.norm("norm", x)
@@ -93,12 +94,12 @@ class Recommender:
     def attention(self, name: str, x: Tensor, seen: Tensor, turn: str | None) -> Tensor:
         """Attention of x (B, T, H) over the positions that are `seen` (T, T). `turn` names its rotation."""
         a = self.config["decoder"]
-        q, k, v = (
-            self.linear(f"{name}.{part}", x).unflatten(-1, (-1, a["head_size"]))  # (B, T, A, D)
-            for part in ("query", "key", "value")
-        )
-        if a["query_key_norm"]:
-            q, k = (self.norm(f"{name}.{part}_norm", y) for part, y in (("query", q), ("key", k)))
+        q, k, v = (self.linear(f"{name}.{part}", x) for part in ("query", "key", "value"))
+        if a["joint_query_key_norm"]:
+            q, k = self.norm(f"{name}.query_norm", q), self.norm(f"{name}.key_norm", k)
+        q, k, v = (y.unflatten(-1, (-1, a["head_size"])) for y in (q, k, v))  # (B, T, A, D)
+        if a["query_key_norm"] and not a["joint_query_key_norm"]:
+            q, k = self.norm(f"{name}.query_norm", q), self.norm(f"{name}.key_norm", k)
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))  # (B, A, T, D)
         if a["positions"] == "rope" and turn is not None:
             q, k = self.rotated(q, turn), self.rotated(k, turn)
