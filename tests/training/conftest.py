@@ -52,6 +52,15 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _products_by_eigen() -> None:
+    """XLA computes as in a run, whichever test opens JAX's devices first: it reads its flags only then."""
+    with contextlib.suppress(ImportError):
+        from memconsole_jax.devices import products_by_eigen
+
+        products_by_eigen()
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _compile_evaluations_late() -> Iterator[None]:
     """Engines of JAX compile the program of their evaluations on first use: few tests evaluate."""
     with pytest.MonkeyPatch.context() as patch:

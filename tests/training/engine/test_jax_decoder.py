@@ -153,8 +153,8 @@ def test_gradients_of_chunked_attention_are_those_of_one_chunk(
     "more",
     [
         {"cap": 2.0},
-        {"drop": (jnp.array([1, 2], jnp.uint32), 0.4)},
-        {"documents": jnp.array([[0] * 5 + [1] * 4, [2] * 9], jnp.int32), "cap": 2.0},
+        {"drop": (np.array([1, 2], np.uint32), 0.4)},
+        {"documents": np.array([[0] * 5 + [1] * 4, [2] * 9], np.int32), "cap": 2.0},
     ],
     ids=str,
 )
