@@ -107,8 +107,8 @@ def test_every_task_trains_on_two_devices_as_on_one(
 ) -> None:
     base = {"model.name": task, "data.source": gangs.SOURCES[task], "device.name": "cpu"}
     monkeypatch.setattr(gangs, "TEXT", base | {"train.warmup_steps": 0, "data.sequence_length": 16})
-    # Small losses of few numbers: rounding of 16-bit weights shows.
-    assert_as_one({"optimize.precision": precision}, sharding, near_in_16_bits=3e-2)
+    # Errors of single outputs over 8 rows: fsdp gathers norms and head in 16 bits too, which changes one of them by 2 %.
+    assert_as_one({"optimize.precision": precision}, sharding, near_in_16_bits=4e-2)
 
 
 @pytest.mark.slow
