@@ -41,7 +41,7 @@ CLEARED = 2.4e-10
 tight` and `fast`, for 0.8 M and 19 M parameters (`tests/bench/optimizations.py`)."""
 LATE = 0.1
 """The share of copies beside a step's work that the step waits for, as a 3B model on an H100 did (`tests/bench/gpu.py
---ladder`)."""
+--ladder`). The copies took less time than the work there; longer ones are not measured."""
 DISK = 1e9
 """Bytes per second to and from a file that is mostly in the page cache."""
 SOFT_FACTORS = {True: {"bf16": 3.0, "fp16": 50.0}, False: {"bf16": 21.0, "fp16": 24.0}}

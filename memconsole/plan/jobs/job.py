@@ -64,21 +64,30 @@ def check_device(plan: Plan) -> None:
 
 
 def without_absent(plan: Plan) -> Plan:
-    """`plan` with a dataset of the hub in place of a text under `ROOT` that is not on this machine. As little is known
-    of either, so that the plan can be checked and priced."""
-    entry, source = catalog.models().get(plan.model.name), Path(plan.data.source)
-    language = entry is None or entry.task == "language"
-    if not language or not source.is_relative_to(ROOT) or source.exists():
+    """`plan` with a dataset of the hub in place of a text under `ROOT` that is not on this machine, and without such a
+    validation text. As little is known of them, so that the plan can be checked and priced."""
+    entry = catalog.models().get(plan.model.name)
+    if entry is not None and entry.task != "language":
         return plan
-    return replace(plan, {"data.source": f"{HUB_PREFIX}on/volume", "data.streaming": False})
+    changes: dict[str, object] = {}
+    if _on_volume(plan.data.source):
+        changes |= {"data.source": f"{HUB_PREFIX}on/volume", "data.streaming": False}
+    if _on_volume(plan.data.validation):
+        changes["data.validation"] = None
+    return replace(plan, changes)
 
 
 def with_absent(known: Plan, given: Plan) -> Plan:
-    """`known`, made from what `without_absent` gives for `given`, with the source of `given` again."""
-    if without_absent(given) == given:
-        return known
-    kept = ("data.source", "data.streaming")
-    return replace(known, {key: get(given, key) for key in kept})
+    """`known`, made from what `without_absent` gives for `given`, with the texts of `given` again."""
+    priced = without_absent(given)
+    kept = ("data.source", "data.streaming", "data.validation")
+    return replace(known, {k: get(given, k) for k in kept if get(given, k) != get(priced, k)})
+
+
+def _on_volume(value: str | None) -> bool:
+    """Whether it is a path under `ROOT` that is not on this machine."""
+    path = Path(value or "")
+    return path.is_relative_to(ROOT) and not path.exists()
 
 
 def job_name(text: str) -> str:

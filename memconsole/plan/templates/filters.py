@@ -170,6 +170,8 @@ def _by_attribute(apply: Callable[..., Any]) -> Callable[..., Any]:
         names = (a for a in (*args, *kwargs.values()) if isinstance(a, str))
         if sum(map(len, names)) > _MOST_NAME:
             raise SecurityError(f"the name of an attribute has more than {_MOST_NAME} characters")
+        if isinstance(value, str):  # a list of its characters
+            limited(ELEMENT * len(value))
         return apply(environment, value, *args, **kwargs)
 
     return limited_filter
@@ -191,7 +193,9 @@ LIMITED: dict[str, Callable[..., Any]] = {
     "sort": _by_attribute(filters.do_sort),
     "striptags": _slow("striptags", filters.do_striptags),
     "sum": _sum,
+    "title": _slow("title", filters.do_title),
     "tojson": _json,
+    "unique": _by_attribute(filters.do_unique),
     "urlize": _urlize,
     "wordwrap": _wordwrap,
 }

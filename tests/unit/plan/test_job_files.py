@@ -333,10 +333,11 @@ def test_what_a_job_cannot_have_is_refused_in_one_sentence(
 
 def test_a_text_on_the_volume_need_not_be_on_this_machine(plan_file: Path) -> None:
     source = "/memconsole/data/rows.jsonl"
-    options = ("--set", f"data.source={source}", "--set", "data.held_out=last")
+    held_out = "/memconsole/data/held.jsonl"
+    options = ("--set", f"data.source={source}", "--set", f"data.validation={held_out}")
     document = reference.safe_load(export(plan_file, "--to", "jobset", *options).stdout)
     pod = document["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    wanted = {"device.name": "cuda:0", "data.source": source, "data.held_out": "last"}
+    wanted = {"device.name": "cuda:0", "data.source": source, "data.validation": held_out}
     assert plan_in(pod["containers"][0]["args"][0]) == replace(Plan(), {**ON_H100, **wanted})
     elsewhere = export(plan_file, "--to", "jobset", "--set", "data.source=/data/rows.jsonl")
     assert "no such file or folder" in str(elsewhere.exception)

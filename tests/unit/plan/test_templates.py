@@ -394,6 +394,7 @@ def test_a_short_template_that_writes_gigabytes_is_refused(source: str) -> None:
         "{{ [1]|batch(10**9, 1)|list }}", "{{ [1]|slice(10**9)|list }}", "{{ [[1] * 999]|tojson(indent=10**5) }}",
         "{{ ('x ' * 9999)|wordwrap(1, wrapstring='y' * 9999) }}", "{{ ('x' * 10**6).join('a' * 10**6) }}",
         "{{ ('x' * 10**6).translate({120: 'y' * 10**6}) }}", "{{ ('%(a)s' * 10**4) % {'a': 'x' * 10**6} }}",
+        "{{ ('ab' * 10**6)|sort|length }}", "{{ ('ab' * 10**6)|groupby('x')|length }}", "{{ ('ab' * 10**6)|unique|first }}",
         "{{ ('{0}' * 10**5).format('x' * 10**6) }}", "{{ ('%(a)s' * 10**4)|format(a='x' * 10**6) }}",
     ],
 )  # fmt: skip

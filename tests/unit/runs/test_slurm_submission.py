@@ -103,7 +103,7 @@ def test_a_time_limit_that_leaves_time_to_train_is_taken_in_each_form(limit: str
     ("backend", "options", "asked"),
     [
         ("torch", None, ["--mem=24G"]),
-        ("jax", None, ["--mem=3G"]),
+        ("jax", None, ["--mem=4G"]),  # the least
         ("torch", "--mem-bind=local", ["--mem=24G", "--mem-bind=local"]),
         ("torch", "--mem-per-cpu=1G", ["--mem-per-cpu=1G"]),
         ("torch", "--mem=16G", ["--mem=16G"]),
