@@ -91,6 +91,9 @@ def test_an_interrupt_during_a_launch_asks_the_run_to_stop(
         assert liveness(story.run).attempt == number
     with pytest.raises(KeyboardInterrupt):
         story.start()
+    story.wait(lambda: story.state == "running")
+    control.request(story.run, "stop", "me")  # the attempt is not left behind
+    story.wait(lambda: settled(story.run).state == "stopped")
 
 
 @linux
