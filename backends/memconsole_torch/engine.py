@@ -22,7 +22,7 @@ from memconsole_torch import devices, tasks
 from memconsole_torch.gang import Processes, join, local_rank
 from memconsole_torch.held import Held
 from memconsole_torch.jumps import TorchJumps
-from memconsole_torch.kernels import program
+from memconsole_torch.kernels import launch
 from memconsole_torch.models import decoder, pretrained
 from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.models.generate import generate
@@ -114,7 +114,7 @@ class TorchEngine:
             precision.line(self._device, o.precision),
             *optimization_lines(self._plan, self.device.kind),
             *compiled,
-            *program.lines(self._device),
+            *launch.lines(self._device),
         ]
 
     def prepare(self, plan: Plan, model: Model) -> None:

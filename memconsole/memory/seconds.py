@@ -39,9 +39,9 @@ PINNED_LINK = 24e9
 CLEARED = 2.4e-10
 """Seconds per byte that a CPU takes to clear a new page from the system. It is the difference between steps with `heap =
 tight` and `fast`, for 0.8 M and 19 M parameters (`tests/bench/optimizations.py`)."""
-LATE = 0.1
-"""The share of copies beside a step's work that the step waits for, as a 3B model on an H100 did (`tests/bench/gpu.py
---ladder`). The copies took less time than the work there; longer ones are not measured."""
+WAITED_SHARE = 0.1
+"""A step waits for this share of the copies that overlap its work, measured with a 3B model on an H100
+(`tests/bench/gpu.py --ladder`), where copies took less time than the work. Longer copies are not measured."""
 DISK = 1e9
 """Bytes per second to and from a file that is mostly in the page cache."""
 SOFT_FACTORS = {True: {"bf16": 3.0, "fp16": 50.0}, False: {"bf16": 21.0, "fp16": 24.0}}
@@ -201,8 +201,8 @@ def _transfers(plan: Plan, model: Model) -> float:
 
 
 def _moving(plan: Plan, model: Model, kind: str) -> tuple[float, float]:
-    """Seconds of moving activations off the device and back: those that the step waits for, and those of copies beside its
-    work. They are moved to disk if host and device share memory."""
+    """Seconds of moving activations off the device and back: those that the step waits for, and those of copies that
+    overlap its work. They are moved to disk if host and device share memory."""
     if not plan.optimize.activation_offload:
         return 0.0, 0.0
     if kind in ("cpu", "apple"):
@@ -243,8 +243,8 @@ class Work(msgspec.Struct, frozen=True):
     """Layers of all micro-batches, which run one after the other."""
     coded: float
     """Trained elements whose optimizer state has 8 bits, on a CPU."""
-    beside: float
-    """Seconds of copies that run beside all other work."""
+    overlapped: float
+    """Seconds of copies that overlap all other work."""
     apart: float
     """Seconds that do not depend on the speed: transfers, pages that the system clears, and what devices exchange."""
 
@@ -255,7 +255,7 @@ class Work(msgspec.Struct, frozen=True):
             + self.launches * costs.step_overhead_seconds
             + self.coded * costs.eight_bit_seconds
         )
-        return max(work, self.beside) + LATE * self.beside + self.apart
+        return max(work, self.overlapped) + WAITED_SHARE * self.overlapped + self.apart
 
 
 def step_work(plan: Plan, model: Model, budget: Budget) -> Work:
@@ -271,7 +271,7 @@ def step_work(plan: Plan, model: Model, budget: Budget) -> Work:
     bandwidth = budget.bandwidth_bytes_per_second or GENERIC_BANDWIDTH.get(kind, 1e11)
     traffic = _traffic(plan, model, kind) / bandwidth
     launches = float(o.accumulation_steps * (model.layers + 2))
-    apart, beside = _moving(plan, model, kind)
+    apart, overlapped = _moving(plan, model, kind)
     if kind != "cpu":
         apart += _transfers(plan, model)
     elif o.heap == "tight":
@@ -284,7 +284,7 @@ def step_work(plan: Plan, model: Model, budget: Budget) -> Work:
         turns * traffic * (0.6 if compiled else 1.0),
         turns * launches * (0.5 if compiled else 1.0),
         turns * coded,
-        turns * beside,
+        turns * overlapped,
         turns * apart + exchange_seconds(plan, model, budget),
     )
 

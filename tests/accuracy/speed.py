@@ -141,7 +141,7 @@ def counted(backend: str) -> list[Counted]:
             if row and who == "memconsole" and plan.backend == backend:
                 plan = apply_settings(plan, [f"device.name={CARD}"])
                 work = step_work(plan, model_of(plan), budget(plan, None))
-                found += [Counted(work, row["step_seconds"])] * (not work.beside)
+                found += [Counted(work, row["step_seconds"])] * (not work.overlapped)
     return found
 
 

@@ -17,7 +17,7 @@ from memconsole_torch.techniques.optimizer.quantized_adam import (
     CPU_SLICE,
     Buffers,
     QuantizedAdamW,
-    _numbers,
+    factors_of,
 )
 
 SHAPES = [(512, 512)] * 32 + [(1408, 512)] * 32
@@ -50,7 +50,7 @@ def parts(rounds: int) -> dict[str, float]:
     buffers, n = Buffers(torch.device("cpu"), CPU_SLICE), CPU_SLICE
     p = torch.nn.Parameter(torch.randn(n))
     rule = QuantizedAdamW([{"params": [p]}], BETAS, EPSILON, [p])
-    state, numbers = rule.state[p], _numbers(rule.param_groups[0] | {"count": 1})
+    state, factors = rule.state[p], factors_of(rule.param_groups[0] | {"count": 1})
     slots = [("first", True), ("second", False)]
     second, first = buffers.cut(n).moments
 
@@ -63,7 +63,7 @@ def parts(rounds: int) -> dict[str, float]:
             buffers.narrow(state[f"{name}_codes"], state[f"{name}_scales"], signed=signed)
 
     def update() -> None:
-        buffers._adamw(p.detach(), gradient, first, second, numbers)
+        buffers._adamw(p.detach(), gradient, first, second, factors)
 
     gradient = torch.randn(n)
     works = {"codes to fp32": widen, "the update": update, "fp32 to codes": narrow}

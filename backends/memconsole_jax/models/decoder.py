@@ -232,8 +232,8 @@ def assemble(a: Architecture, weights: Mapping[str, Any]) -> Decoder:
 
 
 def norm(a: Architecture, size: int, *, of_heads: bool = False, divisor: float = 1.0) -> Norm:
-    """The norm of hidden states, divided by `divisor`. Unlike it, the norms of heads are never centred and have no
-    bias."""
+    """A norm over `size` elements; its result is divided by `divisor`. Norms of heads (`of_heads`) are never centred and
+    have no bias."""
     return Norm(
         size,
         a.norm_eps,

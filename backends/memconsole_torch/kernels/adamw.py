@@ -1,4 +1,4 @@
-"""AdamW on a GPU, in one program: it reads moments in 8 bits or in fp32, updates a weight with them, and stores them as they
+"""AdamW on a GPU, in one kernel: it reads moments in 8 bits or in fp32, updates a weight with them, and stores them as they
 were. 8-bit moments follow `memconsole_trainer.techniques.blockwise`. They are in fp32 in registers only."""
 
 from __future__ import annotations
@@ -8,28 +8,28 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from memconsole_torch.kernels import program
+from memconsole_torch.kernels import launch
 from memconsole_trainer.techniques.blockwise import BLOCK, HALF, scales_of
 
 BLOCKS = 4
 """Blocks of moments for each instance."""
-_TINY = torch.finfo(torch.float32).tiny
-Number: TypeAlias = Tensor | float
+TINY = torch.finfo(torch.float32).tiny
+Scalar: TypeAlias = Tensor | float
 """A float, or an fp32 scalar on the device."""
 
 
-class Numbers(NamedTuple):
-    """The numbers of an update of a weight w with its gradient g.
+class Factors(NamedTuple):
+    """The factors of an update of a weight w with its gradient g.
 
     The moments become m + first_share (g - m) and v + second_share (g² - v), and the weight becomes
-    kept · w - size · m / (sqrt(v) + epsilon).
+    kept · w - step_size · m / (sqrt(v) + epsilon).
     """
 
-    first_share: Number
-    second_share: Number
-    epsilon: Number
-    kept: Number
-    size: Number
+    first_share: Scalar
+    second_share: Scalar
+    epsilon: Scalar
+    kept: Scalar
+    step_size: Scalar
 
 
 def update(
@@ -37,24 +37,24 @@ def update(
     gradient: Tensor,
     state: dict[str, Tensor],
     tables: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]],
-    numbers: Numbers,
+    factors: Factors,
 ) -> None:
     """Update a contiguous fp32 weight, and its state, in place.
 
     `state` holds `first` and `second`, or the codes and scales of both. `tables`: the maps of codes to numbers, without
     and with sign, and of a number's upper 16 bits to codes.
     """
-    held = any(isinstance(number, Tensor) for number in numbers)
-    given = [_scalar(number, weight.device) for number in numbers] if held else numbers
+    held = any(isinstance(factor, Tensor) for factor in factors)
+    given = [_scalar(factor, weight.device) for factor in factors] if held else factors
     narrow = "first_codes" in state
     names = ("first_codes", "second_codes", "first_scales", "second_scales")
     wide = ("first", "second", "first", "second")  # its scales are not read
-    program.launch(
+    launch.run(
         "adamw", -(-scales_of(weight.numel()) // BLOCKS),
         weight, gradient, *(state[name] for name in (names if narrow else wide)), *tables[0], *tables[1], weight.numel(),
-        *given, held=held, narrow=narrow, half=HALF, tiny=_TINY, blocks=BLOCKS, block=BLOCK,
+        *given, held=held, narrow=narrow, half=HALF, tiny=TINY, blocks=BLOCKS, block=BLOCK,
     )  # fmt: skip
 
 
-def _scalar(number: Number, device: torch.device) -> Tensor:
-    return number if isinstance(number, Tensor) else torch.full((), number, device=device)
+def _scalar(factor: Scalar, device: torch.device) -> Tensor:
+    return factor if isinstance(factor, Tensor) else torch.full((), factor, device=device)

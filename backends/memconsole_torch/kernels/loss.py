@@ -1,4 +1,4 @@
-"""Cross-entropy and its gradient on a GPU, in one program that overwrites the logits.
+"""Cross-entropy and its gradient on a GPU, in one kernel that overwrites the logits.
 
 Each instance handles one row. It reads the row once for the maximum and the sum of exponentials, rescaled whenever the
 maximum grows (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"), and once more to write the
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from memconsole.plan.tasks.language import MASKED
-from memconsole_torch.kernels import program
+from memconsole_torch.kernels import launch
 
 BLOCK, OF_A_WARP = 8192, 512
 """Columns that an instance reads at a time, and those of a warp of them."""
@@ -35,7 +35,7 @@ def into_slopes(
     nats = torch.empty(rows, dtype=torch.float32, device=scores.device)
     factor = share if isinstance(share, Tensor) else torch.full((), share, device=scores.device)
     block = min(BLOCK, 1 << (columns - 1).bit_length())
-    program.launch(
+    launch.run(
         "slopes", rows,
         scores, targets, nats, factor.float(), scores.stride(0), vocabulary, columns, cap or 0.0,
         capped=cap is not None, wanted=wanted, masked=MASKED, block=block, num_warps=max(1, block // OF_A_WARP),

@@ -1,4 +1,4 @@
-"""Stochastic rounding of fp32 to bfloat16 on a GPU, in one program, bit for bit as
+"""Stochastic rounding of fp32 to bfloat16 on a GPU, in one kernel, bit for bit as
 `memconsole_trainer.techniques.rounding` specifies."""
 
 from __future__ import annotations
@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from memconsole_torch.kernels import program
-from memconsole_trainer.techniques.rounding import BLOCK, LANES, PARITY
+from memconsole_torch.kernels import launch
+from memconsole_trainer.techniques.rounding import BLOCK, LANES, signed, three_keys
 
 BLOCKS = 4
 """Blocks of elements for each instance."""
@@ -15,14 +15,8 @@ BLOCKS = 4
 
 def round_into(target: Tensor, wide: Tensor, key: tuple[int, int], start: int) -> None:
     """Round contiguous fp32 `wide` (n,), a weight's elements from `start`, to bf16 `target` (n,)."""
-    keys = (*key, key[0] ^ key[1] ^ PARITY)
-    program.launch(
+    launch.run(
         "rounded", -(-wide.numel() // (BLOCK * BLOCKS)),
-        target.view(torch.int16), wide.view(torch.int32), wide.numel(), start // BLOCK * LANES, *map(signed, keys),
+        target.view(torch.int16), wide.view(torch.int32), wide.numel(), start // BLOCK * LANES, *map(signed, three_keys(key)),
         block=BLOCK, lanes=LANES, counters=LANES * BLOCKS,
     )  # fmt: skip
-
-
-def signed(word: int) -> int:
-    """The int32 of the same lower 32 bits."""
-    return (word + 2**31) % 2**32 - 2**31

@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memconsole.memory.activations.torch_timeline import EMBEDDING_FEW, EMBEDDING_ROWS
+from memconsole.plan.machine.triton_kinds import TRITON_KINDS
 from memconsole_torch import jumps
-from memconsole_torch.kernels import program
+from memconsole_torch.kernels import launch
 from memconsole_torch.models import capped_attention, decoder, linear
 from memconsole_torch.techniques.activations import (
     activation_offload,
@@ -122,8 +123,9 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
             change(decoder, "attend", attend)
         if kind in ("gpu", "rocm"):
             change(decoder.Norm, "forward", _norm_on_cuda)
-            change(program, "runs_on", lambda device: True)
-            change(program, "launch", _nothing)
+        if kind in TRITON_KINDS:
+            change(launch, "runs_on", lambda device: True)
+            change(launch, "run", _nothing)
         if kind == "apple":
             change(optimizers, "has_fused", lambda device: False)
         yield
@@ -298,13 +300,13 @@ def _first_of_its_size(update: Any) -> Any:
     another."""
 
     def run(
-        self: Any, weight: Tensor, gradient: Tensor, state: Any, start: int, numbers: Any
+        self: Any, weight: Tensor, gradient: Tensor, state: Any, start: int, factors: Any
     ) -> None:
         seen = self.__dict__.setdefault("_traced", set())
         size = weight.numel(), "first" in state
         if size not in seen:
             seen.add(size)
-            update(self, weight, gradient, state, start, numbers)
+            update(self, weight, gradient, state, start, factors)
 
     return run
 

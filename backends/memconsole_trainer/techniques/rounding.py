@@ -61,6 +61,16 @@ def threefry(key: tuple[Any, Any], counter: tuple[Any, Any]) -> tuple[Any, Any]:
     return x, y
 
 
+def three_keys(key: tuple[int, int]) -> tuple[int, int, int]:
+    """Threefry's key words: the two of `key`, and their parity."""
+    return (*key, key[0] ^ key[1] ^ PARITY)
+
+
+def signed(word: int) -> int:
+    """The int32 of the same lower 32 bits."""
+    return (word + 2**31) % 2**32 - 2**31
+
+
 def tensor_key(seed: int, step: int, index: int) -> tuple[int, int]:
     """The key of the weight at `index` for one step."""
     words = (np.array([n], np.uint32) for n in (seed % 2**32, seed >> 32 & 0xFFFFFFFF, step, index))

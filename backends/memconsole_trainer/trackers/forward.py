@@ -100,7 +100,7 @@ class Forwarding:
                 )
 
     def _begin_again(self) -> None:
-        """Leave the figures that were sent as they are: what follows is another training."""
+        """Close the tracker's run; the figures that follow go to a new one."""
         self._finish("killed")
         self._tracker = None
         self._sent = msgspec.structs.replace(

@@ -12,7 +12,7 @@ class Told:
     """What a tracker shows about a run besides its curves."""
 
     id: str
-    """The run's id, with the number of its training if it began again at step 0."""
+    """The run's id; `ID-2` after it began again at step 0, then `ID-3`."""
     name: str
     folder: Path
     """The run's directory."""

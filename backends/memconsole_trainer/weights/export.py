@@ -20,6 +20,8 @@ from memconsole_trainer.weights.huggingface import exported
 SHARD_BYTES = 4 << 30
 DTYPES = ("float32", "bfloat16", "float16")
 """The types that weights are exported in."""
+_OWN_TOKENS = ("phi3", "smollm3", "olmo2")
+"""Kinds whose default special tokens are those of their own vocabularies."""
 CLASSES = {
     "gpt2": "GPT2LMHeadModel",
     "llama": "LlamaForCausalLM",
@@ -212,10 +214,10 @@ def config(a: Architecture) -> dict[str, Any]:
             sliding_window=a.sliding_window,
             layer_types=kinds,
         )
-    kind, window = "llama", dict[str, Any]()
+    kind, more = "llama", dict[str, Any]()
     if a.attention_scale is not None:
         kind = "granite"
-        window = {
+        more = {
             "attention_multiplier": a.attention_scale,
             "embedding_multiplier": a.embedding_multiplier,
             "residual_multiplier": a.residual_multiplier,
@@ -229,19 +231,15 @@ def config(a: Architecture) -> dict[str, Any]:
         kind = "qwen2"
     elif a.unrotated_every:
         kind = "smollm3"
-        window = {"no_rope_layers": [int(a.is_rotated(layer)) for layer in range(a.layers)]}
+        more = {"no_rope_layers": [int(a.is_rotated(layer)) for layer in range(a.layers)]}
     elif a.family == "phi3" or a.sliding_window is not None:
         kind = "phi3" if a.family == "phi3" else "mistral"
-        window = {"sliding_window": a.sliding_window}
+        more = {"sliding_window": a.sliding_window}
     if kind == "phi3":
-        window |= _phi3(a)
-    if kind in (
-        "phi3",
-        "smollm3",
-        "olmo2",
-    ):  # whose defaults are the tokens of their own vocabularies
-        window |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    return _described(kind, a, **shape, **rope, **window, hidden_act="silu")
+        more |= _phi3(a)
+    if kind in _OWN_TOKENS:
+        more |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    return _described(kind, a, **shape, **rope, **more, hidden_act="silu")
 
 
 def _phi3(a: Architecture) -> dict[str, Any]:

@@ -31,8 +31,8 @@ from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole.runs.record.directory import RunError, find_run
 from memconsole.runs.record.files import write_atomic
 
-LEAST_GIB = 8
-"""Host memory that a job asks for at least: installing takes some, too."""
+LEAST_TO_INSTALL_GIB = 8
+"""GiB of host memory that a job asks for at least, because it installs memconsole."""
 
 
 @click.command()
@@ -116,7 +116,7 @@ def command(
         name=job_name(name or title),
         plan=plan,
         install=install or (package(plan),),
-        host_gib=max(LEAST_GIB, asked_gib(plan, host_bytes)),
+        host_gib=asked_gib(plan, host_bytes, LEAST_TO_INSTALL_GIB),
         volume=volume,
     )
     text = yaml(skypilot(job) if engine == "skypilot" else jobset(job, image or IMAGE, nodes))

@@ -25,14 +25,14 @@ from memconsole.memory.activations.kernels import (
     updating_bytes,
 )
 from memconsole.memory.state.gradient_flow import flow_of
-from memconsole.memory.state.optimizer_state import TRITON_KINDS
 from memconsole.memory.state.sizes import sizes
+from memconsole.plan.machine.triton_kinds import TRITON_KINDS
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Checkpointing, OptimizeChoice
 
 DECODED_CPU, DECODED_DEVICE = 2**17, 2**22
 """Elements that have fp32 temporaries when a matrix is decoded: `CPU_SLICE` and `DEVICE_SLICE` of
-`memconsole_torch.techniques.weights.quantized_base`. Triton's program needs none."""
+`memconsole_torch.techniques.weights.quantized_base`. The Triton kernel needs none."""
 
 
 class Size(NamedTuple):

@@ -8,6 +8,7 @@ from itertools import pairwise
 import msgspec
 
 from memconsole.memory.state.sizes import QUANTIZED_FROM, Group
+from memconsole.plan.machine.triton_kinds import TRITON_KINDS
 from memconsole.plan.sections.optimize import EIGHT_BIT
 
 BLOCK = 256
@@ -22,8 +23,6 @@ ROUNDED_SLICE = {"torch": (2**19, 2**22), "jax": (2**17, 2**20)}
 """Elements processed at a time of tensors stored in bf16 with stochastic rounding: (on a CPU, elsewhere)."""
 ROUNDING_BYTES = 3
 """Bytes of random numbers for each element that torch rounds to bf16 stochastically; XLA and Triton fuse them away."""
-TRITON_KINDS = ("gpu", "rocm")
-"""Kinds of device on which torch runs Triton's programs (`memconsole_torch.kernels`): they need no temporaries."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):

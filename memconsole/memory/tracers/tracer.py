@@ -17,7 +17,7 @@ import msgspec
 
 from memconsole import typed_json
 from memconsole.memory.exact.timeline import TracerAnswer, TracerQuestion
-from memconsole.plan.machine.compilers import inductor_cache
+from memconsole.plan.machine.inductor_cache import inductor_cache
 from memconsole.plan.machine.packages import missing_words
 from memconsole.user_folders import NoHomeError
 

@@ -10,19 +10,17 @@ from memconsole.plan.processes import nodes, processes
 from memconsole.units import format_bytes
 
 GIB = 1 << 30
+LEAST_GIB = 4
+"""GiB that a node is asked for at least: torch's compiler starts processes of 100 to 160 MiB, one for each core."""
 _ASKS = frozenset({"--mem", "--mem-per-cpu", "--mem-per-gpu", "--exclusive"})
 """Options of sbatch that say how much memory a job has."""
 _AMOUNT = re.compile(r"(\d{1,12})([KMGT]?)B?", re.IGNORECASE)
 _UNITS = {"K": 1 << 10, "": 1 << 20, "M": 1 << 20, "G": GIB, "T": 1 << 40}
 
 
-LEAST_GIB = 4
-"""GiB that a node is asked for at least: torch's compiler starts processes of 100 to 160 MiB, one for each core."""
-
-
-def asked_gib(plan: Plan, host_bytes: int) -> int:
-    """GiB for a node: one and a half times the estimate. `host_bytes` is that of one process."""
-    return max(LEAST_GIB, -(-_of_node(plan, host_bytes) * 3 // (2 * GIB)))
+def asked_gib(plan: Plan, host_bytes: int, least_gib: int = LEAST_GIB) -> int:
+    """GiB for a node: one and a half times the estimate, at least `least_gib`. `host_bytes` is that of one process."""
+    return max(least_gib, -(-_of_node(plan, host_bytes) * 3 // (2 * GIB)))
 
 
 def memory_options(plan: Plan, host_bytes: int) -> list[str]:

@@ -20,6 +20,8 @@ from memconsole.plan.processes import nodes
 ROOT = "/memconsole"
 """Where a job keeps what it reads and writes."""
 _BAD = re.compile(r"[^a-z0-9-]+")
+MAY_BE_ABSENT = ("data.source", "data.validation")
+"""Settings of a text that only the job reads."""
 STOPPED = 75
 """The exit code of a run that saved and can be resumed."""
 
@@ -65,7 +67,7 @@ def check_device(plan: Plan) -> None:
 
 def without_absent(plan: Plan) -> Plan:
     """`plan` with a dataset of the hub in place of a text under `ROOT` that is not on this machine, and without such a
-    validation text. As little is known of them, so that the plan can be checked and priced."""
+    validation text. The plan can then be checked and priced like one whose data are not here yet."""
     entry = catalog.models().get(plan.model.name)
     if entry is not None and entry.task != "language":
         return plan
@@ -80,7 +82,7 @@ def without_absent(plan: Plan) -> Plan:
 def with_absent(known: Plan, given: Plan) -> Plan:
     """`known`, made from what `without_absent` gives for `given`, with the texts of `given` again."""
     priced = without_absent(given)
-    kept = ("data.source", "data.streaming", "data.validation")
+    kept = ("data.streaming", *MAY_BE_ABSENT)
     return replace(known, {k: get(given, k) for k in kept if get(given, k) != get(priced, k)})
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from memconsole.plan import catalog
 from memconsole.plan.jobs.installing import local_package, pip
-from memconsole.plan.jobs.job import ROOT, Job, local_files, script
-from memconsole.plan.jobs.machines import check_count, gpu_counts
+from memconsole.plan.jobs.job import MAY_BE_ABSENT, ROOT, Job, local_files, script
+from memconsole.plan.jobs.machines import CORES, TPU_COUNTS, check_count, gpu_counts
 from memconsole.plan.plan import Plan, PlanError, quote
 
 IMAGE = "python:3.12"
@@ -25,18 +25,6 @@ LABELS = {
 _NAME = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
 _DOMAIN = r"(?=.{1,253}/)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
 _LABEL = re.compile(rf"(({_DOMAIN}/)?{_NAME})=({_NAME}|)", re.ASCII)
-_TPUS = {
-    "tpu-v2": (8,),
-    "tpu-v3": (8,),
-    "tpu-v4": (4,),
-    "tpu-v5e": (1, 4, 8),
-    "tpu-v5p": (1, 2, 4),
-    "tpu-v6e": (1, 4, 8),
-    "tpu-7x": (2, 8),
-}
-"""How many of the catalog's TPUs nodes have."""
-_CORES = frozenset({"tpu-v2", "tpu-v3", "tpu-7x"})
-"""TPUs of the catalog that are one of a chip's two cores. Kubernetes counts chips."""
 _HERE_TOO = "; it must be on this machine, too, under the same path"
 """Said of what is read before the job file is written."""
 _RESOURCES = {"gpu": "nvidia.com/gpu", "rocm": "amd.com/gpu", "tpu": "google.com/tpu"}
@@ -49,7 +37,7 @@ def jobset(job: Job, image: str = IMAGE, nodes: Mapping[str, str] | None = None)
         if not str(path).startswith(f"{ROOT}/"):
             raise PlanError(
                 f"{key} = {path}: a file of this machine, which a pod does not have; name a dataset or model "
-                f"of the hub, or a file under {ROOT}, where the volume is{_HERE_TOO if key != 'data.source' else ''}",
+                f"of the hub, or a file under {ROOT}, where the volume is{'' if key in MAY_BE_ABSENT else _HERE_TOO}",
                 key,
             )
     for word in job.install:
@@ -122,10 +110,10 @@ def any_node_words(job: Job) -> str | None:
 
 
 def _count(plan: Plan) -> int:
-    """How many of its devices a pod asks for."""
+    """How many of its device a pod asks for, in Kubernetes' unit. Raises `PlanError`."""
     name, count = plan.device.name, plan.device.count
-    check_count(plan, _TPUS.get(name) or gpu_counts(name))
-    return count // 2 if name in _CORES else count
+    check_count(plan, TPU_COUNTS.get(name) or gpu_counts(name))
+    return count // 2 if name in CORES else count
 
 
 def _resource(device: str) -> str:

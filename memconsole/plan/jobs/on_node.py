@@ -13,7 +13,7 @@ from memconsole.plan.processes import nodes
 _TIME = re.compile(r"\d{1,7}|(\d{1,3}-)?\d{1,5}:\d{1,2}(:\d{1,2})?|\d{1,3}-\d{1,2}")
 _PARTITION = re.compile(r"[A-Za-z0-9_.+-]+(,[A-Za-z0-9_.+-]+)*")
 _NAMES = {"gpu": "cuda:0", "rocm": "cuda:0", "apple": "mps", "tpu": "tpu"}
-START_SECONDS = 60
+EARLY_SECONDS = 60
 """How much longer than `launch.save_seconds` a job must be: Slurm may signal a minute early."""
 CHOSEN_HERE = (
     "--output",
@@ -51,11 +51,11 @@ def check_job(plan: Plan) -> None:
             f"launch.time_limit = {quote(limit)}: expected minutes, HH:MM:SS or D-HH:MM:SS",
             "launch.time_limit",
         )
-    least = plan.launch.save_seconds + START_SECONDS
+    least = plan.launch.save_seconds + EARLY_SECONDS
     if limit is not None and 0 < _seconds(limit) <= least:  # 0 is no limit
         raise PlanError(
-            f"launch.time_limit = {quote(limit)}: the job would save at once, launch.save_seconds = "
-            f"{plan.launch.save_seconds:,} before its end; expected more than {least:,} seconds, or fewer save_seconds",
+            f"launch.time_limit = {quote(limit)}: the job would save as soon as it starts, because launch.save_seconds = "
+            f"{plan.launch.save_seconds:,}; expected more than {least:,} seconds, or a smaller launch.save_seconds",
             "launch.time_limit",
         )
     if partition is not None and not _PARTITION.fullmatch(partition):

@@ -1,13 +1,10 @@
-"""What torch.compile needs on this machine: compilers, and a folder for what they make."""
+"""The compilers that torch.compile needs on this machine."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from importlib.util import find_spec
-
-from memconsole.user_folders import cache_folder
 
 
 def missing_compiler(kind: str) -> str:
@@ -19,9 +16,3 @@ def missing_compiler(kind: str) -> str:
     compilers = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
     found = any(name and shutil.which(name) for name in compilers)
     return "" if found else "a C++ compiler (g++ or clang++)"
-
-
-def inductor_cache(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variable that names the folder of torch.compile, in this user's cache. By default it is a fixed name in the
-    shared temporary folder, and another user could create it. Raises `NoHomeError`."""
-    return {"TORCHINDUCTOR_CACHE_DIR": str(cache_folder(environment) / "inductor")}

@@ -153,7 +153,7 @@ class Architecture(
 
     @property
     def embedding_scale(self) -> float:
-        """Multiplies embeddings."""
+        """What embeddings are multiplied by: sqrt(hidden_size) with `scale_embeddings`, else `embedding_multiplier`."""
         return self.hidden_size**0.5 if self.scale_embeddings else self.embedding_multiplier
 
     @property

@@ -152,7 +152,7 @@ def _urlize(context: EvalContext, value: str, *args: Any, **kwargs: Any) -> str:
 
 
 def _slow(name: str, apply: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter whose time grows with the square of the text, for short texts."""
+    """A filter whose time grows with the square of the text, with a limit on the text's length."""
 
     def limited_filter(value: Any, *args: Any, **kwargs: Any) -> Any:
         if extent(value) > _MOST_SLOW:
@@ -163,7 +163,7 @@ def _slow(name: str, apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _by_attribute(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that looks up an attribute of each element at once: its dotted name is short."""
+    """A filter that looks up an attribute of all elements in one operation, with a limit on the length of its name."""
 
     @functools.wraps(apply)
     def limited_filter(environment: Any, value: Any, *args: Any, **kwargs: Any) -> Any:

@@ -83,7 +83,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters = {
             name: self._counted(filter_) for name, filter_ in {**self.filters, **LIMITED}.items()
         }
-        del self.globals["lipsum"]  # as long as it is told, and another text each time
+        del self.globals["lipsum"]  # random text of any length
 
     def _counted(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(apply)
@@ -93,7 +93,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return counted
 
     def counts(self) -> bool:
-        """True. A call is counted."""
+        """Always true: put into a condition so that each evaluation is counted as a call."""
         return True
 
     def joined(self, parts: Sequence[Any]) -> Any:
@@ -164,5 +164,5 @@ class _Measured(SandboxedFormatter):
 
 
 def _counts() -> nodes.Call:
-    """A call that is true, for a condition: each time that it is looked at is counted."""
+    """A node that calls `Sandbox.counts`."""
     return nodes.Call(nodes.EnvironmentAttribute("counts"), [], [], None, None)

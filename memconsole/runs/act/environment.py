@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 from memconsole.plan.machine import jemalloc
-from memconsole.plan.machine.compilers import inductor_cache
+from memconsole.plan.machine.inductor_cache import inductor_cache
 from memconsole.plan.plan import Plan
 from memconsole.plan.processes import processes
 

@@ -114,10 +114,10 @@ class JobSupervisor(Supervisor):
                 self.handle.signal(signal.SIGTERM)
 
     def check_progress(self) -> None:
-        """Raise `RunError` if the attempt took no step: the next one would not, either."""
+        """Raise `RunError` if the attempt took no step, because the next one would take none either."""
         beat = read_heartbeat(self.path)
         if beat is None or beat.step <= self._first_step:
-            raise RunError("it took no step in its time; launch.time_limit gives it more")
+            raise RunError("it took no step before its time limit; raise launch.time_limit")
 
     def _requeues(self, verdict: Verdict) -> bool:
         """Whether the job goes back to the queue: after the time limit's signal, unless a person or Slurm also asked to

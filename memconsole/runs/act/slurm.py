@@ -36,8 +36,6 @@ _OF_THE_RUN = (
 )
 """Variables that would overrule what the script says."""
 _OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
-
-
 _NO_SUCH_MEMORY = ("Memory specification", "node configuration is not available")
 """Of sbatch's answers to a job that asks for more memory than the cluster knows of."""
 

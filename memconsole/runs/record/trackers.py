@@ -20,7 +20,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     tracked: str = ""
     """The tracker's own id of the run; it stays the same until an attempt begins again at step 0."""
     training: int = 1
-    """One more for each attempt that began again at step 0: a run of its own in the tracker."""
+    """1, and one more each time an attempt began again at step 0. Each number is a run of its own in the tracker."""
     where: str = ""
     """Where a user finds the run: an address or a folder."""
     attempt: int = 0

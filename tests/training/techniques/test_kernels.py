@@ -1,4 +1,4 @@
-"""The programs for GPUs, interpreted on the CPU, against torch's own operations."""
+"""The Triton kernels, interpreted on the CPU, against torch's own operations."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from memconsole_torch.kernels import program
-from memconsole_torch.kernels.adamw import _TINY as TINY
-from memconsole_torch.kernels.adamw import BLOCKS
+from memconsole_torch.kernels import launch
+from memconsole_torch.kernels.adamw import BLOCKS, TINY
 from memconsole_trainer.techniques.blockwise import HALF
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -48,10 +47,7 @@ for dtype, tolerance in (torch.float32, 1e-6), (torch.bfloat16, 4e-3), (torch.fl
 """
 ADAMW = """
 import torch
-from memconsole_torch.kernels import program
-from memconsole_torch.kernels.adamw import _TINY as TINY
-from memconsole_torch.kernels.adamw import BLOCKS
-from memconsole_trainer.techniques.blockwise import HALF
+from memconsole_torch.kernels import launch
 from memconsole_torch.techniques.optimizer.quantized_adam import QuantizedAdamW
 
 torch.manual_seed(0)
@@ -70,7 +66,7 @@ for size in 5000, 4096, 100:
             for i, (p, rule) in enumerate(zip(weights, rules)):
                 p.grad = gradient.clone()
                 rule.param_groups[0]["live"] = live if step == 2 else 1.0
-                program.runs_on = lambda device, own=bool(i): own
+                launch.runs_on = lambda device, own=bool(i): own
                 rule.step()
         states = [next(iter(rule.state.values())) for rule in rules]
         for name, wanted in states[0].items():
@@ -85,7 +81,7 @@ for size in 5000, 4096, 100:
 """
 ROUNDING = """
 import torch
-from memconsole_torch.kernels import program, rounding
+from memconsole_torch.kernels import launch, rounding
 from memconsole_torch.techniques.optimizer.stochastic import round_into
 
 torch.manual_seed(0)
@@ -122,7 +118,7 @@ for storage in "int8", "nf4":
 @pytest.mark.parametrize(
     "comparison", [LOSS, ADAMW, ROUNDING, DECODING], ids=["loss", "adamw", "rounding", "decoding"]
 )
-def test_a_program_equals_torchs_operations(comparison: str) -> None:
+def test_a_kernel_equals_torchs_operations(comparison: str) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     subprocess.run(
         [sys.executable, "-c", comparison],
@@ -135,7 +131,7 @@ def test_a_program_equals_torchs_operations(comparison: str) -> None:
     )
 
 
-FLOATS = ("cap", "first_share", "second_share", "epsilon", "kept", "rate")
+FLOATS = ("cap", "first_share", "second_share", "epsilon", "kept", "step_size")
 WIDE = ("weight", "gradient", "nats", "factor", "pairs")
 TYPES = {
     "targets": "*i64",
@@ -165,7 +161,7 @@ def _type(name: str, narrow: str) -> str:
         return narrow
     if name in TYPES:
         return TYPES[name]
-    if name.endswith("_codes"):
+    if name.endswith("_lookup"):
         return "*u8"
     if name in WIDE or name.endswith(("_scales", "_values")) or name == "scales":
         return "*fp32"
@@ -174,7 +170,7 @@ def _type(name: str, narrow: str) -> str:
 
 @pytest.mark.parametrize("narrow", ["*bf16", "*fp16"])
 @pytest.mark.parametrize("target", [("cuda", 75, 32), ("cuda", 90, 32), ("hip", "gfx942", 64)])
-def test_programs_compile_for_gpus_that_are_not_here(
+def test_kernels_compile_for_gpus_that_are_not_here(
     target: tuple[str, Any, int], narrow: str
 ) -> None:
     triton = pytest.importorskip("triton", reason="Triton is not installed")
@@ -182,7 +178,7 @@ def test_programs_compile_for_gpus_that_are_not_here(
     from triton.compiler import ASTSource
 
     for name, constants in CONSTANTS.items():
-        found = program._program(name)
+        found = launch._kernel(name)
         names = found.arg_names
         types = {n: "constexpr" if n in constants else _type(n, narrow) for n in names}
         values = {(names.index(n),): value for n, value in constants.items()}
@@ -198,14 +194,14 @@ def test_where_triton_does_not_run_a_gpu_uses_torchs_operations_and_the_log_says
     monkeypatch: pytest.MonkeyPatch, installed: bool, capability: tuple[int, int], missing: str
 ) -> None:
     gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
-    program._missing.cache_clear()
+    launch._missing.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert program.runs_on(gpu) == (not missing)
-    assert not program.runs_on(cpu)
-    assert [missing in line for line in program.lines(gpu)] == [True] * bool(missing)
-    assert program.lines(cpu) == []
-    program._missing.cache_clear()
+    assert launch.runs_on(gpu) == (not missing)
+    assert not launch.runs_on(cpu)
+    assert [missing in line for line in launch.lines(gpu)] == [True] * bool(missing)
+    assert launch.lines(cpu) == []
+    launch._missing.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -225,9 +221,9 @@ def test_what_triton_compiles_is_kept_in_our_cache(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name, value in own.items():
         monkeypatch.setenv(name, value)
-    program._program.cache_clear()
+    launch._kernel.cache_clear()
     monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(adamw=1))
-    program._program("adamw")
-    program._program.cache_clear()
+    launch._kernel("adamw")
+    launch._kernel.cache_clear()
     found = os.environ.get("TRITON_CACHE_DIR")
     assert found == (expected and expected.format(root=tmp_path))

@@ -76,7 +76,7 @@ def test_the_script_asks_for_what_the_plan_says_and_becomes_the_supervisor() -> 
         ({"device.name": "auto"}, "needs the device of a node"),
         ({"device.name": "cuda:0"}, "needs the device of a node"),
         ({"launch.time_limit": "2 hours"}, "launch.time_limit"),
-        ({"launch.time_limit": "5"}, "the job would save at once"),
+        ({"launch.time_limit": "5"}, "the job would save as soon as it starts"),
         ({"launch.time_limit": "0-0:6:00"}, "expected more than 360 seconds"),
         ({"launch.time_limit": "1:59:59", "launch.save_seconds": 7200}, "save_seconds = 7,200"),
         ({"device.count": 3, "launch.devices_per_node": 2}, "expected a multiple"),
@@ -296,5 +296,5 @@ def test_a_job_whose_time_is_over_before_a_step_is_not_queued_again(
     end = files.read_struct(run.attempt_path(1) / "exit.json", ExitRecord)
     assert end is not None
     assert not end.requeues
-    assert end.verdict.evidence.endswith("launch.time_limit gives it more")
+    assert end.verdict.evidence.endswith("raise launch.time_limit")
     assert not (commands / "called").exists()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from memconsole.plan.tasks.language import MASKED
-from memconsole_torch.kernels import loss, program
+from memconsole_torch.kernels import launch, loss
 from memconsole_torch.models.linear import product
 
 Share: TypeAlias = Tensor | float
@@ -180,7 +180,7 @@ def _scored(
     """Summed nats of rows (N, H) and int64 labels (N,), and if `wanted` the gradient of `share` times the nats with
     respect to the logits (N, V), in the type of the rows. It overwrites the logits."""
     scores = product(rows, head)
-    if program.runs_on(scores.device):
+    if launch.runs_on(scores.device):
         nats = loss.into_slopes(scores, labels, share, vocabulary, cap, wanted)
         return nats, scores if wanted else None
     scores = _only(scores.float(), vocabulary)

@@ -2,7 +2,7 @@
 
 A step processes slices of a weight. A slice's moments are widened to fp32 in buffers that all
 slices share, updated, used, and narrowed again, so no fp32 copy of a whole moment ever exists. The
-update uses the moments before they are narrowed. On a GPU one program does this (`kernels.adamw`).
+update uses the moments before they are narrowed. On a GPU one kernel does this (`kernels.adamw`).
 
 No library is used, so that both backends follow one specification, are tested against the same
 vectors, and store the same codes. bitsandbytes also saves less on a CPU, where it makes fp32 copies
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from memconsole_torch.kernels import adamw, program
-from memconsole_torch.kernels.adamw import Numbers
+from memconsole_torch.kernels import adamw, launch
+from memconsole_torch.kernels.adamw import TINY, Factors
 from memconsole_torch.techniques.optimizer.rule import OwnRule
 from memconsole_trainer.techniques import blockwise
 from memconsole_trainer.techniques.blockwise import BLOCK
@@ -36,10 +36,9 @@ MOST_THREADS = 4
 DEVICE_SLICE = 2**22
 """Elements per slice on other devices without Triton: 64 MiB of buffers. A slice takes some 34 kernel launches there, which
 cost more time than smaller kernels do."""
-Slice: TypeAlias = tuple[Tensor, Tensor, dict[str, Tensor], int, Numbers]
+Slice: TypeAlias = tuple[Tensor, Tensor, dict[str, Tensor], int, Factors]
 """A slice of a weight, the same slice of its gradient, the weight's state, the index of the slice's first element, and
-the numbers of the update."""
-_TINY = torch.finfo(torch.float32).tiny
+the factors of the update."""
 
 
 class QuantizedAdamW(OwnRule):
@@ -70,19 +69,19 @@ class QuantizedAdamW(OwnRule):
         for group in self.param_groups:
             group["count"] = group["count"] + group["live"]
         trained = [
-            (p, p.grad.reshape(-1), numbers)
+            (p, p.grad.reshape(-1), factors)
             for group in self.param_groups
-            for numbers in (_numbers(group),)
+            for factors in (factors_of(group),)
             for p in group["params"]
             if p.grad is not None
         ]
         if not trained:
             return
         device = trained[0][0].device
-        if program.runs_on(device):
+        if launch.runs_on(device):
             tables = _tables(device)
-            for p, gradient, numbers in trained:
-                adamw.update(p.view(-1), gradient, self.state[p], tables, numbers)
+            for p, gradient, factors in trained:
+                adamw.update(p.view(-1), gradient, self.state[p], tables, factors)
             return
         threads = min(torch.get_num_threads(), MOST_THREADS)
         alone = device.type != "cpu" or threads == 1 or self.buffers is not None
@@ -94,14 +93,14 @@ class QuantizedAdamW(OwnRule):
             _in_threads(list(self._slices(trained, THREAD_SLICE)), threads, device)
 
     def _slices(
-        self, trained: Iterable[tuple[Tensor, Tensor, Numbers]], size: int
+        self, trained: Iterable[tuple[Tensor, Tensor, Factors]], size: int
     ) -> Iterator[Slice]:
         """The slices of all weights, which can be updated independently."""
-        for p, gradient, numbers in trained:
+        for p, gradient, factors in trained:
             weight = p.view(-1)
             for start in range(0, p.numel(), size):
                 part = slice(start, start + size)
-                yield weight[part], gradient[part], self.state[p], start, numbers
+                yield weight[part], gradient[part], self.state[p], start, factors
 
 
 def _in_threads(slices: Sequence[Slice], threads: int, device: torch.device) -> None:
@@ -193,35 +192,35 @@ class Buffers:
         gradient: Tensor,
         state: dict[str, Tensor],
         start: int,
-        numbers: Numbers,
+        factors: Factors,
     ) -> None:
         """Update the slice `weight` (n,), which starts at element `start` of its tensor."""
         n = weight.numel()
         part = slice(start, start + n)
         if "first" in state:
             first, second = state["first"].view(-1)[part], state["second"].view(-1)[part]
-            self._adamw(weight, gradient, first, second, numbers)
+            self._adamw(weight, gradient, first, second, factors)
             return
         blocks = slice(start // BLOCK, blockwise.scales_of(start + n))
         first_codes, first_scales = state["first_codes"][part], state["first_scales"][blocks]
         second_codes, second_scales = state["second_codes"][part], state["second_scales"][blocks]
         first = self.widen(first_codes, first_scales, signed=True)
         second = self.widen(second_codes, second_scales, signed=False)
-        self._adamw(weight, gradient, first, second, numbers)
+        self._adamw(weight, gradient, first, second, factors)
         self.narrow(first_codes, first_scales, signed=True)
         self.narrow(second_codes, second_scales, signed=False)
 
     def _adamw(
-        self, weight: Tensor, gradient: Tensor, first: Tensor, second: Tensor, numbers: Numbers
+        self, weight: Tensor, gradient: Tensor, first: Tensor, second: Tensor, factors: Factors
     ) -> None:
         work = self.cut(weight.numel()).work
-        first.lerp_(gradient, numbers.first_share)
-        second.lerp_(torch.mul(gradient, gradient, out=work), numbers.second_share)
+        first.lerp_(gradient, factors.first_share)
+        second.lerp_(torch.mul(gradient, gradient, out=work), factors.second_share)
         torch.sqrt(second, out=work)
-        if not isinstance(numbers.kept, float) or numbers.kept != 1.0:
-            weight.mul_(numbers.kept)
-        work.add_(numbers.epsilon)
-        size = numbers.size
+        if not isinstance(factors.kept, float) or factors.kept != 1.0:
+            weight.mul_(factors.kept)
+        work.add_(factors.epsilon)
+        size = factors.step_size
         if isinstance(size, Tensor):
             weight.sub_(torch.div(first, work, out=work).mul_(size))
         else:
@@ -243,14 +242,14 @@ class Buffers:
         cut = self.cut(codes.numel())
         blocks, work = cut.blocks[signed], cut.work_blocks
         torch.amax(torch.abs(blocks, out=work) if signed else blocks, dim=1, out=scales)
-        reciprocal = torch.where(scales < _TINY, 0.0, scales.reciprocal())
+        reciprocal = torch.where(scales < TINY, 0.0, scales.reciprocal())
         torch.mul(blocks, reciprocal[:, None], out=work)
         rows = cut.bits.add_(blockwise.HALF).bitwise_right_shift_(16).bitwise_and_(0xFFFF)
         torch.index_select(self._lookup[signed], 0, rows, out=codes)
 
 
-def _numbers(group: dict[str, Any]) -> Numbers:
-    """The numbers of this step's update. m / c1 / (sqrt(v) / c2 + eps) is computed with one division."""
+def factors_of(group: dict[str, Any]) -> Factors:
+    """The factors of this step's update. m / c1 / (sqrt(v) / c2 + eps) is computed with one division."""
     beta1, beta2 = group["betas"]
     count, live = group["count"], group["live"]
     if isinstance(count, Tensor):
@@ -258,7 +257,7 @@ def _numbers(group: dict[str, Any]) -> Numbers:
     rate = group["lr"] * live
     scale = (1 - beta2**count) ** 0.5
     decay = group["weight_decay"]
-    return Numbers(
+    return Factors(
         (1 - beta1) * live,
         (1 - beta2) * live,
         scale * group["eps"],

@@ -7,9 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memconsole_torch.kernels import program, rounding
-from memconsole_torch.kernels.rounding import signed
-from memconsole_trainer.techniques.rounding import BLOCK, INJECTED, LANES, PARITY, ROTATIONS
+from memconsole_torch.kernels import launch, rounding
+from memconsole_trainer.techniques.rounding import (
+    BLOCK,
+    INJECTED,
+    LANES,
+    ROTATIONS,
+    signed,
+    three_keys,
+)
 
 CPU_SLICE = 2**19
 """Elements per slice on a CPU: small enough for the caches, large enough to keep several cores
@@ -21,7 +27,7 @@ DEVICE_SLICE = 2**22
 def round_into(target: Tensor, wide: Tensor, key: tuple[int, int], start: int) -> None:
     """Round fp32 `wide` (n,), the weight's elements from `start`, to bf16 `target`. Overwrites
     `wide`."""
-    if program.runs_on(wide.device):
+    if launch.runs_on(wide.device):
         rounding.round_into(target, wide, key, start)
         return
     n = wide.numel()
@@ -42,7 +48,7 @@ def _random_words(
     key: tuple[int, int], first: int, blocks: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Threefry's two words, int32 (blocks · LANES,) each, of consecutive counters from `first`."""
-    keys = (*key, key[0] ^ key[1] ^ PARITY)
+    keys = three_keys(key)
     x = torch.arange(first, first + blocks * LANES, dtype=torch.int32, device=device)
     y = torch.full_like(x, signed(keys[1]))
     x += signed(keys[0])

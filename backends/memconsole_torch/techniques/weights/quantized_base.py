@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from memconsole.plan.plan import BaseStorage, Plan
-from memconsole_torch.kernels import decoding, program
+from memconsole_torch.kernels import decoding, launch
 from memconsole_torch.models.decoder import compute_dtype
 from memconsole_torch.models.linear import product as plain_product
 from memconsole_trainer.techniques.base_storage import (
@@ -104,7 +104,7 @@ def decoded(codes: Tensor, scales: Tensor, shape: tuple[int, ...], dtype: torch.
     """Decode the matrix to `dtype`, rounded from its fp32 values."""
     blocks = codes.shape[0]
     whole = torch.empty(blocks, BLOCK, dtype=dtype, device=codes.device)
-    if program.runs_on(codes.device):
+    if launch.runs_on(codes.device):
         decoding.decode(codes, scales, _pairs(codes.device), whole)
         return whole.view(-1)[: shape[0] * shape[1]].view(shape)
     most = (CPU_SLICE if codes.device.type == "cpu" else DEVICE_SLICE) // BLOCK

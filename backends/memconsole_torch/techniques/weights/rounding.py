@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memconsole.plan.plan import Plan
-from memconsole_torch.kernels import program
+from memconsole_torch.kernels import launch
 from memconsole_torch.techniques.optimizer.compressed import Compressed
 from memconsole_torch.techniques.optimizer.muon import Muon
 from memconsole_torch.techniques.optimizer.optimizers import Adafactor, CombinedOptimizer, Updating
@@ -115,7 +115,7 @@ class Rounded(CombinedOptimizer):
         groups, states = part.param_groups, part.state
         counts = [group.get("count") for group in groups]
         device = next(iter(states)).device
-        if isinstance(part, QuantizedAdamW) and not program.runs_on(device):
+        if isinstance(part, QuantizedAdamW) and not launch.runs_on(device):
             part.buffers = Buffers(device)
         try:
             for group, count in zip(groups, counts, strict=True):

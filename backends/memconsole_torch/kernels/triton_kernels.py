@@ -1,4 +1,4 @@
-"""The programs in Triton's language. Importing this module imports Triton."""
+"""The kernels in Triton's language. Importing this module imports Triton."""
 
 # Triton reads annotations of the function itself, so that they are not postponed here.
 import triton
@@ -52,15 +52,15 @@ def slopes(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[misc,unused-ignore]
 def adamw(  # type: ignore[no-untyped-def]
-    weight, gradient, first, second, first_scales, second_scales, second_values, first_values, second_codes, first_codes,
-    size, first_share, second_share, epsilon, kept, rate,
+    weight, gradient, first, second, first_scales, second_scales, second_values, first_values, second_lookup, first_lookup,
+    size, first_share, second_share, epsilon, kept, step_size,
     held: tl.constexpr, narrow: tl.constexpr, half: tl.constexpr, tiny: tl.constexpr, blocks: tl.constexpr,
     block: tl.constexpr,
 ):  # fmt: skip
     """Some blocks of a weight and of its moments."""
     if held:
         first_share, second_share = tl.load(first_share), tl.load(second_share)
-        epsilon, kept, rate = tl.load(epsilon), tl.load(kept), tl.load(rate)
+        epsilon, kept, step_size = tl.load(epsilon), tl.load(kept), tl.load(step_size)
     rows = tl.program_id(0).to(tl.int64) * blocks + tl.arange(0, blocks)
     at = rows[:, None] * block + tl.arange(0, block)[None, :]
     inside, scaled = at < size, rows * block < size
@@ -76,18 +76,18 @@ def adamw(  # type: ignore[no-untyped-def]
     m += first_share * (g - m)
     v += second_share * (g * g - v)
     w = tl.load(weight + at, mask=inside, other=0.0)
-    tl.store(weight + at, kept * w - rate * m / (tl.sqrt_rn(v) + epsilon), mask=inside)
+    tl.store(weight + at, kept * w - step_size * m / (tl.sqrt_rn(v) + epsilon), mask=inside)
     if narrow:
         most = tl.max(tl.abs(m), axis=1)
         tl.store(first_scales + rows, most, mask=scaled)
         inverse = tl.where(most < tiny, 0.0, tl.div_rn(1.0, tl.maximum(most, tiny)))
         row = (((m * inverse[:, None]).to(tl.int32, bitcast=True) + half) >> 16) & 0xFFFF
-        m = tl.load(first_codes + row)
+        m = tl.load(first_lookup + row)
         most = tl.max(v, axis=1)
         tl.store(second_scales + rows, most, mask=scaled)
         inverse = tl.where(most < tiny, 0.0, tl.div_rn(1.0, tl.maximum(most, tiny)))
         row = (((v * inverse[:, None]).to(tl.int32, bitcast=True) + half) >> 16) & 0xFFFF
-        v = tl.load(second_codes + row)
+        v = tl.load(second_lookup + row)
     tl.store(first + at, m, mask=inside)
     tl.store(second + at, v, mask=inside)
 

@@ -1,4 +1,4 @@
-"""Whether Triton's programs run on a device, and how one is launched. torch's wheels for Linux bring Triton."""
+"""Launches Triton kernels where they run."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ OLDEST = 7, 0
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether programs run on `device`."""
+    """Whether kernels run on `device`."""
     return device.type == "cuda" and not _missing(device)
 
 
 def lines(device: torch.device) -> list[str]:
-    """What the log says of the programs: nothing where they run, or where the device needs none."""
+    """What the log says of the kernels: nothing where they run, or where the device needs none."""
     if device.type != "cuda" or not (missing := _missing(device)):
         return []
     work = "the loss, 8-bit AdamW, stochastic rounding and decoding of a frozen base"
     return [f"{missing}: {work} take more memory and time than estimated"]
 
 
-def launch(name: str, count: int, *arguments: Any, **constants: Any) -> None:
-    """Run `count` instances of a program. Each name in `constants` is compiled in."""
-    _program(name)[(count,)](*arguments, **constants)
+def run(name: str, count: int, *arguments: Any, **constants: Any) -> None:
+    """Run `count` instances of a kernel. Each name in `constants` is compiled in."""
+    _kernel(name)[(count,)](*arguments, **constants)
 
 
 @cache
 def _missing(device: torch.device) -> str:
-    """Why programs do not run on a GPU; empty if they do."""
+    """Why kernels do not run on a GPU; empty if they do."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < OLDEST:
@@ -46,10 +46,10 @@ def _missing(device: torch.device) -> str:
 
 
 @cache
-def _program(name: str) -> Any:
-    """The program. Triton is imported with it, because the import takes as long as that of torch's compiler. It keeps what
+def _kernel(name: str) -> Any:
+    """The kernel. Triton is imported with it, because the import takes as long as that of torch's compiler. It keeps what
     it compiles in the home folder, which a container may lack, so that it is given our own folder."""
     if "TRITON_HOME" not in os.environ:
         with suppress(NoHomeError):
             os.environ.setdefault("TRITON_CACHE_DIR", str(cache_folder() / "triton"))
-    return getattr(importlib.import_module("memconsole_torch.kernels.programs"), name)
+    return getattr(importlib.import_module("memconsole_torch.kernels.triton_kernels"), name)

@@ -1,0 +1,3 @@
+"""The kinds of device on which torch runs Triton kernels (`memconsole_torch.kernels`)."""
+
+TRITON_KINDS = ("gpu", "rocm")
