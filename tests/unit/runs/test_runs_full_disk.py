@@ -26,7 +26,7 @@ from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.shown.unsaved import unsaved_words
 from memconsole.runs.read.shown.words import state_word
 from memconsole.runs.record import files, requests, spares
-from memconsole.runs.record.directory import RunDirectory, create_run, list_runs
+from memconsole.runs.record.directory import RunDirectory, RunError, create_run, list_runs
 from memconsole.runs.record.processes.heartbeat import Heartbeat
 from memconsole.runs.record.redaction import OutputStream
 from memconsole.tui.run.header import header_lines
@@ -142,6 +142,41 @@ def test_a_request_whose_reply_finds_no_room_is_served_once(
     serving.serve(lambda request: acted.append("again"))
     assert acted == asked
     assert requests.pending(run) == []
+
+
+def test_a_pause_takes_effect_before_it_is_answered(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Liveness("running", 1, supervisor_pid=os.getpid())
+    monkeypatch.setattr(control, "liveness", lambda _: live)
+    serving = Serving(run, lambda text: None)
+    serving.attempt = 1
+
+    def act(request: requests.Request) -> None:
+        assert requests.reply_to(run, request.id) is None
+
+    asked = control.request(run, "pause", "me")
+    serving.serve(act)
+    assert control.wait_accepted(run, asked).note == ""
+
+
+def test_a_pause_that_fails_is_refused_with_the_reason(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Liveness("running", 1, supervisor_pid=os.getpid())
+    monkeypatch.setattr(control, "liveness", lambda _: live)
+    said: list[str] = []
+    serving = Serving(run, said.append)
+    serving.attempt = 1
+
+    def act(request: requests.Request) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    asked = control.request(run, "pause", "me")
+    serving.serve(act)
+    with pytest.raises(RunError, match="No space left on device"):
+        control.wait_accepted(run, asked)
+    assert "pause: [Errno 28] No space left on device" in said[0]
 
 
 def beat(phase: str, step: int) -> Heartbeat:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from memconsole.runs.act.supervise.stop_deadline import SeenDurations, StopDeadline
 from memconsole.runs.record import requests, spares
 from memconsole.runs.record.directory import RunDirectory
@@ -42,7 +44,7 @@ class Serving:
             self._deadline = StopDeadline(now, self._durations.patience_seconds())
 
     def serve(self, act: Callable[[requests.Request], None]) -> None:
-        """Reply to each new request, and then `act` on it if it was accepted."""
+        """Reply to each new request, and `act` on it if it was accepted."""
         for request, path in requests.pending(self.run):
             if request is not None and request.attempt > self.attempt:
                 continue  # It is for the supervisor of a later attempt.
@@ -51,14 +53,25 @@ class Serving:
                 self._reply(path, given)
                 continue
             given = self._decide(request, path)
-            # Reply before acting: the reply to a kill is evidence for the verdict.
-            self._reply(path, given)
             if request is None or not given.accepted or given.note:
-                continue
-            try:
-                act(request)
-            except OSError as error:
-                self._say(f"{request.command}: {error}")
+                self._reply(path, given)
+            elif given.command in ("stop", "kill"):
+                # Reply before acting: the reply to a kill is evidence for the verdict.
+                self._reply(path, given)
+                self._failure(act, request)
+            else:
+                # Act before replying: whoever reads the reply finds the run paused.
+                note = self._failure(act, request)
+                self._reply(path, msgspec.structs.replace(given, accepted=not note, note=note))
+
+    def _failure(self, act: Callable[[requests.Request], None], request: requests.Request) -> str:
+        """Act on a request. Returns why that failed, or an empty text."""
+        try:
+            act(request)
+        except OSError as error:
+            self._say(f"{request.command}: {error}")
+            return error.strerror or str(error)
+        return ""
 
     def overdue(self, beat: Heartbeat | None) -> bool:
         """Whether a requested stop takes too long. `beat` is the trainer's newest heartbeat."""
