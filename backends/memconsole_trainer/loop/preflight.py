@@ -23,6 +23,7 @@ from memconsole.runs.record.log import events
 from memconsole.units import format_bytes
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.engine import Batch
+from memconsole_trainer.host import heap
 from memconsole_trainer.loop.announcing import StopRequestedError
 from memconsole_trainer.loop.saving import Saver
 from memconsole_trainer.loop.setup import Job
@@ -90,6 +91,8 @@ def preflight(attempt: Attempt, job: Job, watch: Watch, saver: Saver) -> bool:
                 shape = job.evaluation_shape
                 with _part(watch, EVALUATION, _size(job.plan, shape)):
                     job.engine.evaluate([job.data.longest(first, shape)])
+                if job.engine.device.kind == "cpu":
+                    heap.trim()  # as a run does after each evaluation
             longest = job.data.longest(first, job.shape)
             # Other steps than a plain one come with `hybrid`. What compiles should not be timed as a step.
             plain = not job.plan.hybrid.on and not job.plan.optimize.compile
