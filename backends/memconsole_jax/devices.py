@@ -285,9 +285,8 @@ def platform_lines(plan: Plan, device: DeviceFacts) -> list[str]:
     name = {"cpu": "CPU", "gpu": "NVIDIA GPU", "rocm": "AMD GPU (ROCm)", "tpu": "TPU"}[device.kind]
     lines = [f"Detected platform: {name} ({device.name}) with JAX {jax.__version__}"]
     if o.precision != "fp32":
-        missing = processor.missing_instructions(o.precision) if device.kind == "cpu" else ""
-        if missing:
-            note = f"this CPU has no {missing}: expect it slower than fp32"
+        if device.kind == "cpu":
+            note = "XLA on a CPU computes in fp32, so it is no faster than fp32"
         else:
             best = device.kind == "tpu" and o.precision != "fp16"
             note = "optimal for TPU" if best else f"16-bit compute on {name}"
@@ -295,5 +294,6 @@ def platform_lines(plan: Plan, device: DeviceFacts) -> list[str]:
     lines += optimization_lines(plan, device.kind)
     if o.compile:
         lines.append("Blocks are compiled one by one, which takes longer than one in a loop")
-    lines.append("One compiled training step; weights and optimizer state updated in place")
+    if o.optimizer_offload == "none":
+        lines.append("One compiled training step; weights and optimizer state updated in place")
     return lines

@@ -29,7 +29,7 @@ from memconsole_trainer.jumps import (
     saved_snapshots,
 )
 
-SLICE = 2**18
+SLICE = 2**17
 """Elements of a weight whose snapshots are widened to fp32 at a time, on the host."""
 Host = dict[str, NDArray[Any]]
 

@@ -168,7 +168,7 @@ class Generator(Protocol):
 
 
 class Engine(Generator, Protocol):
-    """A backend's implementation of training one model on one device."""
+    """A backend's implementation of training one model on the devices of this process."""
 
     gang: Gang
     """The processes that train together. Each calls every method that follows in the same order."""
@@ -220,7 +220,7 @@ class Engine(Generator, Protocol):
         ...
 
     def evaluate(self, batches: Iterable[Batch]) -> LossSum:
-        """Sum the loss over `batches` without gradients; the result is read back once at the
+        """Sum the loss over `batches` without gradients. Devices other than a CPU are read once, at the
         end."""
         ...
 
@@ -231,7 +231,8 @@ class Engine(Generator, Protocol):
 
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
         """Yield every tensor needed to continue exactly, one host array at a time. Weights have
-        their canonical names prefixed with `model.`; the rest is under `optimizer.`."""
+        their canonical names prefixed with `model.`, their averages with `ema.`. Snapshots of a hybrid
+        run are under `hybrid.`, the rest is under `optimizer.`."""
         ...
 
     def load_state(self, source: StateSource) -> None:

@@ -32,7 +32,8 @@ _ONE_OWNER = Missing("only the process that owns the TPU can tell; a running tra
 def read_tpu(
     environment: Mapping[str, str], root: Path = Path("/")
 ) -> tuple[list[DeviceReading], list[str]]:
-    """One reading per chip, found by PCI vendor, by device node or by the TPU_* variables."""
+    """One reading for each chip that the PCI bus or a device node shows, and notes on what is missing.
+    TPU_ACCELERATOR_TYPE alone makes no reading."""
     chips = _chips(root)
     nodes = sorted(path.name for path in root.glob("dev/accel[0-9]*"))
     nodes += sorted(path.name for path in root.glob("dev/vfio/[0-9]*")) if chips else []

@@ -38,7 +38,7 @@ PINNED_LINK = 24e9
 """The same from pinned memory."""
 CLEARED = 2.4e-10
 """Seconds per byte that a CPU takes to clear a new page from the system. It is the difference between steps with `heap =
-tight` and `fast`, for 0.8 M and 19 M parameters (`tests/bench/optimizations.py`)."""
+tight` and `fast`, for 0.8 M and 19 M parameters (docs/optimizations.md, "The heap of a CPU run")."""
 WAITED_SHARE = 0.1
 """A step waits for this share of the copies that overlap its work, measured with a 3B model on an H100
 (`tests/bench/gpu.py --ladder`), where copies took less time than the work. Longer copies are not measured."""
@@ -49,8 +49,7 @@ SOFT_FACTORS = {True: {"bf16": 3.0, "fp16": 50.0}, False: {"bf16": 21.0, "fp16":
 (`tests/bench/optimizations.py`)."""
 VECTOR_SHARES = {"bf16": 0.29, "fp16": 0.40}
 """On a CPU with 16-bit vector instructions but no matrix unit: the share of the doubled peak that torch reaches,
-relative to its share in fp32. `tests/bench/optimizations.py` measured 0.58 and 0.80 of fp32's speed on an Intel processor of
-this kind."""
+relative to its share in fp32. An Intel processor of this kind reached 0.58 and 0.80 of fp32's speed."""
 
 
 def forward_flops_per_token(a: Architecture, sequence: int) -> int:

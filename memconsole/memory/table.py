@@ -102,6 +102,7 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     reserved_tier: Tier = Tier.FORMULA
     device_tier: Tier = Tier.FORMULA
     host_tier: Tier = Tier.FORMULA
+    """Always the formula: no tracer measures host memory."""
     band_from: str = ""
     """Where the band's width comes from, as one phrase."""
     source: str = ""

@@ -68,8 +68,8 @@ records = reader.read()
 steps = [r.step for r in records if isinstance(r, events.Step)]
 assert steps[:n] == list(range(1, n + 1))
 assert steps[-1] == 10**6
-assert reader.dropped > 0 and reader.missing == reader.dropped, (reader.dropped, reader.missing)
-assert len(steps) + reader.dropped == n + 2001
+assert reader.missing > 0
+assert len(steps) + reader.missing == n + 2001
 assert sum(isinstance(r, events.Phase) for r in records) == 1
 assert any("could not be written" in r.message for r in records if isinstance(r, events.Warning))
 assert isinstance(records[-1], events.Error)

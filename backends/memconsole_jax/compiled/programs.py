@@ -64,7 +64,8 @@ class Programs:
         directory: Path | None = None,
     ) -> Programs:
         """The programs of `plan` on `device`, which may be a tuple of several. Files of offloaded
-        activations go to `directory`, the run's."""
+        activations go to `directory`, the run's. Raises ValueError if some layers of a weight are trained and others are
+        not."""
         trained, whole = stacked(trained_parameters(plan, model)), stacks(model)
         kept = {name: s for name, s in whole.items() if name not in trained}
         parted = [n for n, s in trained.items() if s.shape != whole.get(n, s).shape]

@@ -1,12 +1,13 @@
-"""The decoder of GPT-2, Llama and Gemma as Flax NNX modules, built from one `Architecture`.
+"""The decoder in JAX: every model that one `Architecture` describes, as Flax NNX modules.
 
 Notable:
 - all blocks have the same shapes, so their weights are stacked on a leading axis (L, ...) and one
   block's code runs for all of them (see `blocks`)
 - local and global layers run the same code; a flag per layer picks the window and the rotation
-- half-split rotary embeddings, as in transformers; Llama 3.1 and linear frequency scaling
+- half-split rotary embeddings, as in transformers, with the scalings of `memconsole.plan.models.rotary`
 - norms, softmax and loss are in float32; matrices (out, in) are used as ``x @ W.T``
-- weights stay float32; each is cast to the compute dtype where it is used, one block at a time
+- weights are cast to the compute dtype where they are used, one block at a time; they are float32
+  unless the plan stores them in 16 bits or as codes
 
 Letters in shapes: B batch, T sequence, C hidden, H heads, K key-value heads, D head size, V
 vocabulary.

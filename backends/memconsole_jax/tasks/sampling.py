@@ -64,7 +64,8 @@ class TokenSampler:
         sampling: Sampling,
         on_tokens: OnTokens | None = None,
     ) -> list[int]:
-        """See `Engine.generate`. With learned positions, only the end of `prompt` that fits is used."""
+        """See `Engine.generate`. With learned positions, only the end of `prompt` that fits is used. An empty prompt
+        stands for token 0. Raises ValueError unless fewer tokens are wanted than there are learned positions."""
         a, stop = self._architecture, sampling.stop
         if a.positions == "learned":
             if tokens >= a.max_positions:

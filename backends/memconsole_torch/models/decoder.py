@@ -1,11 +1,11 @@
-"""The decoder in torch: GPT-2, Llama (with Qwen3, SmolLM2, Granite 3 and OLMo 2) and Gemma (1, 2 and 3) from
-one `Architecture`.
+"""The decoder in torch: every model that one `Architecture` describes.
 
 Worth knowing before reading:
 - module names spell the canonical parameter names of `memconsole.plan.models.architecture.parameters`;
 - rotary positions rotate the two halves of a head, as Hugging Face checkpoints expect;
 - norm statistics, the residual stream and the rotation are fp32 in any autocast precision;
-- attention is `F.scaled_dot_product_attention`: scores never exist as a matrix;
+- attention is `F.scaled_dot_product_attention`, or `capped_attention` if scores are capped or weights are
+  dropped: the scores of all queries never exist at once;
 - `forward` ends before the head, so that a loss can compute the head's matmul in chunks.
 """
 
@@ -33,7 +33,7 @@ flash_on_cuda = True
 
 
 class Decoder(nn.Module):
-    """Maps token ids to final hidden states; `logits` also applies the head."""
+    """Maps token ids to final hidden states; `scores` applies the head."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Decoder(nn.Module):
         return x
 
     def logits(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Next-token logits (B, T, V) of `tokens` (B, T)."""
+        """Next-token logits (B, T, V) of `tokens` (B, T), which tests compare with other implementations."""
         return self.scores(self(tokens, documents))
 
     def scores(self, hidden: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def generate(
     on_tokens: OnTokens | None = None,
 ) -> list[int]:
     """See `Engine.generate`. With learned positions, only the end of `prompt` that fits is used. Raises ValueError for
-    an empty prompt, and for more tokens than there are positions."""
+    an empty prompt, and with learned positions unless fewer tokens are wanted than there are positions."""
     a = decoder.architecture
     if a.positions == "learned":
         if tokens >= a.max_positions:

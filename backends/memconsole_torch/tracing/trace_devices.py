@@ -178,9 +178,12 @@ def _padded(mask: Tensor, aligned: bool) -> Tensor:
 def _norm_on_cuda(self: Any, x: Tensor) -> Tensor:
     """`decoder.Norm.forward` of a CUDA tensor."""
     weight = 1.0 + self.weight if self.unit_offset else self.weight
+    if self.divisor != 1.0:
+        weight = weight / self.divisor
     dtype = decoder.compute_dtype(x)
     if self.centered:
-        y = F.layer_norm(x.float(), weight.shape, weight, self.bias, self.eps)
+        bias = None if self.bias is None else self.bias.float()
+        y = F.layer_norm(x.float(), weight.shape, weight.float(), bias, self.eps)
         return y.to(dtype)
     if x.dtype == weight.dtype and self.bias is None:
         return FusedRMSNorm.apply(x, weight).to(dtype)

@@ -65,7 +65,7 @@ class Residual(msgspec.Struct, frozen=True):
 
 
 class _State(msgspec.Struct, kw_only=True):
-    """The controller's own state in a checkpoint, apart from that of its parts (bandit, monitor, …)."""
+    """The controller's state in a checkpoint, without that of the predictor and the bandit."""
 
     step: int = 0
     phases: Phases

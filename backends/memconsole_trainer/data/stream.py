@@ -16,6 +16,7 @@ from memconsole_trainer.engine import Batch
 AHEAD_BYTES = 64 << 20
 """Most bytes of rows that wait for the device."""
 AHEAD_BATCHES = 8
+"""The least number of batches that wait for the device, if `AHEAD_BYTES` hold them."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ class _Ahead:
 class BatchStream:
     """Endless batches, epoch after epoch, from `state` or the beginning.
 
-    A thread stays ahead by up to one shuffle window, so that the device need not wait while the
-    next window is filled. An item's `state` is that of the pipeline right after the item; items in
+    A thread stays ahead by a shuffle window or `AHEAD_BATCHES` batches, whichever is more, as far as
+    `AHEAD_BYTES` hold them, so that the device need not wait while the next window is filled. An item's `state` is that of the pipeline right after the item; items in
     the queue do not count as used.
     """
 

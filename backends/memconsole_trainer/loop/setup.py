@@ -82,7 +82,7 @@ class Job:
 
 def set_up(attempt: Attempt) -> Job:
     """Prepare the attempt and report each phase. Raises `StopRequestedError`, `PlanError`,
-    `DataError`."""
+    `DataError`, `NoCheckpointError`, `WeightsError` and `MemoryError`."""
     say = Announcer(attempt)
     committed = attempt.run.committed_checkpoints()
     _at(attempt, committed[-1] if committed else None)

@@ -76,7 +76,7 @@ class Trainer:
 
     def train(self) -> events.Ended:
         """Train until the plan is done. Raises `StopRequestedError` and `DataError` after saving a
-        checkpoint, and `NonFiniteLossError`, `FencedError` or OSError without saving one."""
+        checkpoint, and `PreflightError`, `NonFiniteLossError`, `FencedError` or OSError without saving one."""
         self._watch.memory()
         try:
             self._rehearses = preflight(self._attempt, self._job, self._watch, self.saver)

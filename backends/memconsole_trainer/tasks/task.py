@@ -44,7 +44,8 @@ class TaskData(Protocol):
     description: str
     """One line for the log."""
     fingerprints: Mapping[str, str]
-    """Hashes of what must not change when a run is resumed: "data" and, for text, "tokenizer"."""
+    """Hashes of what must not change when a run is resumed: "data"; for text also "tokenizer", for ratings
+    "clustering", for standardized windows "standardization"."""
     hashes: DataHashes
     """Hashes of everything that was read so far."""
     validation_rows: int

@@ -2,6 +2,8 @@
 
     checkpoints/step-000000120/{model-00001.safetensors, optimizer-00001.safetensors, state.json, MANIFEST.json}
 
+A run with averages of weights also has `ema-…`, and one in hybrid mode `hybrid-…`.
+
 Everything is written and synced under `.tmp-…` first; the rename is the commit. Sizes and hashes
 are verified before a file is parsed, and nothing is ever unpickled.
 """

@@ -14,8 +14,8 @@ from memconsole.memory.state.step_sizes import StepSizes
 NARROW = 2
 """Bytes of an element in bf16: of a snapshot, of a path, and of weights that are tried in bf16."""
 WIDE = 4
-SLICE = (2**22, 2**17)
-"""Elements of a weight whose movements are multiplied at a time: on other devices, on a CPU."""
+DEVICE_SLICE, HOST_SLICE = 2**22, 2**17
+"""Elements of a weight whose movements are multiplied at a time: in torch on a GPU; on a CPU, and in JAX always."""
 
 
 class Moved(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ def _products_bytes(step: StepSizes) -> int:
         return 0
     count = step.plan.hybrid.snapshots
     rows = WIDE * (count + 3 * (count - 1))
-    return rows * min(step.trained.largest, SLICE[step.kind == "cpu"])
+    return rows * min(step.trained.largest, HOST_SLICE if step.kind == "cpu" else DEVICE_SLICE)
 
 
 def kept_bytes(step: StepSizes, phase: str) -> int:

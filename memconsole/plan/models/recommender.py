@@ -6,7 +6,7 @@ the place of a token embedding. The same projection scores the outputs: an outpu
 cluster c the logit ``h · project(clusters[c])``, and item i of that cluster the logit
 ``h · project(items[i])`` (the form that the reference calls `use_item_input_dnn_everywhere`).
 
-Item 0 is padding. Clusters hold equally many items, and item ``1 + c · cluster_size + j`` is member
+Item 0 is padding. Clusters have equally many places, and item ``1 + c · cluster_size + j`` is member
 j of cluster c, so that ids and clusters cannot disagree.
 """
 

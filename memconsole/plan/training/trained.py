@@ -46,7 +46,7 @@ _ADAPTED: dict[LoraTargets, tuple[str, ...]] = {
 
 
 def has_adapter(parameter: Parameter, targets: LoraTargets) -> bool:
-    """Whether a weight gets an adapter, if there are any. In other models than decoders every matrix of a block does."""
+    """Whether a weight gets an adapter, if there are any: a matrix of a block that `targets` names."""
     if parameter.role != "matrix":
         return False
     return targets == "all" or any(part in parameter.name for part in _ADAPTED[targets])

@@ -38,7 +38,7 @@ With tight, resident memory shows tensors and not glibc's caches. At glibc's own
 128 KiB, torch's tensors of small models fragment the heap: of 28 MiB, 11 MiB are unexplained,
 compared with 5 MiB at 64 KiB. XLA has few arrays, but its matrix library allocates and frees scratch
 memory many times a step; there a threshold of 1 MiB returns as much. The system clears each new page: a
-step of a small model then takes half as long again (`tests/bench/optimizations.py`).
+step of a small model then takes half as long again (docs/optimizations.md).
 """
 ROOM = str(64 << 20)
 """Bytes by which torch's fast heap grows beyond each request. They take no memory until they are used. Without this room

@@ -374,7 +374,7 @@ def _own_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def find_run(reference: str) -> RunDirectory:
-    """Find a run by its id, a unique prefix of it, its name (the newest such run) or `latest`.
+    """Find a run by its id, a unique prefix of it, its random end, its name (the newest such run) or `latest`.
 
     Raises `RunError`, which names `reference`.
     """

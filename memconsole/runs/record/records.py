@@ -36,6 +36,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
     """The folder that relative paths of the plan start from."""
     python: str
+    """The Python interpreter, for people who read the file."""
     memconsole: str
     environment: dict[str, str] = {}
     """Variables that change what is computed; secrets are left out."""

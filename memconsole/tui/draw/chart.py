@@ -169,7 +169,6 @@ def plot(
     glyphs: str = "braille",
     marks: tuple[float, ...] = (),
     baseline: float | None = None,
-    unit: str = "step",
 ) -> list[Line]:
     """The chart in exactly `height` rows of at most `width` cells.
 
@@ -197,13 +196,13 @@ def plot(
             gutter = [Span(right(label, margin) + ("┤" if label else "│"), "dim")]
         lines.append(gutter + canvas.row(y))
     if height > body_height:
-        lines.append([Span(_x_axis(axes, margin, width, marks, unit), "dim")])
+        lines.append([Span(_x_axis(axes, margin, width, marks), "dim")])
     return lines
 
 
-def _x_axis(axes: Axes, margin: int, width: int, marks: tuple[float, ...], unit: str) -> str:
+def _x_axis(axes: Axes, margin: int, width: int, marks: tuple[float, ...]) -> str:
     start = f"{axes.x_low:,.0f}"
-    end = f"{axes.x_high:,.0f} {unit}"
+    end = f"{axes.x_high:,.0f} step"
     body = width - margin - (1 if margin else 0)
     if body < len(start) + len(end) + 2:
         return fit(" " * (width - body) + end, width)

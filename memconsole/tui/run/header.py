@@ -169,7 +169,7 @@ def ended_lines(view: RunView, run: RunSnapshot, width: int) -> list[Line]:
 
 
 class RunHeader(Painted):
-    """Shows the two header rows."""
+    """Shows the header rows."""
 
     _view: RunView = RunView()
 

@@ -25,8 +25,8 @@ class Painted(Widget):
     `repaint()` at its end.
     """
 
-    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(id=id, classes=classes)
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
         self._lines: list[list[tuple[str, str]]] = []
         self._strips: list[Strip] = []
         self._painted: tuple[int, int] | None = None

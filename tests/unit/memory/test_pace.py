@@ -184,7 +184,7 @@ def test_a_launch_tells_the_time_and_the_memory_that_the_plan_told(
     monkeypatch.setattr("memconsole.tui.plan.pricing._receipts", lambda: Receipts(tmp_path))
     plain = estimate(PLAN, HOST)
     written(tmp_path, "run", PLAN, plain.tokens_per_second / 2, LEAST_STEPS)
-    said, launched = price(PLAN, None).estimate, launchable(PLAN, None)
+    said, launched = price(PLAN, None).estimate, launchable(PLAN, None, None)
     assert said is not None
     assert launched.step_seconds == said.step_seconds == pytest.approx(2 * plain.step_seconds)
     assert launched.table.tier == said.table.tier == Tier.CALIBRATED

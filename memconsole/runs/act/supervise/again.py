@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from memconsole.plan.plan import PlanError
+from memconsole.plan.processes import processes
 from memconsole.runs.record import files
 from memconsole.runs.record.checkpoints.manifest import step_of
 from memconsole.runs.record.directory import RunDirectory
@@ -26,7 +27,7 @@ class Again(msgspec.Struct, frozen=True, kw_only=True):
 def is_several(run: RunDirectory) -> bool:
     """Whether the run trains in several processes."""
     try:
-        return run.read_plan().device.count > 1
+        return processes(run.read_plan()) > 1
     except (OSError, PlanError):
         return False
 

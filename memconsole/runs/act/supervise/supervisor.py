@@ -78,8 +78,8 @@ def _words(run: RunDirectory, error: Exception) -> str:
 
 
 def see_through(supervisor: AnySupervisor, command: TrainerCommand) -> AnySupervisor:
-    """Watch an attempt, and those by which the run goes on with less memory. Returns the last one's
-    supervisor."""
+    """Watch an attempt, and those by which the run goes on by itself: with less memory, or after it lost a
+    process. Returns the last one's supervisor."""
     supervisor.watch()
     while supervisor.continues:
         supervisor = supervisor.successor()

@@ -1,4 +1,4 @@
-"""The out-of-memory ladder: halve the micro-batch and keep the number of rows per step."""
+"""The out-of-memory ladder: halve the micro-batch, with the same rows per step, or the evaluation batch."""
 
 from __future__ import annotations
 

@@ -35,8 +35,6 @@ class EventReader:
         """Lines with a wrong checksum, length or segment end."""
         self.unknown = 0
         """Whole records of kinds this version does not know."""
-        self.dropped = 0
-        """Records the writer reports as not written."""
         self.missing = 0
         """Sequence numbers never seen, because of damage or because the writer dropped them."""
 
@@ -152,7 +150,6 @@ class EventReader:
             self.unknown += 1
             return
         if isinstance(event, Gap):
-            self.dropped += event.count
             message = f"{event.count} events could not be written: {event.reason}"
             records.append(
                 events.Warning(

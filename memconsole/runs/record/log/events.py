@@ -34,7 +34,7 @@ class Phase(Event, frozen=True, kw_only=True):
     """The trainer has entered a phase.
 
     The phases are: import data tokenizer build preflight compile train evaluate checkpoint sample
-    paused wait_disk stopping; in hybrid training warmup full predict restore correct instead of train.
+    profile paused wait_disk stopping; in hybrid training warmup full predict restore correct instead of train.
     """
 
     phase: str

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _HEAD = 9
 
 
-def launchable(plan: Plan, devices: Devices | None, lookup: Lookup | None = None) -> Estimate:
+def launchable(plan: Plan, devices: Devices | None, lookup: Lookup | None) -> Estimate:
     """The estimate of a plan that can be launched, as the plan screen shows it. Raises `PlanError`."""
     from memconsole.start import check_launch
 

@@ -2,7 +2,7 @@
 complement.
 
 `~id` is negative, so the sign is the loss mask, and blocks, rows and queues of tokens need no second
-array. `PAD` fills the end of a row that has no room for another document.
+array. The value of `pad` fills the end of a row that has no room for another document.
 """
 
 from __future__ import annotations
