@@ -122,7 +122,7 @@ def training_floor(plan: Plan, budget: Budget) -> int:
     left_out = {"optimizer step"} | ({"backward"} if least.optimizer_in_backward else set())
     phases = (phase for phase in table.step_phases if phase not in left_out)
     most = max(table.phases[phase] - state.at(phase) for phase in phases)
-    costs = runtime(plan.backend, budget.kind)
+    costs = runtime(plan.backend, budget.kind, budget.catalog_name)
     if budget.kind == "cpu":
         return int(most * costs.band[0])
     reserved = costs.reserved_bytes(most, sixteen_bit=least.precision != "fp32")

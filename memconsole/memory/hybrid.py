@@ -104,7 +104,7 @@ def _folded(plan: Plan, model: Model, tables: Tables) -> MemoryTable:
     reserved, context = peak, 0
     if kind != "cpu":
         reserved = base.reserved_bytes * peak // base.peak_bytes
-        context = runtime(base.backend, kind).context_bytes
+        context = runtime(base.backend, kind, base.budget.catalog_name).context_bytes
     low, high = base.band_bytes
     wider = reserved + context - base.device_bytes
     at_most, band_from = high + wider, base.band_from

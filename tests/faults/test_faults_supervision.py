@@ -243,12 +243,14 @@ def test_orphans_keep_the_run_from_resuming_until_they_are_killed(story: Story) 
     os.kill(story.trainer, signal.SIGKILL)
     story.wait(lambda: story.state == "orphaned")
     assert verdict_of(story).reason == "killed"
-    with pytest.raises(RunError, match="children"):
+    advice = f"memconsole stop {story.run.id} --kill ends"
+    with pytest.raises(RunError, match=f"children.*{advice}"):
         launch.resume(story.run)
-    with pytest.raises(RunError, match="orphaned"):
+    with pytest.raises(RunError, match=f"orphaned; {advice}"):
         delete_run(story.run)
-    control.request(story.run, "kill", "me")
-    story.wait(lambda: story.state == "failed")
+    assert "not running" in CliRunner().invoke(cli, ["stop", story.run.id, "--yes"]).output
+    killed = CliRunner().invoke(cli, ["stop", story.run.id, "--kill", "--yes"])
+    assert killed.output.startswith(f"{story.run.id}: killed at step"), killed.output
     assert not locks.gang_held(story.run.gang_lock)
 
 

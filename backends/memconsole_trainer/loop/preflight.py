@@ -43,8 +43,8 @@ _REMEDIES = {
     (STEP, "disk"): _ROOM,
     (EVALUATION, "out_of_memory"): "lower train.evaluation_batch_size",
     (STEP, "out_of_memory"): (
-        "lower train.batch_size with more optimize.accumulation_steps, "
-        "or set train.on_out_of_memory = halve"
+        "memconsole report lists the settings that need less memory; train.on_out_of_memory = halve halves the "
+        "micro-batch by itself"
     ),
 }
 """Advice by part and class of failure."""

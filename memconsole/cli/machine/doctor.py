@@ -20,7 +20,7 @@ from memconsole.devices.cluster import ask_sinfo
 from memconsole.devices.reading import Devices, Missing
 from memconsole.errors import UserError
 from memconsole.plan.machine.packages import NEEDS, missing_words
-from memconsole.plan.machine.processor import missing_instructions
+from memconsole.plan.machine.processor import missing_instructions, slow_vectors
 from memconsole.plan.plan import installed_backends
 from memconsole.runs.record.directory import make_runs_root
 from memconsole.sanitize import clean_line
@@ -174,4 +174,9 @@ def _bf16() -> list[Finding]:
     if missing:
         words = f"no {missing}: mixed precision is slow on this CPU, fp16 slowest of all"
         return [("bf16 on CPU", "warning", words)]
-    return [("bf16 on CPU", "ok", "native")]
+    if slow_vectors("bf16"):
+        words = (
+            "vectors, but no matrix unit (AMX): slower than fp32 in torch; JAX computes it in fp32"
+        )
+        return [("bf16 on CPU", "warning", words)]
+    return [("bf16 on CPU", "ok", "native in torch; JAX computes it in fp32")]

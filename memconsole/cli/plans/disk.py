@@ -48,8 +48,8 @@ def _tokens(plan: Plan) -> list[str]:
         return []
     most = format_bytes(plan.data.cache_gib * GIB)
     much = f"up to {most}" if size is None else f"{Tier.FORMULA}{format_bytes(size)}"
-    where = "the run's folder" if hub else _folder()
-    return [f"disk {much} for tokens, kept between epochs and attempts in {where}"]
+    where = "attempts in the run's folder" if hub else f"runs in {_folder()}"
+    return [f"disk {much} for tokens, kept between epochs and {where}"]
 
 
 def _folder() -> str:

@@ -34,7 +34,6 @@ from memconsole.memory.estimate import table_of
 from memconsole.memory.table import MemoryTable
 from memconsole.memory.tracers.exact_book import ExactBook
 from memconsole.memory.verdict import Verdict
-from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.differences import differing
 from memconsole.plan.machine.budget import SEVERAL, Budget
@@ -44,6 +43,7 @@ from memconsole.plan.sections.words import meant
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 from memconsole.plan.toggles.sharding import SAID
 from memconsole.plan.training import recipe
+from memconsole.plan.training.origin import SCRATCH, frozen_at_random, shortly
 from memconsole.units import MIB, parse_bytes
 
 LEAST_BUDGET = MIB
@@ -231,6 +231,12 @@ def with_machine(
     return keep | {"optimize.compile"}, (f"torch.compile stays off: {missing} is missing here",)
 
 
+_NO_BASE = (
+    "train refuses adapters on random weights: name a directory or a hub id with weights as model.name; "
+    "model.weights = random trains them anyway, and little is learned"
+)
+
+
 def report_of(
     plan: Plan,
     found: Fit,
@@ -245,8 +251,10 @@ def report_of(
     if fitted.optimize.compile:
         torch = fitted.backend == "torch"
         notes += ("the first steps compile" if torch else "each block is compiled at the start",)
-    if fitted.optimize.lora_rank and plan.model.name in catalog.models():
-        notes += ("adapters here train on a base of new weights, which learns little",)
+    if frozen := frozen_at_random(fitted):
+        notes += (frozen,)
+    elif fitted.optimize.lora_rank and shortly(fitted) == SCRATCH:
+        notes += (_NO_BASE,)
     for row in OPTIMIZATIONS:
         refusal = row.refusal(fitted, kind=device.kind)
         if refusal:

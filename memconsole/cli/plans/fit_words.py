@@ -152,6 +152,7 @@ def _sizes(report: FitReport) -> list[list[str]]:
         return "none" if value is None else value
 
     plan = report.given
+    how = "by the same kinds of change" if report.found.allowed else "without changing the result"
     positions = task_of(plan).positions
     if most := [one for one in report.largest_sequence_length if one and one.all_positions]:
         positions += f"; {most[0].size:,}: the model's positions"
@@ -161,7 +162,7 @@ def _sizes(report: FitReport) -> list[list[str]]:
          f"rows of {plan.data.sequence_length:,} {task_of(plan).positions}"],
         ["largest sequence length", *map(shown, report.largest_sequence_length), positions],
         ["smallest device", shown(report.smallest_device), shown(report.smallest_device_fitted),
-         "of the catalog; fitted without changing the result"],
+         f"of the catalog; fitted {how}"],
     ]  # fmt: skip
 
 

@@ -28,7 +28,8 @@ def command(run: str | None, yes: bool, kill: bool, wait: bool) -> None:
     found = find_live(run)
     follower = Follower(found)
     before = follower.status()
-    if before.state not in LIVE:
+    ends = {*LIVE, "orphaned"} if kill else set(LIVE)
+    if before.state not in ends:
         click.echo(f"{found.id} is not running: {state_word(before)}")
         return
     verb = "Kill" if kill else "Stop"
@@ -42,7 +43,7 @@ def command(run: str | None, yes: bool, kill: bool, wait: bool) -> None:
     told = kill
     while wait:
         now = follower.status()
-        if now.state not in LIVE:
+        if now.state not in ends:
             more = f"; {resume_command(found.id, now.ended_by)}" if now.resumable else ""
             click.echo(f"{found.id}: {state_word(now)} at step {now.step:,}{more}")
             return

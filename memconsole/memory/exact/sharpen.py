@@ -31,7 +31,7 @@ class KnownExact(msgspec.Struct, frozen=True, kw_only=True):
 def sharpened(table: MemoryTable, known: KnownExact) -> MemoryTable:
     """The formula's `table` with the exact numbers of `known` filled in."""
     exact = known.exact
-    costs = runtime(table.backend, table.budget.kind)
+    costs = runtime(table.backend, table.budget.kind, table.budget.catalog_name)
     totals, rows, tiers = dict(table.phases), _rows(table), dict[str, Tier]()
     owned = next((c.phases for c in table.components if c.name == _RUNTIME), {})
     most = max(owned.values(), default=0)
@@ -88,7 +88,7 @@ def compiled(table: MemoryTable, traced: MemoryTable) -> MemoryTable:
     table with torch.compile. The result is `traced` plus the difference that the formula expects from the compiler."""
     plain = traced.formula
     assert plain is not None
-    costs = runtime(table.backend, table.budget.kind)
+    costs = runtime(table.backend, table.budget.kind, table.budget.catalog_name)
     rows, totals = _rows(table), dict(table.phases)
     for phase, total in table.phases.items():
         totals[phase] = total + traced.phases[phase] - plain.phases[phase]

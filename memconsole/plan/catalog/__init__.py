@@ -336,7 +336,7 @@ def choose(plan: Plan, key: str, value: object) -> Plan:
 
 
 def _found_model(name: str, key: str = "model.name") -> str:
-    found = find_model(name)
+    found = find_model(name, key)
     if found is None:
         raise PlanError(
             f"{key} = {quote(name)}: not a catalog model, a directory with a config.json, "

@@ -22,10 +22,10 @@ def is_hub_id(name: str) -> bool:
     return _HUB_ID.fullmatch(name) is not None
 
 
-def find_model(name: str) -> str | None:
+def find_model(name: str, key: str = "model.name") -> str | None:
     """The directory of a model given as a directory or as a hub id in the local cache.
 
-    None if `name` is neither. Never downloads. Raises `PlanError` for a directory without
+    None if `name` is neither. `key` is the setting that names it. Never downloads. Raises `PlanError` for a directory without
     config.json and for a hub model that is not in the cache.
     """
     try:
@@ -38,15 +38,15 @@ def find_model(name: str) -> str | None:
         return str(path.absolute())
     if is_directory:
         why = _adapters(path) or "that directory has no config.json"
-        raise PlanError(f"model.name = {quote(name)}: {why}", "model.name")
+        raise PlanError(f"{key} = {quote(name)}: {why}", key)
     if not is_hub_id(name):
         return None
     cached = _cached_snapshot(name)
     if cached is None:
         raise PlanError(
-            f"model.name = {quote(name)}: not in the local Hugging Face cache; download it with "
+            f"{key} = {quote(name)}: not in the local Hugging Face cache; download it with "
             f"`hf download {name}`, or give the directory that holds it",
-            "model.name",
+            key,
         )
     return str(cached)
 

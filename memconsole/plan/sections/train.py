@@ -21,7 +21,9 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     batch_size: Annotated[int, about("rows per micro-batch and device", ge=1, le=1_048_576)] = 16
     learning_rate: Annotated[
         Annotated[float, Meta(gt=0.0, le=10.0)] | None,
-        about("peak learning rate; none: follows model size, optimizer and adapters"),
+        about(
+            "peak learning rate; none: follows model size, optimizer, adapters, and whether the weights were trained before"
+        ),
     ] = None
     scale_learning_rate: Annotated[
         LearningRateScale,
@@ -40,7 +42,7 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     warmup_ratio: Annotated[
         Annotated[float, Meta(ge=0.0, le=1.0)] | None,
         about(
-            "share of all steps in which the rate rises; none: a tenth, less for trained weights"
+            "share of all steps in which the rate rises; none: a tenth, 3 % for trained weights and adapters, 2,000 steps at most"
         ),
     ] = None
     schedule: Annotated[
@@ -58,7 +60,9 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     ] = 0.1
     weight_decay: Annotated[
         Annotated[float, Meta(ge=0.0)] | None,
-        about("on matrices and embeddings; none: follows optimizer and adapters"),
+        about(
+            "on matrices and embeddings; none: follows optimizer, adapters, and whether the weights were trained before"
+        ),
     ] = None
     grad_clip: Annotated[float, about("global gradient norm; 0 turns clipping off", ge=0.0)] = 1.0
     beta1: Annotated[float, about("decay of the first moment", ge=0.0, lt=1.0)] = 0.9

@@ -12,7 +12,7 @@ from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.sections import Plan
 from memconsole.plan.tasks.task import Input, Measure
 
-_FROM_SCRATCH = "this model is trained from new weights; there is no pretrained base to freeze"
+_FROM_SCRATCH = "a regressor trains all of its weights; it has no base to freeze"
 _WINDOWS = "the data are windows of numbers, not text"
 
 

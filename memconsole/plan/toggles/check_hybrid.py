@@ -39,7 +39,8 @@ def _stride(plan: Plan) -> str | None:
     most = steps // LEAST_MOVEMENTS
     if plan.hybrid.snapshot_stride <= most:
         return None
-    advice = f"set at most {most:,}" if most else "set hybrid.full_steps to at least 3"
+    least = LEAST_MOVEMENTS * plan.hybrid.snapshot_stride
+    advice = f"set at most {most:,}" if most else f"set hybrid.full_steps to at least {least:,}"
     return (
         f"a jump needs {LEAST_MOVEMENTS} movements between snapshots of a full phase, which has "
         f"{steps:,} steps; {advice}"

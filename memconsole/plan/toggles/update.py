@@ -21,6 +21,11 @@ def _optimizer_result(before: Any, after: Any) -> Result:
     return Result.STATE_8_BITS if {before, after} <= {"adamw", *EIGHT_BIT} else Result.OPTIMIZER
 
 
+def _adapters_alone(plan: Plan, kind: str) -> str | None:
+    narrow = plan.optimize.lora_rank and plan.optimize.optimizer in EIGHT_BIT
+    return "adapters keep their optimizer state in 32 bits" if narrow else None
+
+
 def _optimizer_said(plan: Plan, kind: str) -> str:
     return f"Optimizer: {plan.optimize.optimizer}"
 
@@ -39,6 +44,7 @@ OPTIMIZER = Optimization(
     touches=("optimizer state",),
     remedy=RemedyRule(rank=40, values=fixed(*EIGHT_BIT, "adafactor")),
     says=_optimizer_said,
+    saves_nothing=_adapters_alone,
     evaluating=switched({"optimize.optimizer": "sgd", "train.beta1": 0.0}),  # has no state at all
 )
 

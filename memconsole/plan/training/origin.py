@@ -139,7 +139,8 @@ def _check_random(plan: Plan, found: Origin) -> None:
     if plan.model.weights == RANDOM:
         return
     ask = f"model.weights = {RANDOM} trains from random ones"
-    key = "model.decoder" if plan.model.decoder else "model.name"
+    recommends = isinstance(catalog.model(plan), Recommender)
+    key = "model.decoder" if recommends else "model.name"
     if catalog.model_directory(plan) is not None and _is_hub_id(_asked(plan)):
         raise PlanError(f"{key} = {quote(_asked(plan))}: {found.words}; {ask}", key)
     o = plan.optimize

@@ -63,8 +63,13 @@ def weight_decay(plan: Plan) -> float:
         return given
     if plan.optimize.lora_rank:
         return 0.0
-    adamw = FINE_TUNING_DECAY if _trained_before(plan) else DECAY
-    return _rounded(adamw / OF_OPTIMIZER[plan.optimize.optimizer])
+    share = FINE_TUNING_DECAY / DECAY if _trained_before(plan) else 1.0
+    return _rounded(share * most_decay(plan.optimize.optimizer))
+
+
+def most_decay(optimizer: OptimizerName) -> float:
+    """The decay with `optimizer` of weights that are trained from scratch."""
+    return _rounded(DECAY / OF_OPTIMIZER[optimizer])
 
 
 def decays(plan: Plan) -> bool:

@@ -63,6 +63,10 @@ MAY_CHANGE = (
 
 DEVICES = frozenset({"device.count", "optimize.sharding"})
 """How many devices a resumed run has, and what each holds. The number of rows per step stays the same."""
+OF_WEIGHTS = frozenset(
+    {"data.tokenizer", "data.vocab_size", "data.characters", "data.lowercase", "data.code_field"}
+)
+"""Settings of the data that the weights of a run depend on."""
 EVALUATED = (
     "train.evaluation_batches",
     "train.evaluation_train_batches",
@@ -77,12 +81,21 @@ def changed(plan: Plan, changes: dict[str, object]) -> Plan:
         if key not in CHANGEABLE | DEVICES and get(plan, key) != value:
             raise PlanError(
                 f"{key} = {quote(value)}: a resumed run keeps its {quote(get(plan, key))}; {MAY_CHANGE} may change. "
-                f"memconsole train --from RUN --set {key}=… begins a new run with the weights of this one",
+                + _new_run(key),
                 key,
             )
     if changes.get("device.count") == 1:
         changes = {"optimize.sharding": "none", **changes}
     return with_rows_of(plan, replace(plan, changes), frozenset(changes))
+
+
+def _new_run(key: str) -> str:
+    """How a person gets what a resumed run cannot have."""
+    if key == "backend" or key.startswith("model.") or key in OF_WEIGHTS:
+        return f"memconsole train --plan RUN/plan.toml --set {key}=… begins a new run"
+    return (
+        f"memconsole train --from RUN --set {key}=… begins a new run with the weights of this one"
+    )
 
 
 def with_rows_of(before: Plan, after: Plan, asked: frozenset[str]) -> Plan:

@@ -44,8 +44,12 @@ def check_deletable(run: RunDirectory, begun: Begun) -> None:
     """Raise `RunError` while a process of the run is alive, or of one that started from it."""
     wake(run)
     now = settled(run)
-    if now.live or now.gang_held:
+    if now.live:
         raise RunError(f"run {run.id} is {now.state}; stop it first")
+    if now.gang_held:
+        raise RunError(
+            f"run {run.id} is {now.state}; memconsole stop {run.id} --kill ends its children first"
+        )
     if locks.holder(run.resume_lock) is not None:
         raise RunError(f"run {run.id} is starting; stop it first")
     for other in begun.of(run):

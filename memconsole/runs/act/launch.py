@@ -146,12 +146,13 @@ def _resumed(
         raise RunError(f"run {run.id} is {now.state}; attach to it, or stop it first")
     if now.state == "orphaned":
         raise RunError(
-            f"run {run.id}: children of its last trainer still hold memory; kill them first"
+            f"run {run.id}: children of its last trainer still hold memory; "
+            f"memconsole stop {run.id} --kill ends them"
         )
     if now.state == "finished" and changed is None:
+        length = "epochs" if run.read_plan().train.max_steps is None else "max_steps"
         raise RunError(
-            f"run {run.id} is finished; to train it longer: memconsole resume {run.id} --set "
-            "train.epochs=… (or train.max_steps)"
+            f"run {run.id} is finished; to train it longer: memconsole resume {run.id} --set train.{length}=…"
         )
     why = refusal(run, now.verdict)
     if why:

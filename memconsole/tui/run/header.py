@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from memconsole.runs.read.shown.snapshot import RunSnapshot
-from memconsole.runs.read.shown.words import ANOTHER_RATE, ended_why, paused, state_word
+from memconsole.runs.read.shown.words import ended_why, paused, resume_command, state_word
 from memconsole.runs.read.state.stages import TIMED, stage_words
 from memconsole.runs.record.states import LIVE, OUT_OF_MEMORY
 from memconsole.tui.draw.bars import bar
@@ -145,6 +145,11 @@ def time_line(view: RunView, width: int) -> Line:
     return [Span(fit(words, width), "dim")]
 
 
+def _end(run_id: str) -> str:
+    """The random end of a run's id, by which commands find it."""
+    return run_id.rpartition("-")[2]
+
+
 def ended_lines(view: RunView, run: RunSnapshot, width: int) -> list[Line]:
     """Why the run ended, and the key that helps; in two rows if it failed and one row is too short."""
     verdict = run.verdict
@@ -159,7 +164,7 @@ def ended_lines(view: RunView, run: RunSnapshot, width: int) -> list[Line]:
     if verdict.reason in OUT_OF_MEMORY:
         key = f" — {view.keys.shown('run', 'remedies')} lists what would have saved it"
     elif view.resumable and verdict.reason == "nan":
-        key = f" — memconsole resume {ANOTHER_RATE} goes on"
+        key = f" — {resume_command(_end(run.id), verdict.reason)} goes on"
     elif view.resumable:
         key = f" — {view.keys.shown('run', 'resume')} resumes it"
     rows = 1 if good or view.symptom is not None else 2

@@ -31,6 +31,8 @@ def sample_lines(view: RunView, width: int) -> list[Line]:
     run = view.snapshot
     if run is None or run.facts.sample is None:
         why = task_of(run.plan).not_applicable(run.plan).get("train.sample_tokens") if run else None
+        if run and run.plan.train.sample_tokens == 0:
+            why = why or "train.sample_tokens = 0"
         words = f"no text is sampled: {why}" if why else "a text is sampled at each evaluation"
         return [[Span(fit(f" {words}", width), "dim")]]
     sample, words = run.facts.sample, ""

@@ -159,9 +159,11 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
             words = dict.fromkeys(("run", "resumable", "deletable"), "no run is selected")
             return {**words, "comparable": compare}
         state = f"the run is {state_word(run)}"
+        orphaned = run.state == "orphaned"
+        ends = f"memconsole stop {run.id} --kill ends its children" if orphaned else "stop it first"
         return {
             "resumable": f"cannot be resumed: {state}",
-            "deletable": f"cannot be deleted: {state}; stop it first",
+            "deletable": f"cannot be deleted: {state}; {ends}",
             "comparable": compare,
         }
 

@@ -156,18 +156,19 @@ def test_more_epochs_lengthen_the_schedule_from_where_the_run_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("key", "value", "instead"),
     [
-        ("train.batch_size", 2),
-        ("data.sequence_length", 8),
-        ("train.seed", 1),
-        ("train.ema_decay", 0.5),
-        ("model.layers", 2),
+        ("train.batch_size", 2, "--from RUN"),
+        ("data.sequence_length", 8, "--from RUN"),
+        ("train.seed", 1, "--from RUN"),
+        ("train.ema_decay", 0.5, "--from RUN"),
+        ("model.layers", 2, "--plan RUN/plan.toml"),
+        ("data.vocab_size", 500, "--plan RUN/plan.toml"),
     ],
 )
-def test_what_a_resumed_run_cannot_change_is_refused(key: str, value: Any) -> None:
+def test_what_a_resumed_run_cannot_change_is_refused(key: str, value: Any, instead: str) -> None:
     with pytest.raises(
-        PlanError, match=rf"{key} = {value}: a resumed run keeps its .* --from RUN"
+        PlanError, match=rf"{key} = {value}: a resumed run keeps its .* {instead}"
     ) as no:
         resuming.changed(Plan(), {key: value})
     assert f"{resuming.MAY_CHANGE} may change" in str(no.value)

@@ -96,6 +96,6 @@ async def test_one_key_switches_hybrid_training_on_and_the_table_shows_its_phase
         "predict",
         "correct",
         "snapshots",
-        "no gain measured (docs/hybrid.md",
+        "no gain was measured",
     ):
         assert words in text, words

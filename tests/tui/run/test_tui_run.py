@@ -407,7 +407,7 @@ def test_leaving_an_ended_run_tells_where_its_figures_are() -> None:
     view = RunView(snapshot(state="failed", verdict=not_finite))
     assert "--set train.learning_rate=…   goes on" in "\n".join(parting_words(view))
     header = "".join(span.text for line in header_lines(view, 120, 2) for span in line)
-    assert "memconsole resume --set train.learning_rate=… goes on" in header
+    assert "memconsole resume k3x2ab --set train.learning_rate=… goes on" in header
 
 
 def test_a_loss_that_is_not_finite_is_named() -> None:

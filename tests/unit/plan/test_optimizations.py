@@ -279,8 +279,8 @@ def test_what_excludes_another_is_refused_by_its_key_and_reason(
 @pytest.mark.parametrize(
     ("preset", "settings", "reason"),
     [
-        ("lqr", {"optimize.base_storage": "nf4"}, "there is no pretrained base to freeze"),
-        ("lqr", {"optimize.lora_alpha": 8.0}, "there is no pretrained base to freeze"),
+        ("lqr", {"optimize.base_storage": "nf4"}, "it has no base to freeze"),
+        ("lqr", {"optimize.lora_alpha": 8.0}, "it has no base to freeze"),
         ("efficientids", {"optimize.lora_alpha": 8.0}, "are trained instead of adapters"),
     ],
 )

@@ -56,8 +56,9 @@ def test_what_would_fail_again_does_not_begin_again(run: RunDirectory, verdict: 
     assert not again.begins_again(run, verdict)
 
 
-def test_a_run_of_one_process_is_not_of_several(run: RunDirectory) -> None:
-    files.write_atomic(run.plan_path, b'backend = "torch"\n')
+@pytest.mark.parametrize("plan", ['backend = "torch"\n', 'backend = "jax"\n[device]\ncount = 8\n'])
+def test_a_run_of_one_process_is_not_of_several(run: RunDirectory, plan: str) -> None:
+    files.write_atomic(run.plan_path, plan.encode())
     assert not again.is_several(run)
 
 

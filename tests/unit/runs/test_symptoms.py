@@ -93,6 +93,11 @@ def test_waiting_for_data_is_told_with_its_share() -> None:
         ),
         ("stories", {"data.streaming": False}, [{"train.batch_size": 32}]),
         ("gearhead-small", {}, [{"data.streaming": False}]),
+        (
+            "stories",
+            {"data.streaming": False, "data.shuffle_buffer": 100},
+            [{"train.batch_size": 32}],
+        ),
         ("lqr", {}, [{"train.batch_size": 128}, {"data.shuffle_buffer": 10_000}]),
         ("lqr", {"data.shuffle_buffer": 10_000}, [{"train.batch_size": 128}]),
         ("efficientids", {}, [{"train.batch_size": 32}]),
@@ -178,6 +183,20 @@ def test_validation_that_rises_away_from_training_is_overfitting() -> None:
     assert {"train.early_stopping_patience", "data.max_examples", "train.weight_decay"} <= changed
     shorter = [r for r in records if r.step <= 400]
     assert symptoms_of(plan, state_of(*shorter)) == (), "two evaluations are no rise"
+
+
+@pytest.mark.parametrize(("optimizer", "decay"), [("adamw", 0.1), ("sgd", 0.0005), ("lion", 0.33)])
+def test_decay_is_offered_at_the_size_that_suits_the_optimizer(
+    optimizer: str, decay: float
+) -> None:
+    plan = replace(PLAN, {"optimize.optimizer": optimizer, "train.weight_decay": 0.0})
+    judged = [evaluation(n, loss) for n, loss in ((100, 2.9), (200, 3.0), (300, 3.1), (400, 3.3))]
+    found = only(symptoms_of(plan, state_of(step(1, 2.0), *judged)))
+    offered = {key: value for one in found.helps for key, value in one.changes.items()}
+    assert offered["train.weight_decay"] == pytest.approx(decay, rel=0.05)
+    with_its_own = replace(plan, {"train.weight_decay": None})
+    kept = only(symptoms_of(with_its_own, state_of(step(1, 2.0), *judged)))
+    assert all("train.weight_decay" not in one.changes for one in kept.helps)
 
 
 @pytest.mark.parametrize(("last", "rises"), [(2.95, False), (2.96, True)])

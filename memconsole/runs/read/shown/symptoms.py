@@ -50,7 +50,8 @@ def waits_for_data(plan: Plan, state: RunState) -> Symptom | None:
     else:
         larger = {"train.batch_size": 2 * plan.train.batch_size}
         helps.append(Help(larger, "half as many batches to hand over; each step is larger"))
-        if plan.data.shuffle_buffer < DataChoice().shuffle_buffer:
+        reads_ahead = plan.data.streaming or task_of(plan).name != "language"
+        if reads_ahead and plan.data.shuffle_buffer < DataChoice().shuffle_buffer:
             longer = {"data.shuffle_buffer": DataChoice().shuffle_buffer}
             helps.append(Help(longer, "more rows are read ahead"))
     words = f"{share * 100:.0f} % of a step is spent waiting for data"
@@ -100,8 +101,9 @@ def overfitting(plan: Plan, state: RunState) -> Symptom | None:
         helps.append(Help(patience, "end at the best; a resumed run may change it"))
     if plan.data.max_examples is not None:
         helps.append(Help({"data.max_examples": None}, "train on all of the data"))
-    if recipe.weight_decay(plan) < 0.1:
-        helps.append(Help({"train.weight_decay": 0.1}, "keep weights small"))
+    more = recipe.most_decay(plan.optimize.optimizer)
+    if recipe.weight_decay(plan) < more:
+        helps.append(Help({"train.weight_decay": more}, "keep weights small"))
     if plan.model.target_params is not None:
         fewer = {"model.target_params": plan.model.target_params // 2}
         helps.append(Help(fewer, "a smaller model memorizes less"))

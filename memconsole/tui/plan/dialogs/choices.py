@@ -22,7 +22,7 @@ MOST_FILES = 200
 """Most files that the data picker lists."""
 _BACKENDS = {
     "torch": "PyTorch: eager or torch.compile; CPU, CUDA, ROCm, Apple MPS",
-    "jax": "JAX, flax NNX: compiled by XLA; CPU, CUDA, TPU",
+    "jax": "JAX, flax NNX: compiled by XLA; CPU, CUDA, ROCm, TPU",
 }
 
 Kind = Literal["model", "dataset", "backend", "device"]
