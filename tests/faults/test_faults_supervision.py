@@ -104,8 +104,8 @@ def test_a_killed_trainer_is_dead_at_once_with_the_true_cause(story: Story) -> N
         story.wait(lambda: story.state == "running")
         time.sleep(chance.random() * 0.2)
         os.kill(story.trainer, signal.SIGKILL)
-        story.wait(lambda: story.state not in ("running", "starting"), seconds=5)
-        story.wait(lambda: story.state == "failed", seconds=5)
+        story.wait(lambda: story.state not in ("running", "starting"))
+        story.wait(lambda: story.state == "failed")
         why = verdict_of(story)
         assert (why.reason, why.signal) == ("killed", "SIGKILL")
         assert "outside" in why.evidence
@@ -167,7 +167,7 @@ def test_dying_together_is_seen_without_any_record(story: Story) -> None:
     supervisor, trainer = story.supervisor, story.trainer
     os.kill(supervisor, signal.SIGKILL)
     os.kill(trainer, signal.SIGKILL)
-    story.wait(lambda: story.state == "lost", seconds=5)
+    story.wait(lambda: story.state == "lost")
     assert not (story.run.attempt_path(1) / "exit.json").exists()
     assert verdict_of(story).reason == "unknown"
     with pytest.raises(RunError, match="not running"):

@@ -33,7 +33,7 @@ member.wait()
 sys.exit(leader.wait())
 """
 """A trainer that starts two processes, of which one leads, and waits for both."""
-SHOWN_SECONDS = 5
+SHOWN_SECONDS = 30
 """Shown within two seconds on an idle machine."""
 
 

@@ -296,12 +296,12 @@ import time
 from memconsole_trainer.host.gpu_memory import GpuMemory
 memory = GpuMemory("12")
 memory.begin()
-deadline = time.monotonic() + 1
+deadline = time.monotonic() + LIMIT
 while not memory.alone and time.monotonic() < deadline:
     time.sleep(0.01)
 print(memory.charged(), memory.alone)
 """
     environment = faulty(library, what, at)
-    command = [sys.executable, "-c", program]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", program.replace("LIMIT", "1" if what == "hang" else "60")]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert (found.stdout.strip(), found.returncode) == (answer, 0), found.stderr

@@ -147,11 +147,13 @@ def test_a_stopped_run_goes_on_alone_and_then_again_together(
     assert all(np.isfinite(last.tensor(name)).all() for name in last.names())
 
 
-def test_two_processes_report_the_losses_of_one(environment: dict[str, str], text: Path) -> None:
+def test_two_processes_report_the_losses_of_one(
+    environment: dict[str, str], text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = started(environment, text, "fsdp")
     assert wait_for_end(found) == "finished"
     settings = {"train.batch_size": 4, "train.max_steps": STEPS, "train.log_every": 1}
-    os.environ["XDG_STATE_HOME"] = environment["XDG_STATE_HOME"]
+    monkeypatch.setenv("XDG_STATE_HOME", environment["XDG_STATE_HOME"])
     alone = launch.launch(plan(text, **{k.replace(".", "__"): v for k, v in settings.items()}))
     assert wait_for_end(alone) == "finished"
     losses, expected = ([e.loss for e in told(run, events.Step)] for run in (found, alone))

@@ -80,7 +80,7 @@ def tracers(tmp_path: Path) -> Iterator[Tracers]:
 
 
 async def until(pilot: Any, what: Callable[[], object]) -> None:
-    for _ in range(300):
+    for _ in range(1200):
         if what():
             return
         await pilot.pause(0.05)
@@ -131,7 +131,7 @@ async def test_the_seconds_count_while_it_is_traced(make_console: Make, tracers:
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: (app.plan_screen.view.exact.seconds or 0) >= 2)
         await pilot.pause()
-        assert "refining… 2 s" in screen_text(app) or "refining… 3 s" in screen_text(app)
+        assert re.search(r"refining… ([2-9]|\d\d+) s", screen_text(app))
 
 
 async def test_the_plan_is_asked_first_then_what_one_key_press_would_make_of_it(
@@ -211,13 +211,13 @@ async def test_beside_a_run_on_the_processor_it_waits_to_be_told(
     from dataclasses import replace
 
     app = tracers.attach(make_console(CARD))
+    started = events.Started(
+        attempt=1, backend="torch", versions={}, device_id="cpu", device_name="CPU",
+        device_kind="cpu", memory_label="host RAM", platform_lines=(),
+    )  # fmt: skip
+    app.run_id = "a run"
+    app.run_view = replace(app.run_view, snapshot=snapshot(started=started))
     async with app.run_test(size=(160, 48)) as pilot:
-        started = events.Started(
-            attempt=1, backend="torch", versions={}, device_id="cpu", device_name="CPU",
-            device_kind="cpu", memory_label="host RAM", platform_lines=(),
-        )  # fmt: skip
-        app.run_id = "a run"
-        app.run_view = replace(app.run_view, snapshot=snapshot(started=started))
         await settle(pilot)
         await pilot.pause(3 * REST_SECONDS)
         assert not tracers.asked()
@@ -268,10 +268,11 @@ def test_what_changed_is_shown_at_one_tier() -> None:
 async def test_the_console_ends_its_tracer(make_console: Make, tracers: Tracers) -> None:
     import psutil
 
+    before = set(psutil.Process().children())
     app = tracers.attach(make_console(CARD))
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: tracers.asked())
-        children = psutil.Process().children()
+        children = set(psutil.Process().children()) - before
         assert children
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive

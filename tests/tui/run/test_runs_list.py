@@ -49,14 +49,16 @@ async def test_a_listing_that_takes_long_is_shown_and_the_next_one_waits(
     app.interval_seconds = 0.025
     async with app.run_test(size=(100, 30)) as pilot:
         await settle(pilot)
+        begun = time.monotonic()
         app.push_screen(RunsScreen())
-        deadline = time.monotonic() + 10
+        deadline = begun + 10
         while "alpha" not in screen_text(app) and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         assert "alpha" in screen_text(app)
         await asyncio.sleep(1.0)
         assert set(at_once) == {1}
-        assert len(at_once) <= 3, "half of the time it rests"
+        most = 1 + (time.monotonic() - begun) / 0.6
+        assert len(at_once) <= most, "half of the time it rests"
 
 
 def test_an_ended_run_is_read_again_only_after_it_has_changed(

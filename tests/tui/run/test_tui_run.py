@@ -341,8 +341,9 @@ async def test_the_plan_of_a_run_can_be_taken_up_and_changed(make_console: Make)
 async def test_attaching_to_a_run_that_is_not_there_says_so(make_console: Make) -> None:
     app = make_console(attach="nosuchrun")
     async with app.run_test(size=(80, 24)) as pilot:
-        await settle(pilot)
-        await pilot.pause(0.2)
+        deadline = time.monotonic() + 30
+        while "no runs yet" not in screen_text(app) and time.monotonic() < deadline:
+            await pilot.pause(0.02)
         assert isinstance(app.screen, RunScreen)
         assert "no runs yet" in screen_text(app)
 
@@ -351,10 +352,10 @@ async def test_a_run_directory_is_followed_and_listed(make_console: Make) -> Non
     run = create_run(Plan(), "alpha")
     app = make_console(attach=run.id)
     async with app.run_test(size=(100, 30)) as pilot:
-        for _ in range(50):
-            await settle(pilot)
-            if app.run_view.snapshot is not None:
-                break
+        deadline = time.monotonic() + 30
+        while app.run_view.snapshot is None and time.monotonic() < deadline:
+            await pilot.pause(0.02)
+        await settle(pilot)
         assert app.run_view.snapshot is not None
         assert "alpha" in screen_text(app)
         await pilot.press("a")

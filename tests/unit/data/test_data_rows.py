@@ -254,18 +254,21 @@ def test_waiting_for_data_may_be_interrupted() -> None:
 
 
 def test_the_time_spent_waiting_for_data_is_counted_once() -> None:
+    asked = threading.Event()
+
     class Slow(Blocks):
         def block(self, index: int) -> Tokens:
-            time.sleep(0.05)
+            asked.wait()
             return super().block(index)
 
     stream = BatchStream(TextRows(Slow(SIZES, 8, 8), 1, 0), BatchShape(1, 1, 8))
-    stream.next()
-    assert stream.take_waited_seconds() >= 0.04
+    stream.next(asked.set)  # called once it has waited for 0.2 s
+    assert stream.take_waited_seconds() >= 0.19
     assert stream.take_waited_seconds() == 0.0
     stream.close()
+    asked.clear()
     before = BatchStream(TextRows(Slow(SIZES, 8, 8), 1, 0), BatchShape(1, 1, 8))
-    before.fill()  # before the first step, which it does not delay
+    before.fill(asked.set)  # before the first step, which it does not delay
     assert before.take_waited_seconds() == 0.0
     before.close()
 

@@ -63,17 +63,11 @@ def test_other_machines_have_no_apple_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gibibytes", "mebibytes", "wired", "expected"),
-    [
-        (16, 10922, "", 10922),
-        (32, 21845, "0", 21845),
-        (36, 27648, "", 27648),
-        (64, 49152, "", 49152),
-        (64, 49152, "60000", 60000),
-    ],
+    ("gibibytes", "wired", "expected"),
+    [(16, "", 10922), (32, "0", 21845), (36, "", 27648), (64, "", 49152), (64, "60000", 60000)],
 )
 def test_the_working_set_is_what_metal_recommends(
-    gibibytes: int, mebibytes: int, wired: str, expected: int
+    gibibytes: int, wired: str, expected: int
 ) -> None:
     found, _ = working_set_bytes(gibibytes * GIB, {"iogpu.wired_limit_mb": wired}.get)
     assert found >> 20 == expected

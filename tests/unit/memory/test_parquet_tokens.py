@@ -91,6 +91,7 @@ def test_what_no_footer_tells_is_guessed_from_the_file(tmp_path: Path) -> None:
 
 def test_damaged_footers_tell_nothing(tmp_path: Path) -> None:
     whole = write(tmp_path / "a.parquet").read_bytes()
+    size = column_size(tmp_path / "a.parquet", "text")
     chance = random.Random(1)
     for number in range(100):
         damaged = bytearray(whole)
@@ -98,4 +99,4 @@ def test_damaged_footers_tell_nothing(tmp_path: Path) -> None:
             damaged[chance.randrange(len(whole) - 2000, len(whole))] = chance.randrange(256)
         path = tmp_path / f"{number}.parquet"
         path.write_bytes(damaged[: chance.choice((5, None))])
-        column_size(path, "text")
+        assert column_size(path, "text") in (None, size)  # the damage may miss what is read

@@ -103,6 +103,7 @@ def test_a_document_names_only_figures_that_it_has(run: RunDirectory) -> None:
     change(run, cut_the_end)
     change(run, flip_the_best)
     document = json.loads(msgspec.json.encode(report(run)))
+    assert document["uncertain"]
     for name in document["uncertain"]:
         found: Any = document
         for key in name.split("."):

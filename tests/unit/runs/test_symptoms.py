@@ -221,6 +221,8 @@ def test_overfitting_is_judged_by_the_loss_that_an_evaluation_measured_on_traini
 
 
 def test_only_settings_that_the_task_uses_are_offered() -> None:
+    waiting = state_of(*noisy(60, 3.0, waited=0.05))
     lqr = replace(PLAN, {"model.name": "lqr", "data.source": "windows.h5"})
-    for symptom in symptoms_of(lqr, state_of(*noisy(60, 3.0, waited=0.05))):
-        assert all("streaming" not in key for one in symptom.helps for key in one.changes)
+    offered = [one.changes for one in only(symptoms_of(PLAN, waiting)).helps]
+    assert offered == [{"data.streaming": False}]
+    assert only(symptoms_of(lqr, waiting)).helps == ()
