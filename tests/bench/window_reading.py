@@ -26,11 +26,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.bench.trained import machine, markdown
+from tests.bench.trained import into_page, machine, markdown
 
 RESULTS = Path(__file__).with_name("results") / "window_reading.json"
 PAGE = ROOT / "docs" / "systems.md"
-"""Quotes `table`."""
 WINDOWS, BATCH, SHUFFLE = 100_000, 256, 10_000
 ORIGINAL_CHUNK = 10_000
 MEASURED = 40_000
@@ -257,6 +256,7 @@ def main() -> None:
     command = "python tests/bench/window_reading.py"
     document = {"results": results, "copies": given.copies, "command": command, **machine()}
     RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+    into_page(PAGE, "window-reading", table(results))
     print(table(results))
     print(json.dumps(figures(results), indent=1))
 

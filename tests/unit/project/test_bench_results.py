@@ -123,7 +123,8 @@ def test_reading_windows_is_fast_and_flat_in_the_size_of_the_file() -> None:
     assert found["share_of_h5py"] >= window_reading.LEAST_SHARE
     assert found["times_random_rows"] >= window_reading.LEAST_TIMES
     page = window_reading.PAGE.read_text(encoding="utf-8")
-    assert f"\n{window_reading.table(results)}\n" in page
+    table = window_reading.table(results)
+    assert f"<!-- window-reading -->\n{table}\n<!-- /window-reading -->" in page
 
 
 def test_tokenizing_while_training_is_as_fast_as_the_bare_library() -> None:
