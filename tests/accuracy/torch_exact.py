@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from memconsole.memory.exact import affine
 from memconsole.memory.exact.timeline import Exact
-from memconsole.memory.state.data import row_bytes
+from memconsole.plan.data.rows import row_bytes
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.recommender import Recommender
