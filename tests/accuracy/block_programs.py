@@ -113,10 +113,13 @@ def main() -> None:
     parser.add_argument("structure", nargs="*", help="all without any")
     parser.add_argument("--write", action="store_true", help="store the programs")
     options = parser.parse_args()
+    known = sorted(structures())
+    if unknown := [name for name in options.structure if name not in known]:
+        parser.error(f"no structure {unknown[0]}; there are {', '.join(known)}")
     if importlib.util.find_spec("torch") is None:
         unavailable('torch is not installed: pip install "memconsole[torch]"')
     os.environ["OMP_NUM_THREADS"] = "1"
-    start, names = time.monotonic(), options.structure or sorted(structures())
+    start, names = time.monotonic(), options.structure or known
     other = []
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as workers:
         for name, found in zip(names, workers.map(traced, names), strict=True):

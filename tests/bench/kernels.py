@@ -12,6 +12,7 @@ Ends with 1 where they differ by more than rounding.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import sys
 import time
@@ -171,6 +172,8 @@ def main() -> None:
     device = parser.parse_args().device
     if device == "cuda" and not torch.cuda.is_available():
         sys.exit("no GPU here; TRITON_INTERPRET=1 and --device cpu rehearse on small tensors")
+    if importlib.util.find_spec("triton") is None:
+        sys.exit("Triton is not installed: pip install triton")
     results = {name: measured(name, device) for name in WORKS}
     print(table(results))
     if device == "cuda":
