@@ -2,7 +2,7 @@
 
     python tests/bench/presets.py [--share 0.1] [--only WORD] [--backend NAME] [--seed N]... [--print]
 
-`--share` shortens every run to a share of its steps; a tenth of all takes a few minutes. The last
+`--share` shortens every run to a share of its steps; a tenth of all takes a few minutes, and is shown alone. The last
 evaluation of each run stands beside the baselines that the run measured itself, the measured peak
 beside the estimate made before the run. An epoch's minutes are the middle time of the run's steps
 times the steps of an epoch. Runs with several seeds show how much of a difference between the
@@ -267,7 +267,9 @@ def main() -> None:
     parser.add_argument("--seed", action="append", type=int, help=f"{SEED} if none is given")
     parser.add_argument("--print", action="store_true", help="the tables of what is stored")
     options = parser.parse_args()
-    document = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"results": {}}
+    document: dict[str, Any] = {"results": {}}
+    if RESULTS.exists() and options.share == 1:  # shortened runs are no part of what is stored
+        document = json.loads(RESULTS.read_text())
     if not options.print:
         _measure_all(options, document)
     tables: dict[str, Callable[[Mapping[str, Any]], str]] = {"presets": table, "apart": apart}
