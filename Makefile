@@ -70,7 +70,7 @@ bench: .venv/.installed-dev
 	$(BIN)/python tests/bench/starting.py
 	$(BIN)/python tests/bench/step_parts.py
 	$(BIN)/python tests/bench/eight_bit.py
-	$(BIN)/python tests/bench/fine_tuning.py --write
+	$(BIN)/python tests/bench/fine_tuning.py $(if $(MEMCONSOLE_TRANSFORMERS),--write)
 	$(BIN)/python tests/pty/bar.py
 
 # NANOGPT_DIR names a checkout of nanoGPT; transformers and accelerate are peers where installed.
