@@ -282,7 +282,7 @@ def test_settings_of_text_are_refused_for_windows(windows: Path) -> None:
     from memconsole.plan.check import check
 
     check(plan(windows, "torch"))
-    with pytest.raises(PlanError, match="no pretrained base"):
+    with pytest.raises(PlanError, match="no base to freeze"):
         check(plan(windows, "torch", optimize__lora_rank=8, optimize__freeze_base=True))
     with pytest.raises(PlanError, match="expected an HDF5 file"):
         check(plan(windows, "torch", data__source="python-stdlib"))
