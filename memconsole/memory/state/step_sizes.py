@@ -122,7 +122,8 @@ def step_of(plan: Plan, model: Model, kind: str) -> StepSizes:
     compute = 4 if o.precision == "fp32" else 2
     shards = plan.device.count if o.sharding == "fsdp" else 1
     frozen = frozen_names(plan, model)
-    trained, adapters = trained_group(plan, model), adapter_group(plan, model)
+    trained = _trained(model, o.lora_rank, o.lora_targets, frozen)
+    adapters = adapter_group(plan, model)
     # XLA on a CPU would widen 16-bit weights in each step, so the JAX backend stores them in fp32 there.
     widens = plan.backend == "jax" and kind == "cpu"
     rounded = o.precision == "bf16-sr" and not widens
