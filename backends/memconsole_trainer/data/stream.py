@@ -92,8 +92,8 @@ class BatchStream:
     """Endless batches, epoch after epoch, from `state` or the beginning.
 
     A thread stays ahead by a shuffle window or `AHEAD_BATCHES` batches, whichever is more, as far as
-    `AHEAD_BYTES` hold them, so that the device need not wait while the next window is filled. An item's `state` is that of the pipeline right after the item; items in
-    the queue do not count as used.
+    `AHEAD_BYTES` hold them, so that the device need not wait while the next window is filled. An item's
+    `state` is that of the pipeline right after the item; items in the queue do not count as used.
     """
 
     def __init__(self, rows: Rows, shape: BatchShape, state: dict[str, Any] | None = None) -> None:

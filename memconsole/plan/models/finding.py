@@ -25,8 +25,8 @@ def is_hub_id(name: str) -> bool:
 def find_model(name: str, key: str = "model.name") -> str | None:
     """The directory of a model given as a directory or as a hub id in the local cache.
 
-    None if `name` is neither. `key` is the setting that names it. Never downloads. Raises `PlanError` for a directory without
-    config.json and for a hub model that is not in the cache.
+    None if `name` is neither. `key` is the setting that names it. Never downloads. Raises `PlanError` for
+    a directory without config.json and for a hub model that is not in the cache.
     """
     try:
         path = Path(name).expanduser()

@@ -12,7 +12,7 @@ from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.sections import Plan
 from memconsole.plan.tasks.task import Input, Measure
 
-_FROM_SCRATCH = "a regressor trains all of its weights; it has no base to freeze"
+_NO_BASE = "a regressor trains all of its weights; it has no base to freeze"
 _WINDOWS = "the data are windows of numbers, not text"
 
 
@@ -114,9 +114,9 @@ class Regression:
     def not_applicable(self, plan: Plan) -> Mapping[str, str]:
         return {
             "optimize.fused_loss": "the loss is over a few outputs; there are no logits to cut",
-            "optimize.lora_rank": _FROM_SCRATCH,
-            "optimize.freeze_base": _FROM_SCRATCH,
-            "optimize.base_storage": _FROM_SCRATCH,
+            "optimize.lora_rank": _NO_BASE,
+            "optimize.freeze_base": _NO_BASE,
+            "optimize.base_storage": _NO_BASE,
             "data.isolate_documents": _WINDOWS,
             "data.stride": "the file holds the windows as they are",
             "data.streaming": "windows are always read as they are needed",
@@ -143,7 +143,7 @@ class Regression:
         o, length = plan.optimize, plan.data.sequence_length
         if o.lora_rank or o.freeze_base:
             key = "lora_rank" if o.lora_rank else "freeze_base"
-            raise PlanError(f"optimize.{key}: {_FROM_SCRATCH}", f"optimize.{key}")
+            raise PlanError(f"optimize.{key}: {_NO_BASE}", f"optimize.{key}")
         if length > model.max_positions:
             raise PlanError(
                 f"data.sequence_length = {length:,}: {plan.model.name} has "

@@ -215,6 +215,12 @@ def test_the_sample_pane_of_a_task_without_text_says_that_none_is_sampled(
     assert plain(line).strip() == words
 
 
+def test_the_sample_pane_of_a_run_that_samples_none_names_the_setting() -> None:
+    run = snapshot(sample=None, plan=replace(Plan(), {"train.sample_tokens": 0}))
+    (line,) = sample_lines(RunView(run), 80)
+    assert plain(line).strip() == "no text is sampled: train.sample_tokens = 0"
+
+
 async def test_a_slow_link_begins_with_the_log_closed_and_sends_none_of_it(
     make_console: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,14 +58,14 @@ class Serving:
             elif given.command in ("stop", "kill"):
                 # Reply before acting: the reply to a kill is evidence for the verdict.
                 self._reply(path, given)
-                self._failure(act, request)
+                self._act(act, request)
             else:
-                # Act before replying: whoever reads the reply finds the run paused.
-                note = self._failure(act, request)
+                # Act before replying, so that a reply to a pause says that the run is paused.
+                note = self._act(act, request)
                 self._reply(path, msgspec.structs.replace(given, accepted=not note, note=note))
 
-    def _failure(self, act: Callable[[requests.Request], None], request: requests.Request) -> str:
-        """Act on a request. Returns why that failed, or an empty text."""
+    def _act(self, act: Callable[[requests.Request], None], request: requests.Request) -> str:
+        """Do what a request asks. Returns why that failed, or an empty text."""
         try:
             act(request)
         except OSError as error:
