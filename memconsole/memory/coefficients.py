@@ -185,6 +185,7 @@ def coefficients() -> Coefficients:
     return typed_json.decode(data, Coefficients)
 
 
+@lru_cache(maxsize=128)
 def runtime(backend: str, kind: str, device: str = "") -> Runtime:
     """Costs of `backend` on a `kind` of device; `device` is its catalog name, if it has one. An unknown backend gets
     torch's numbers."""

@@ -94,23 +94,23 @@ def _check_backend(plan: Plan, kind: str | None) -> None:
 
 
 def _refuse_set(plan: Plan, keys: Iterable[str], reason: str) -> None:
-    """Raise `PlanError` for the first of `keys` that is not at its default."""
+    """Raise `PlanError` for the first of `keys` that is not at its default. `reason` is written only then: {model}
+    stands for the model's name, {quoted} for the name in quotes."""
     for key in keys:
         if get(plan, key) != SETTINGS[key].default:
-            raise _error(key, quote(get(plan, key)), reason)
+            name = plan.model.name
+            raise _error(key, quote(get(plan, key)), reason.format(model=name, quoted=quote(name)))
 
 
 def _check_model_settings(plan: Plan) -> None:
     entry = catalog.models().get(plan.model.name)
     for kind, keys in SIZES.items():
         if entry is None or getattr(entry, kind) is None:
-            _refuse_set(plan, keys, f"{quote(plan.model.name)} is not a {kind}; leave it out")
+            _refuse_set(plan, keys, f"{{quoted}} is not a {kind}; leave it out")
     if entry is None or entry.recommender is None:
-        reason = f"is for ratings; {plan.model.name} reads none, leave it out"
-        _refuse_set(plan, OF_RATINGS, reason)
+        _refuse_set(plan, OF_RATINGS, "is for ratings; {model} reads none, leave it out")
     if entry is None or entry.regressor is None:
-        reason = f"is for windows of numbers; {plan.model.name} reads none, leave it out"
-        _refuse_set(plan, OF_WINDOWS, reason)
+        _refuse_set(plan, OF_WINDOWS, "is for windows of numbers; {model} reads none, leave it out")
     checkpoint = checkpoint_of(plan)
     if checkpoint is not None and not (checkpoint / "MANIFEST.json").is_file():
         reason = (
@@ -157,7 +157,7 @@ def _check_without_text(plan: Plan) -> None:
     """Refuse what only tasks with text use, and what a task without text says that it does not use."""
     for key in OF_TEXT:
         reason = _WITHOUT_TEXT.get(key, "reads none, leave it out")
-        _refuse_set(plan, (key,), f"is for text; {plan.model.name} {reason}")
+        _refuse_set(plan, (key,), f"is for text; {{model}} {reason}")
     unused = task_of(plan).not_applicable(plan)
     for key in _IN_VAIN:
         if key in unused:

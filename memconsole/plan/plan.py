@@ -8,7 +8,9 @@ from __future__ import annotations
 import difflib
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -209,11 +211,13 @@ def _literal(word: str) -> Any:
 
 def get(plan: Plan, key: str) -> Any:
     """The value of a dotted key."""
-    _setting(key)
-    value: Any = plan
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
+    return _reader(key)(plan)
+
+
+@cache
+def _reader(key: str) -> Callable[[Plan], Any]:
+    """Reads the value of a dotted key. Raises `PlanError` for one that is unknown."""
+    return attrgetter(_setting(key).key)
 
 
 def replace(plan: Plan, changes: Mapping[str, Any]) -> Plan:
