@@ -7,8 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from memconsole.plan import catalog
-from memconsole.plan import plan as plans
+from memconsole.plan import catalog, plan_file
 from memconsole.plan.catalog.sources import HUB_PREFIX, not_made
 from memconsole.plan.data.mixture import MIX, VALIDATION, sources, validates_on_split
 from memconsole.plan.models.finding import is_hub_id
@@ -35,7 +34,7 @@ def load(file: Path) -> Plan:
 
     Raises `PlanError`, also when the file cannot be read.
     """
-    plan = plans.loads(plans.text_of(file), str(file))
+    plan = plan_file.loads(plan_file.text_of(file), str(file))
     folder = file.expanduser().parent
     return plan if folder == Path() else _in_folder(plan, folder.absolute(), _source)
 

@@ -1,23 +1,22 @@
-"""The settings of one run: reading, checking, changing and writing plans.
+"""The settings of one run: what they are called, what they allow, and plans with some of them changed.
 
-A setting is addressed by its dotted key, such as ``train.batch_size``. Every error is one line.
+A setting is addressed by its dotted key, such as ``train.batch_size``. Every error is one line. `plan_file` reads and
+writes plans.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from operator import attrgetter
-from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
-from memconsole import regular_file, typed_json
+from memconsole import typed_json
 from memconsole.plan.errors import PlanError, printable, quote
 from memconsole.plan.sections import BACKENDS, Plan
 from memconsole.plan.sections.data import DataChoice
@@ -41,6 +40,7 @@ from memconsole.sanitize import utf8
 
 __all__ = [
     "BACKENDS",
+    "SECTIONS",
     "SETTINGS",
     "BaseStorage",
     "Checkpointing",
@@ -61,29 +61,15 @@ __all__ = [
     "TrainChoice",
     "apply_settings",
     "command_line",
-    "dumps",
-    "dumps_run",
-    "from_document",
     "get",
     "installed_backends",
-    "load_run",
-    "loads",
     "nearest",
-    "parse_run",
     "parse_value",
     "printable",
     "quote",
     "replace",
-    "text_of",
-    "to_document",
     "written",
 ]
-
-
-PLAN_BYTES = 1 << 20
-"""A larger file is no plan."""
-BY_RECIPE = "by_recipe"
-"""The table of a run's plan file with the numbers that the recipe chose, by dotted key."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -102,16 +88,16 @@ class Setting(msgspec.Struct, frozen=True):
     """bool, int, float or str."""
 
 
-def _sections() -> dict[str, type[Section]]:
-    return {
-        "model": ModelChoice,
-        "data": DataChoice,
-        "device": DeviceChoice,
-        "train": TrainChoice,
-        "optimize": OptimizeChoice,
-        "hybrid": HybridChoice,
-        "launch": LaunchChoice,
-    }
+SECTIONS: dict[str, type[Section]] = {
+    "model": ModelChoice,
+    "data": DataChoice,
+    "device": DeviceChoice,
+    "train": TrainChoice,
+    "optimize": OptimizeChoice,
+    "hybrid": HybridChoice,
+    "launch": LaunchChoice,
+}
+"""The tables of a plan file."""
 
 
 def _describe(key: str, annotated: Any, default: Any) -> Setting:
@@ -152,7 +138,7 @@ def _range(limits: Meta) -> str:
 def _build_settings() -> dict[str, Setting]:
     hints = get_type_hints(Plan, include_extras=True)
     found = {"backend": _describe("backend", hints["backend"], "torch")}
-    for section, struct in _sections().items():
+    for section, struct in SECTIONS.items():
         hints = get_type_hints(struct, include_extras=True)
         for field in msgspec.structs.fields(struct):
             key = f"{section}.{field.name}"
@@ -267,111 +253,6 @@ def parse_assignments(assignments: Iterable[str]) -> list[tuple[str, Any]]:
     return parsed
 
 
-def loads(text: str, where: str = "plan") -> Plan:
-    """Parse a plan file. Raises `PlanError` naming the key, the value and what is allowed.
-
-    The numbers that the recipe chose for a run are left out: they belong to that run.
-    """
-    return parse_run(text, where)[0]
-
-
-def parse_run(text: str, where: str) -> tuple[Plan, dict[str, float]]:
-    """The plan of a run's file as it was set, and the numbers that the recipe chose for the settings that
-    it leaves open, by key. Raises `PlanError`."""
-    try:
-        document = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
-        reason = printable(str(error)) if isinstance(error, ValueError) else "nested too deeply"
-        raise PlanError(f"{printable(where)}: not valid TOML: {reason}") from None
-    numbers = document.pop(BY_RECIPE, {})
-    plan = from_document(document, where)
-    if not isinstance(numbers, dict):
-        raise PlanError(
-            f"{printable(where)}: [{BY_RECIPE}] must be a table, not {quote(numbers)}", BY_RECIPE
-        )
-    try:
-        replace(plan, numbers)
-    except PlanError as error:
-        raise PlanError(f"{printable(where)}: {error}", error.key) from None
-    return plan, {key: number for key, number in numbers.items() if get(plan, key) is None}
-
-
-def from_document(document: Mapping[str, Any], where: str = "plan") -> Plan:
-    """A plan from the nested mapping of a TOML or JSON file. Raises `PlanError`."""
-    where = printable(where)
-    changes: dict[str, Any] = {}
-    sections = _sections()
-    for name, value in document.items():
-        if name in sections:
-            if not isinstance(value, Mapping):
-                raise PlanError(f"{where}: [{name}] must be a table, not {quote(value)}", name)
-            changes.update({f"{name}.{key}": inner for key, inner in value.items()})
-        elif name == "backend":
-            changes[name] = value
-        else:
-            allowed = ("backend", *sections)
-            raise PlanError(
-                f"{where}: unknown key {quote(name)}; allowed: {', '.join(allowed)}"
-                f"{nearest(name, allowed)}",
-                name,
-            )
-    try:
-        return replace(Plan(), changes)
-    except PlanError as error:
-        raise PlanError(f"{where}: {error}", error.key) from None
-
-
-def load_run(path: Path) -> tuple[Plan, dict[str, float]]:
-    """`parse_run` of a file. Raises `PlanError`, also when the file is empty, which that of a run never is, or
-    cannot be read."""
-    text = text_of(path)
-    if not text.strip():
-        raise PlanError(f"{printable(str(path))}: is empty; put it back as it was")
-    return parse_run(text, str(path))
-
-
-def text_of(path: Path) -> str:
-    """What a plan file holds; ``~`` is a home directory. Raises `PlanError` if it cannot be read."""
-    try:
-        return regular_file.read(path.expanduser(), PLAN_BYTES).decode("utf-8")
-    except (OSError, ValueError, RuntimeError) as error:
-        raise PlanError(f"{printable(str(path))}: cannot be read: {_reason(error)}") from None
-
-
-def _reason(error: OSError | ValueError | RuntimeError) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or type(error).__name__
-    return "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else printable(str(error))
-
-
-def to_document(plan: Plan, *, full: bool = False) -> dict[str, Any]:
-    """The nested mapping of a plan file; only settings that differ from the defaults unless `full`."""
-    document: dict[str, Any] = {"backend": plan.backend}
-    for key, setting in SETTINGS.items():
-        section, _, name = key.rpartition(".")
-        value = get(plan, key)
-        if section and value is not None and (full or value != setting.default):
-            document.setdefault(section, {})[name] = value
-    return document
-
-
-def dumps(plan: Plan, *, full: bool = True) -> str:
-    """The plan as TOML; `loads` gives it back."""
-    import tomli_w
-
-    return tomli_w.dumps(to_document(plan, full=full))
-
-
-def dumps_run(plan: Plan, by_recipe: Iterable[str]) -> str:
-    """The plan of a run as TOML, with the settings that the recipe chose in a table of their own;
-    `parse_run` gives both back."""
-    import tomli_w
-
-    numbers = {key: get(plan, key) for key in sorted(by_recipe)}
-    document = to_document(replace(plan, dict.fromkeys(numbers)), full=True)
-    return tomli_w.dumps({**document, **({BY_RECIPE: numbers} if numbers else {})})
-
-
 def command_line(plan: Plan) -> list[str]:
     """The ``--set`` arguments that turn the default plan into this one."""
     arguments: list[str] = []
@@ -415,7 +296,7 @@ def _allowed(key: str) -> str:
     """The keys of the section that `key` is in, or all sections."""
     section = key.partition(".")[0]
     inside = [k for k in SETTINGS if k.startswith(f"{section}.")]
-    return ", ".join(inside or ["backend", *(f"{name}.…" for name in _sections())])
+    return ", ".join(inside or ["backend", *(f"{name}.…" for name in SECTIONS)])
 
 
 def _convert(setting: Setting, value: Any) -> Any:

@@ -38,7 +38,8 @@ from memconsole.memory.exact.timeline import Exact, TracerAnswer, TracerQuestion
 from memconsole.memory.table import MemoryTable
 from memconsole.plan.check import check
 from memconsole.plan.machine.budget import Budget
-from memconsole.plan.plan import Plan, apply_settings, dumps, uncompiled
+from memconsole.plan.plan import Plan, apply_settings, uncompiled
+from memconsole.plan.plan_file import dumps
 from memconsole.runs.act.environment import trainer_environment
 from tests.accuracy.results import MIB, Bar, Case, Errors, Part, unavailable, write
 

@@ -24,7 +24,8 @@ import pynvml
 from memconsole.plan import catalog
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
-from memconsole.plan.plan import Plan, loads, replace
+from memconsole.plan.plan import Plan, replace
+from memconsole.plan.plan_file import loads
 from memconsole.plan.tasks import task_of
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.host.gpu_memory import GpuMemory

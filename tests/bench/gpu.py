@@ -39,7 +39,8 @@ from memconsole.memory.seconds import peak_units_per_second, step_seconds
 from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.machine.budget import Budget
-from memconsole.plan.plan import Plan, apply_settings, dumps
+from memconsole.plan.plan import Plan, apply_settings
+from memconsole.plan.plan_file import dumps
 from memconsole.runs.act.environment import trainer_environment
 from tests.bench.trained import BACKENDS, into_page, machine, markdown
 

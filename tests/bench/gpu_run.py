@@ -29,7 +29,8 @@ import numpy as np
 
 from memconsole.plan import catalog
 from memconsole.plan.models.architecture import Architecture, parameters
-from memconsole.plan.plan import Plan, loads
+from memconsole.plan.plan import Plan
+from memconsole.plan.plan_file import loads
 from memconsole_trainer.data.text.rows.batches import language_batch
 from memconsole_trainer.weights.export import config
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memconsole.plan import plan as plans
+from memconsole.plan import plan_file
 from memconsole.runs.record.directory import create_run
 from tests.training.harness.runs import attempt, state_hashes
 
@@ -130,6 +130,6 @@ def test_a_run_on_a_disk_that_is_filled_twice_waits_and_loses_no_step(
     output = on_a_small_disk(disk, 40, "-P", str(story), str(disk), backend, str(text), str(hold))
     told = json.loads(output.splitlines()[-1])
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    whole = create_run(plans.loads(told["plan"]))
+    whole = create_run(plan_file.loads(told["plan"]))
     assert attempt(whole, lambda phase, step: step >= told["step"]) == 75
     assert state_hashes(whole) == told["hashes"]

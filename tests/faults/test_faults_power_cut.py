@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from power_cut import Recorder, recording, restore
 
-from memconsole.plan import plan as plans
+from memconsole.plan import plan_file
 from memconsole.plan.plan import Plan
 from memconsole.runs.act import restart
 from memconsole.runs.act.trainer.attempt import Attempt
@@ -148,7 +148,7 @@ def test_a_power_cut_at_any_moment_of_a_run_leaves_a_run_that_can_be_read_and_re
             continue
         name, step = promised
         run = RunDirectory(state / "memconsole/runs" / name)
-        assert run.plan_path.read_text() == plans.dumps(Plan(), full=True), where
+        assert run.plan_path.read_text() == plan_file.dumps(Plan(), full=True), where
         assert run.name == "a test", where
         told = Follower(run).poll().facts.checkpoint
         assert (told.step if told else 0) >= step, where

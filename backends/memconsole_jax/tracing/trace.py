@@ -20,7 +20,8 @@ from memconsole.memory.exact.timeline import Exact, ExactPhase, TracerAnswer, Tr
 from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.models.model import Model
-from memconsole.plan.plan import Plan, PlanError, loads
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.plan_file import loads
 from memconsole.plan.processes import nodes
 from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole_jax import target as targets

@@ -22,7 +22,8 @@ from memconsole.memory.exact.timeline import AffineTimeline, Exact, TracerAnswer
 from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.models.model import Model
-from memconsole.plan.plan import Plan, PlanError, loads
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.plan_file import loads
 from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole_torch.tracing import trace_step
 from memconsole_torch.tracing.trace_liveness import Liveness

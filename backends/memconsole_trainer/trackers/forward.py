@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from memconsole.plan import plan as plans
+from memconsole.plan import plan_file
 from memconsole.plan.machine.trackers import Kind
 from memconsole.plan.plan import PlanError
 from memconsole.plan.tasks import task_of
@@ -143,7 +143,7 @@ def told(run: RunDirectory, sent: Sent) -> Told:
     plan, labels = run.read_plan(), read_labels(run.path)
     secrets = secret_values(os.environ)
     try:
-        document = plans.to_document(plan, full=True)
+        document = plan_file.to_document(plan, full=True)
     except PlanError:
         document = {}
     settings = {

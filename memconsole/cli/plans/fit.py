@@ -39,6 +39,7 @@ from memconsole.plan.differences import differing
 from memconsole.plan.machine.budget import SEVERAL, Budget
 from memconsole.plan.paths import absolute
 from memconsole.plan.plan import Plan, PlanError, quote
+from memconsole.plan.plan_file import dumps
 from memconsole.plan.sections.words import meant
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 from memconsole.plan.toggles.sharding import SAID
@@ -154,7 +155,7 @@ def command(
 
 def _print_toml(found: Fit) -> None:
     if found.fits:
-        click.echo(plans.dumps(absolute(found.plan)), nl=False)
+        click.echo(dumps(absolute(found.plan)), nl=False)
     else:
         click.echo(f"memconsole: {hopeless(found)}", err=True)
 

@@ -16,7 +16,7 @@ from memconsole.memory.reasons import phase_words
 from memconsole.memory.run_time import run_seconds, start_seconds
 from memconsole.memory.table import MemoryTable
 from memconsole.memory.verdict import Verdict
-from memconsole.plan import plan as plans
+from memconsole.plan import plan_file
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
 from memconsole.plan.toggles.optimization import Result
@@ -170,7 +170,7 @@ def document(report: FitReport) -> dict[str, Any]:
     """The report as ``fit --json`` prints it. Every byte count is an integer."""
     found, device = report.found, report.found.after.budget
     phase, component, size = found.floor
-    given = plans.to_document(report.given, full=True)
+    given = plan_file.to_document(report.given, full=True)
     return {
         "backend": report.given.backend,
         "device": device_document(device),
@@ -189,12 +189,12 @@ def document(report: FitReport) -> dict[str, Any]:
         else {
             "results": [result.value for result in report.faster.results],
             "speedup": round(report.faster.speedup, 3),
-            "plan": plans.to_document(report.faster.plan, full=True),
+            "plan": plan_file.to_document(report.faster.plan, full=True),
         },
         "kept": sorted(report.keep),
         "notes": list(report.notes),
         "given": given,
-        "plan": plans.to_document(found.plan, full=True),
+        "plan": plan_file.to_document(found.plan, full=True),
         "before": _bytes(found.before),
         "after": _bytes(found.after),
         "floor": None if found.fits else {"phase": phase, "component": component, "bytes": size},

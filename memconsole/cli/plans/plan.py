@@ -36,6 +36,7 @@ from memconsole.plan.data.left_out import left_out
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.paths import absolute
 from memconsole.plan.plan import Plan
+from memconsole.plan.plan_file import dumps
 from memconsole.plan.tasks import task_of
 from memconsole.plan.training import recipe
 from memconsole.plan.training.origin import origin
@@ -92,7 +93,7 @@ def command(
         return
     plan = build_plan(preset, plan_file, assignments)
     if as_toml:
-        click.echo(plans.dumps(absolute(plan)), nl=False)
+        click.echo(dumps(absolute(plan)), nl=False)
         return
     device = budget(plan, read_devices(plan))
     problem = ""

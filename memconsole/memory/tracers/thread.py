@@ -18,7 +18,7 @@ from memconsole.memory.exact.timeline import AffineTimeline, Exact, TracerAnswer
 from memconsole.memory.tracers.question import TracedPlan, traced_plan
 from memconsole.memory.tracers.store import ExactStore, StoredAnswer, fingerprint
 from memconsole.memory.tracers.tracer import Tracer, TracerEnded
-from memconsole.plan import plan as plans
+from memconsole.plan import plan_file
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.user_folders import NoHomeError, cache_folder
@@ -315,7 +315,7 @@ class TracerThread:
         tracer.ask(
             TracerQuestion(
                 id=self._last_id,
-                plan=plans.dumps(traced.plan),
+                plan=plan_file.dumps(traced.plan),
                 kind=traced.kind,
                 target=traced.target,
                 urgent=urgent,

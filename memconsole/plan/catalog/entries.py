@@ -8,7 +8,8 @@ import msgspec
 
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.regressor import Regressor
-from memconsole.plan.plan import Plan, from_document
+from memconsole.plan.plan import Plan
+from memconsole.plan.plan_file import from_document
 
 DatasetKind = Literal["stdlib", "hub", "file", "made"]
 """made: a file that `memconsole data make` writes, and that is not there yet."""

@@ -7,8 +7,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from memconsole.plan import catalog
-from memconsole.plan import plan as plans
+from memconsole.plan import catalog, plan_file
 from memconsole.plan.catalog.ratings import metadata_beside
 from memconsole.plan.catalog.sources import HUB_PREFIX
 from memconsole.plan.data.mixture import MIX, parts
@@ -135,9 +134,9 @@ def script(job: Job, moved: dict[str, str], install: str = "") -> str:
     """
     kept = {"model.weights": job.plan.model.weights}  # another path of the model must not reset it
     changed = replace(on_node(job.plan), kept | moved)
-    alone = plans.to_document(changed)
+    alone = plan_file.to_document(changed)
     alone.pop("launch", None)
-    text = plans.dumps(plans.from_document(alone), full=False)
+    text = plan_file.dumps(plan_file.from_document(alone), full=False)
     name = shlex.quote(job.name)
     first = f"{install} || exit $((told ? {STOPPED} : 1))\n" if install else ""
     return f"""\

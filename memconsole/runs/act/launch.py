@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from memconsole import regular_file, typed_json
-from memconsole.plan import plan as plans
+from memconsole.plan import plan_file
 from memconsole.plan.machine.packages import check_packages
 from memconsole.plan.machine.trackers import check_trackers
 from memconsole.plan.plan import Plan, PlanError, quote
@@ -191,7 +191,9 @@ def _change_plan(run: RunDirectory, changed: Plan) -> None:
     """Replace the run's plan; the first one is kept beside it. Raises `WriteError`."""
     try:
         if not run.first_plan_path.exists():
-            write_atomic(run.first_plan_path, regular_file.read(run.plan_path, plans.PLAN_BYTES))
+            write_atomic(
+                run.first_plan_path, regular_file.read(run.plan_path, plan_file.PLAN_BYTES)
+            )
         run.write_plan(changed)
     except OSError as error:
         raise WriteError(

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from memconsole.errors import UserError
-from memconsole.plan import catalog
+from memconsole.plan import catalog, plan_file
 from memconsole.plan import plan as plans
 from memconsole.plan.paths import current_folder
 from memconsole.plan.plan import Plan
@@ -208,7 +208,7 @@ class RunDirectory:
     def read_given_plan(self) -> Plan:
         """The plan as the user set it, for another run. Settings that the recipe chose are left unset. Raises
         `PlanError`."""
-        return plans.load_run(self.plan_path)[0]
+        return plan_file.load_run(self.plan_path)[0]
 
     def read_first_plan(self) -> Plan:
         """The plan that the run was launched with. Raises `PlanError`."""
@@ -218,9 +218,9 @@ class RunDirectory:
     def write_plan(self, plan: Plan) -> None:
         """Replace the plan. Numbers of the recipe stay the recipe's unless `plan` has others. Raises
         `OSError` and `PlanError`."""
-        chosen = plans.load_run(self.plan_path)[1]
+        chosen = plan_file.load_run(self.plan_path)[1]
         kept = [key for key, number in chosen.items() if plans.get(plan, key) == number]
-        files.write_atomic(self.plan_path, plans.dumps_run(plan, kept).encode())
+        files.write_atomic(self.plan_path, plan_file.dumps_run(plan, kept).encode())
 
     def committed_checkpoints(self) -> list[Path]:
         """The complete checkpoints, oldest step first; an incomplete one has another name."""
@@ -233,7 +233,7 @@ class RunDirectory:
 
 
 def _settled(path: Path) -> tuple[Plan, frozenset[str]]:
-    plan, chosen = plans.load_run(path)
+    plan, chosen = plan_file.load_run(path)
     return catalog.with_own_sizes(plans.replace(plan, chosen)), frozenset(chosen)
 
 
@@ -333,7 +333,7 @@ def create_run(
             (path / folder).mkdir(mode=0o700)
         files.sync_directory(run.control_path)
         files.write_struct(run.record_path, record)
-        files.write_atomic(run.plan_path, plans.dumps_run(plan, by_recipe).encode())
+        files.write_atomic(run.plan_path, plan_file.dumps_run(plan, by_recipe).encode())
         files.sync_directory(root)
     except BaseException as error:
         shutil.rmtree(path, ignore_errors=True)

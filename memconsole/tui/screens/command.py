@@ -9,6 +9,7 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 
 from memconsole.plan import plan as plans
+from memconsole.plan import plan_file
 from memconsole.plan.paths import absolute
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.draw.ink import Line, Span, rule
@@ -60,7 +61,7 @@ class CommandScreen(ConsoleModal, inherit_bindings=False):
             ),
         ]
         try:
-            text = plans.dumps(absolute(self._plan), full=False)
+            text = plan_file.dumps(absolute(self._plan), full=False)
         except PlanError as error:
             lines.append([Span(f" {error}", "warn")])
         else:

@@ -14,7 +14,8 @@ import pytest
 from memconsole.memory.exact.timeline import TracerQuestion
 from memconsole.plan import catalog
 from memconsole.plan.models.regressor import Regressor
-from memconsole.plan.plan import Plan, dumps, replace
+from memconsole.plan.plan import Plan, replace
+from memconsole.plan.plan_file import dumps
 from memconsole_jax import devices, engine, tasks
 from memconsole_jax.compiled import offload
 from memconsole_jax.compiled.programs import Programs

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from memconsole.cli.runs.train import weights_of
-from memconsole.plan import catalog
+from memconsole.plan import catalog, plan_file
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check, check_start
 from memconsole.plan.models import tokenizer_config
@@ -100,14 +100,14 @@ def test_a_finished_run_goes_on_with_more_steps_at_another_rate(
     )
     as_older_versions(run)
     run.first_plan_path.write_bytes(run.plan_path.read_bytes())
-    run.plan_path.write_text(plans.dumps(after, full=True))
+    run.plan_path.write_text(plan_file.dumps(after, full=True))
     assert attempt(run) == 0, final(run)
     steps = told(run, events.Step)
     assert [e.step for e in steps] == [1, 2, 3, 4, 5]
     assert steps[3].learning_rate <= 1e-4 < steps[1].learning_rate
     assert told(run, events.Started)[-1].resumed_step == 3
     assert told(run, events.Phase)[-1].total_steps in (None, 5)
-    run.plan_path.write_text(plans.dumps(replace(after, {"train.batch_size": 2}), full=True))
+    run.plan_path.write_text(plan_file.dumps(replace(after, {"train.batch_size": 2}), full=True))
     assert attempt(run) != 0
     assert "was made with other settings" in told(run, events.Error)[-1].message
 
@@ -325,5 +325,5 @@ def test_frozen_weights_of_another_run_are_kept_when_that_is_deleted(
 def borrowing(wanted: Plan) -> RunDirectory:
     """A run as it is launched, with what it needs of others."""
     run = create_run(wanted)
-    run.plan_path.write_text(plans.dumps(borrowed.keep(run, wanted), full=True))
+    run.plan_path.write_text(plan_file.dumps(borrowed.keep(run, wanted), full=True))
     return run

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from memconsole.cli.runs.train import weights_of
-from memconsole.plan import catalog
-from memconsole.plan import plan as plans
+from memconsole.plan import catalog, plan_file
 from memconsole.plan.data.made import Size
 from memconsole.plan.models.recommender import ITEMS_JSON
 from memconsole.plan.plan import Plan, replace
@@ -146,7 +145,7 @@ def test_a_run_from_anothers_weights_knows_its_items_after_the_ratings_have_grow
     )
     wanted = weights_of(first.id)
     second = create_run(wanted)
-    second.plan_path.write_text(plans.dumps(borrowed.keep(second, wanted), full=True))
+    second.plan_path.write_text(plan_file.dumps(borrowed.keep(second, wanted), full=True))
     items = json.loads((first.path / ITEMS_JSON).read_bytes())["numbers"]
     shutil.rmtree(first.path)  # its frozen weights and its items are kept in the second run
     assert attempt(second) == 0, told(second, events.Error)

@@ -18,7 +18,8 @@ from memconsole.memory.tracers.exact_book import ExactCache
 from memconsole.memory.tracers.question import traced_plan
 from memconsole.plan import catalog
 from memconsole.plan.machine.budget import Budget
-from memconsole.plan.plan import Plan, dumps, replace
+from memconsole.plan.plan import Plan, replace
+from memconsole.plan.plan_file import dumps
 
 torch = pytest.importorskip("torch")
 

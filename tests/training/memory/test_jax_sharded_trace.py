@@ -20,7 +20,8 @@ from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan import catalog
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.recommender import Recommender
-from memconsole.plan.plan import Plan, dumps, replace
+from memconsole.plan.plan import Plan, replace
+from memconsole.plan.plan_file import dumps
 from memconsole.runs.act.environment import trainer_environment
 from memconsole_jax.layout.stacking import stacks
 from memconsole_jax.tracing import trace, trace_targets
@@ -133,10 +134,10 @@ def test_the_tracer_plans_what_a_run_on_several_host_devices_compiles() -> None:
     assert answer.exact is not None, answer.problem
     code = (
         "import json, sys\n"
-        "from memconsole.plan import catalog, plan as plans\n"
+        "from memconsole.plan import catalog, plan_file\n"
         "from memconsole_jax.engine import create\n"
         "from memconsole_trainer.weights.initialize import InitialWeights\n"
-        "plan = plans.loads(sys.stdin.read()); model = catalog.model(plan)\n"
+        "plan = plan_file.loads(sys.stdin.read()); model = catalog.model(plan)\n"
         "engine = create(plan, None)\n"
         "engine.build(plan, model, 10, InitialWeights(model, 0))\n"
         "from tests.training.harness.step_memory import step_memory\n"

@@ -13,7 +13,8 @@ from memconsole.memory.exact.timeline import TracerAnswer, TracerQuestion
 from memconsole.memory.formula import memory_table
 from memconsole.plan import catalog
 from memconsole.plan.machine.budget import Budget
-from memconsole.plan.plan import Plan, dumps, replace
+from memconsole.plan.plan import Plan, replace
+from memconsole.plan.plan_file import dumps
 from memconsole_jax.engine import create
 from memconsole_jax.tracing import trace, trace_targets
 from memconsole_trainer.weights.initialize import InitialWeights

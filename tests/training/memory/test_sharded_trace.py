@@ -6,7 +6,8 @@ import pytest
 
 from memconsole.memory.exact.timeline import Exact, TracerQuestion
 from memconsole.plan import catalog
-from memconsole.plan.plan import Plan, dumps, replace
+from memconsole.plan.plan import Plan, replace
+from memconsole.plan.plan_file import dumps
 from memconsole_torch.tracing.trace import Tracer
 from memconsole_trainer.weights.checkpoint import SHARD_BYTES
 from tests.accuracy import torch_sharded

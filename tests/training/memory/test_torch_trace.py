@@ -21,7 +21,8 @@ from memconsole.memory.table import COMPONENTS
 from memconsole.plan import catalog
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.recommender import Recommender
-from memconsole.plan.plan import Plan, dumps, replace
+from memconsole.plan.plan import Plan, replace
+from memconsole.plan.plan_file import dumps
 
 torch = pytest.importorskip("torch")
 

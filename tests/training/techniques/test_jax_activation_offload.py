@@ -17,7 +17,8 @@ import pytest
 from memconsole.memory.activations.jax_step import library_bytes, moments
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.models.architecture import Architecture
-from memconsole.plan.plan import Plan, dumps
+from memconsole.plan.plan import Plan
+from memconsole.plan.plan_file import dumps
 from memconsole.units import MIB
 from memconsole_jax import engine as jax_engine
 from memconsole_jax.techniques.activations.activation_offload import Disk
@@ -53,7 +54,7 @@ import json, sys
 import msgspec
 import numpy as np
 from memconsole.plan.models.architecture import Architecture
-from memconsole.plan.plan import loads
+from memconsole.plan.plan_file import loads
 from memconsole_jax import engine
 from memconsole_trainer.data.text.rows.batches import language_batch
 from memconsole_trainer.weights.initialize import InitialWeights

@@ -15,6 +15,7 @@ from memconsole.memory.table import Tier
 from memconsole.memory.tracers.exact_book import ExactBook
 from memconsole.memory.tracers.thread import Patience
 from memconsole.plan import plan as plans
+from memconsole.plan import plan_file
 from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.runs.record.log import events
@@ -67,7 +68,7 @@ class Tracers:
 
     def asked(self) -> list[tuple[bool, Plan]]:
         lines = map(msgspec.json.decode, self.log.read_bytes().splitlines())
-        return [(urgent, plans.loads(text)) for urgent, text in lines]
+        return [(urgent, plan_file.loads(text)) for urgent, text in lines]
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from click.testing import CliRunner, Result
 from memconsole.cli.main import COMMANDS, cli
 from memconsole.cli.runs import train
 from memconsole.plan import catalog
-from memconsole.plan.plan import Plan, PlanError, apply_settings, loads
+from memconsole.plan.plan import Plan, PlanError, apply_settings
+from memconsole.plan.plan_file import loads
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.processes.identity import user_name
 from memconsole.start import check_launch

@@ -14,7 +14,8 @@ from memconsole.cli.main import cli
 from memconsole.cli.plans import fit as fit_command
 from memconsole.memory.answers.solve import fit
 from memconsole.plan.machine.budget import Budget
-from memconsole.plan.plan import Plan, PlanError, apply_settings, loads, replace
+from memconsole.plan.plan import Plan, PlanError, apply_settings, replace
+from memconsole.plan.plan_file import loads
 
 LARGE = ("--set", "model.name=llama-3.2-1b", "--set", "device.name=rtx-4090", "--set",
          "data.sequence_length=2048", "--set", "train.batch_size=8", "--set",

@@ -13,7 +13,7 @@ import pytest
 from memconsole import regular_file
 from memconsole.devices.budget import budget
 from memconsole.memory.estimate import estimate
-from memconsole.plan import catalog
+from memconsole.plan import catalog, plan_file
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check
 from memconsole.plan.paths import load
@@ -65,7 +65,7 @@ def test_numbers_of_hundreds_of_digits_are_refused_by_their_key() -> None:
 def test_a_mutated_plan_is_priced_or_refused_in_one_line() -> None:
     chance = random.Random(26)
     devices, priced, said = readings(1), 0, []
-    whole = plans.dumps(Plan()).splitlines()
+    whole = plan_file.dumps(Plan()).splitlines()
     for _ in range(150):
         lines = list(whole)
         for _ in range(chance.choice((1, 1, 2))):
@@ -73,7 +73,7 @@ def test_a_mutated_plan_is_priced_or_refused_in_one_line() -> None:
             key, equals, _value = lines[place].partition(" = ")
             lines[place] = f"{key} = {chance.choice(NUMBERS)}" if equals else lines[place]
         try:
-            plan = plans.loads("\n".join(lines))
+            plan = plan_file.loads("\n".join(lines))
             check(plan)
             priced += estimate(plan, budget(plan, devices)).table.device_bytes > 0
         except PlanError as error:

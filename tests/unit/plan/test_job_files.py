@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 import memconsole
 from memconsole.cli.main import cli
 from memconsole.plan import catalog
-from memconsole.plan import plan as plans
 from memconsole.plan.jobs import job as jobs
 from memconsole.plan.jobs.document import yaml
 from memconsole.plan.jobs.job import Job, job_name
 from memconsole.plan.jobs.jobset import jobset
 from memconsole.plan.jobs.skypilot import GPUS, TPUS, skypilot
 from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.plan_file import dumps, loads
 from memconsole.runs.record.directory import create_run
 
 ON_H100 = {"device.name": "h100-80gb", "train.max_steps": 20}
@@ -77,13 +77,13 @@ def export(named: object, *options: str) -> Result:
 @pytest.fixture
 def plan_file(tmp_path: Path) -> Path:
     path = tmp_path / "My Plan.toml"
-    path.write_text(plans.dumps(replace(Plan(), ON_H100), full=False))
+    path.write_text(dumps(replace(Plan(), ON_H100), full=False))
     return path
 
 
 def plan_in(script: str) -> Plan:
     """The plan that a job's script writes."""
-    return plans.loads(script.split("<<'END_OF_PLAN'\n")[1].split("END_OF_PLAN\n")[0])
+    return loads(script.split("<<'END_OF_PLAN'\n")[1].split("END_OF_PLAN\n")[0])
 
 
 def test_a_task_of_skypilot_asks_for_the_device_and_trains_the_plan(plan_file: Path) -> None:

@@ -21,17 +21,14 @@ from memconsole.plan.plan import (
     PlanError,
     apply_settings,
     command_line,
-    dumps,
-    from_document,
     get,
-    loads,
     nearest,
     parse_value,
     printable,
     quote,
     replace,
-    to_document,
 )
+from memconsole.plan.plan_file import dumps, from_document, loads, to_document
 
 words = st.text(
     st.characters(exclude_categories=["C", "Z"], include_characters=" "), min_size=1, max_size=20

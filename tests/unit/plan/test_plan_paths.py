@@ -13,6 +13,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.check import check
 from memconsole.plan.paths import absolute, anywhere, load
 from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.plan_file import dumps, loads
 
 FILES = {
     "data.source": "texts/a.txt",
@@ -40,7 +41,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def plan_file(folder: Path, changes: dict[str, str]) -> Path:
     """A plan file of a person, with paths as they wrote them."""
     file = folder / "p.toml"
-    file.write_text(plans.dumps(replace(Plan(), changes), full=False))
+    file.write_text(dumps(replace(Plan(), changes), full=False))
     return file
 
 
@@ -91,7 +92,7 @@ def test_a_printed_plan_can_be_kept_in_any_folder(elsewhere: Path) -> None:
     given = ["--set", "data.source=same.txt"]
     for command in (["plan"], ["fit", "--budget", "8GiB"]):
         printed = CliRunner().invoke(cli, [*command, *given, "--toml"]).stdout
-        assert plans.loads(printed).data.source == f"{Path.cwd()}/same.txt"
+        assert loads(printed).data.source == f"{Path.cwd()}/same.txt"
     file = elsewhere / "printed.toml"
     file.write_text(printed)
     assert load(file).data.source == f"{Path.cwd()}/same.txt"

@@ -12,7 +12,8 @@ from memconsole.cli.options import build_plan
 from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.paths import load
-from memconsole.plan.plan import OptimizerName, Plan, PlanError, dumps, loads, replace
+from memconsole.plan.plan import OptimizerName, Plan, PlanError, replace
+from memconsole.plan.plan_file import dumps, loads
 from memconsole.plan.training import recipe
 from memconsole.plan.training.recipe import kept_rate, learning_rate
 from memconsole.runs.record.directory import RunDirectory, create_run

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from memconsole import typed_json
 from memconsole.cli.main import cli
 from memconsole.plan import plan as plans
+from memconsole.plan import plan_file
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.report.receipt import Receipt
@@ -70,7 +71,7 @@ def missing(old: Any, new: Any, at: str = "") -> list[str]:
 
 def test_every_key_of_an_old_plan_file_has_its_value() -> None:
     text = (DATA / "golden_plan.toml").read_text(encoding="utf-8")
-    plan = plans.loads(text)
+    plan = plan_file.loads(text)
     document = tomllib.loads(text)
     settings = {"backend": document.pop("backend")}
     for section, values in document.items():
@@ -79,7 +80,7 @@ def test_every_key_of_an_old_plan_file_has_its_value() -> None:
     assert {key: plans.get(plan, key) for key in settings} == settings
     usual = Plan()
     assert [key for key in settings if plans.get(usual, key) == settings[key]] == []
-    assert plans.loads(plans.dumps(plan)) == plan
+    assert plan_file.loads(plan_file.dumps(plan)) == plan
 
 
 def test_the_plan_of_an_old_run_is_priced_under_the_old_names(run: RunDirectory) -> None:

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from memconsole.cli.main import cli
 from memconsole.plan import plan as plans
+from memconsole.plan import plan_file
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.runs.act import delete
 from memconsole.runs.act.delete import delete_run
@@ -376,7 +377,7 @@ def test_a_run_that_cannot_be_described_leaves_nothing(
     def failing(*given: object) -> str:
         raise UnicodeEncodeError("utf-8", "x", 0, 1, "surrogates not allowed")
 
-    monkeypatch.setattr(plans, "dumps_run", failing)
+    monkeypatch.setattr(plan_file, "dumps_run", failing)
     with pytest.raises(UnicodeEncodeError):
         create_run(Plan())
     assert os.listdir(root) == []

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from memconsole.plan import plan as plans
+from memconsole.plan import plan_file
 from memconsole.plan.plan import PlanError
 from memconsole.plan.tasks import TASKS, Task, task_of
 from memconsole.runs.read.follow import clean_texts
@@ -340,7 +340,7 @@ def verdict_line(why: Verdict) -> VerdictLine:
 def _plan(run: RunDirectory) -> tuple[dict[str, Any], str]:
     """The run's plan as a document, or an empty one and why the plan cannot be read."""
     try:
-        return plans.to_document(clean_texts(present_plan(run)), full=True), ""
+        return plan_file.to_document(clean_texts(present_plan(run)), full=True), ""
     except PlanError as error:
         return {}, unread(run, error).words
 

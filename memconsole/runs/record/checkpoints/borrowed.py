@@ -6,8 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from memconsole.plan import catalog
-from memconsole.plan import plan as plans
+from memconsole.plan import catalog, plan_file
 from memconsole.plan.models import tokenizer_config
 from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.models.recommender import ITEMS_JSON
@@ -53,7 +52,7 @@ def _kept(folder: Path, plan: Plan) -> Plan:
         changes["data.tokenizer"] = str(own / TOKENIZER_JSON)
     # The other run's weights may in turn be adapters on those of a third run.
     write_atomic(
-        own / "plan.toml", plans.dumps(_kept(folder, other.read_plan()), full=True).encode()
+        own / "plan.toml", plan_file.dumps(_kept(folder, other.read_plan()), full=True).encode()
     )
     for path in (into, own / "checkpoints", own, folder):
         sync_directory(path)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memconsole.plan import plan as plans
+from memconsole.plan import plan_file
 from memconsole.plan.paths import absolute, load
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.plan.dialogs.owner import PlanOwner
@@ -33,7 +33,7 @@ class PlanFiles:
                 return
             path = Path(word).expanduser()
             try:
-                path.write_text(plans.dumps(absolute(self._owner.view.plan)), encoding="utf-8")
+                path.write_text(plan_file.dumps(absolute(self._owner.view.plan)), encoding="utf-8")
             except PlanError as error:
                 self._owner.notice(f"not saved: {error}", "bad")
             except OSError as error:
