@@ -64,6 +64,11 @@ def numbered_words(run: RunDirectory, name: str | None) -> str:
     )
 
 
+def after_words(run: RunDirectory) -> str:
+    """When a run starts that waits for `run`."""
+    return f"after run {run.id} ({run.name}) has ended"
+
+
 def launch_rows(plan: Plan, found: Estimate) -> tuple[tuple[str, str], ...]:
     """What the run will do, as (name, words). Raises `PlanError` if its model is not found."""
     task, table = task_of(plan), found.table

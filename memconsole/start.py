@@ -7,7 +7,7 @@ import msgspec
 from memconsole.announcing import launch_name
 from memconsole.calibration import calibrated_here
 from memconsole.devices.budget import budget
-from memconsole.devices.reading import Devices
+from memconsole.devices.reading import Devices, free_later
 from memconsole.inspection import count_items
 from memconsole.memory.estimate import Lookup, estimate
 from memconsole.memory.table import Estimate
@@ -51,11 +51,22 @@ def check_launch(plan: Plan, devices: Devices | None, lookup: Lookup | None = No
     return estimate(plan, device, lookup)
 
 
+def devices_then(devices: Devices | None, after: RunDirectory | None) -> Devices | None:
+    """`devices` as far as they are known for the time when a run starts: now, or once the run `after` has ended."""
+    if devices is None or after is None:
+        return devices
+    return free_later(devices, f"run {after.id} is to end first")
+
+
 def start(
-    plan: Plan, name: str | None, devices: Devices | None, lookup: Lookup | None = None
+    plan: Plan,
+    name: str | None,
+    devices: Devices | None,
+    lookup: Lookup | None = None,
+    after: RunDirectory | None = None,
 ) -> RunDirectory:
     """Launch `plan` detached and store its estimate for the run screen and the receipt, calibrated as
-    the person saw it. A run without a name gets one, and a number if another run has the name. Raises
+    the person saw it. It starts once the run `after` has ended, if that is given. A run without a name gets one, and a number if another run has the name. Raises
     `PlanError`, and `RunError` for a name that is reserved."""
     found = calibrated_here(plan, check_launch(plan, devices, lookup))
     given = anywhere(catalog.with_sizes(plan))  # its model must not depend on the data file
@@ -64,4 +75,5 @@ def start(
         launch_name(plan, name),
         estimate=msgspec.json.encode(found),
         by_recipe=open_settings(given),
+        after=after,
     )

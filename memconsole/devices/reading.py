@@ -67,3 +67,14 @@ def without_numbers(device: DeviceReading, reason: str) -> DeviceReading:
         power_watts=missing,
         processes=(),
     )
+
+
+def free_later(devices: Devices, reason: str) -> Devices:
+    """`devices` for a run that starts later, when other bytes will be free than now. `reason` says why they are not known."""
+    return msgspec.structs.replace(
+        devices,
+        devices=tuple(
+            msgspec.structs.replace(device, free_bytes=Missing(reason))
+            for device in devices.devices
+        ),
+    )

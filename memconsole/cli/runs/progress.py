@@ -44,7 +44,7 @@ class ProgressLines:
         self._sample = -1
         self._checkpoint = -1
         self._unsaved = ""
-        self._job = ""
+        self._job = self._waits = ""
         self._warned: tuple[str, ...] = ()
         self._missing = 0
 
@@ -54,6 +54,9 @@ class ProgressLines:
         if run.job and run.job != self._job:
             self._job = run.job
             yield run.job
+        if run.waits and run.waits != self._waits:
+            self._waits = run.waits
+            yield run.waits
         if facts.started and facts.started.attempt != self._attempt:
             self._attempt = facts.started.attempt
             yield from facts.started.platform_lines

@@ -33,6 +33,12 @@ from memconsole.runs.record.requests import pause_asked
     "--from-scratch", is_flag=True, help="Begin again at step 0 if no intact checkpoint is left."
 )
 @click.option(
+    "--after",
+    metavar="RUN",
+    shell_complete=completing.run_names,
+    help="Start once RUN has ended, however it ends.",
+)
+@click.option(
     "--set",
     "assignments",
     multiple=True,
@@ -47,6 +53,7 @@ def command(
     watch: bool,
     changed_data: bool,
     from_scratch: bool,
+    after: str | None,
     assignments: tuple[str, ...],
 ) -> None:
     """Let a paused RUN go on; restart an ended RUN from its newest intact checkpoint.
@@ -55,7 +62,10 @@ def command(
 
     With --set, more steps or epochs also continue a run that is finished.
     """
+    from memconsole.cli.runs.train import Interrupts, follow, live_run
+
     found = find_paused(run)
+    first = None if after is None else live_run(after)
 
     def begin() -> None:
         changed = _changed(found, assignments, from_scratch=from_scratch)
@@ -64,24 +74,31 @@ def command(
                 raise RunError(
                     f"run {found.id} is paused; settings can change only after memconsole stop {found.id}"
                 )
+            if first is not None:
+                raise RunError(
+                    f"run {found.id} is paused and keeps its memory; --after is for runs that have ended"
+                )
             request(found, "continue", f"{user_name()} (memconsole resume)")
             click.echo(f"{found.id}: goes on")
             return
         words = "" if changed is None else resuming.words(found.read_plan(), changed)
         attempt = launch.resume(
-            found, changed_data=changed_data, from_scratch=from_scratch, changed=changed
+            found,
+            changed_data=changed_data,
+            from_scratch=from_scratch,
+            changed=changed,
+            after=first,
         )
         if words:
             click.echo(f"goes on with {words}")
         job = found.job()
-        waits = f" is in the queue as {job.words}" if job else ""
+        wait = found.waiting()
+        waits = f" is in the queue as {job.words}" if job else f" {wait.words}" if wait else ""
         click.echo(f"{found.id}: attempt {attempt}{waits}")
 
     if not watch:
         begin()
         return
-    from memconsole.cli.runs.train import Interrupts, follow
-
     with Interrupts() as interrupts:
         begin()
         ctx.exit(follow(found, interrupts))

@@ -72,6 +72,7 @@ def command(ctx: click.Context, as_json: bool, live: bool, tags: tuple[str, ...]
             click.echo(f"\n{run.id} {run.unsaved}")
     _echo_list("notes", [(run.id, " ".join(run.note.split())) for run in found if run.note])
     _echo_list("on a cluster", [(run.id, run.job) for run in found if run.job])
+    _echo_list("waiting", [(run.id, run.waits) for run in found if run.waits])
     _echo_list("damaged", [(run.id, run.damaged) for run in found if run.damaged])
     other = [(run.id, run.other_version) for run in found if run.other_version]
     _echo_list("of another version", other)

@@ -12,7 +12,7 @@ from types import FrameType
 
 import click
 
-from memconsole.announcing import launch_rows, numbered_words
+from memconsole.announcing import after_words, launch_rows, numbered_words
 from memconsole.calibration import calibrated_here
 from memconsole.cli import completing, output
 from memconsole.cli.exits import Exit
@@ -26,6 +26,7 @@ from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.plan import Plan, PlanError, quote, replace
 from memconsole.runs.act.control import request
 from memconsole.runs.read.follow import Follower
+from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.read.report.report import report
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.record.checkpoints import base
@@ -34,7 +35,7 @@ from memconsole.runs.record.directory import RunDirectory, find_run
 from memconsole.runs.record.names import check_name
 from memconsole.runs.record.redaction import REDACTED
 from memconsole.runs.record.states import LIVE, OUT_OF_MEMORY
-from memconsole.start import check_launch, start
+from memconsole.start import check_launch, devices_then, start
 from memconsole.units import format_bytes
 
 POLL_SECONDS = 0.5
@@ -59,6 +60,12 @@ POLL_SECONDS = 0.5
     type=click.Choice(("here", "slurm")),
     help="Where it trains: this machine, or a job of a Slurm cluster (see launch.… of --set).",
 )
+@click.option(
+    "--after",
+    metavar="RUN",
+    shell_complete=completing.run_names,
+    help="Start once RUN of this machine has ended, however it ends.",
+)
 @click.option("--force", is_flag=True, help="Launch even if the estimate does not fit.")
 @click.option(
     "--json",
@@ -76,6 +83,7 @@ def command(
     name: str | None,
     source: str | None,
     where: str | None,
+    after: str | None,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -89,16 +97,26 @@ def command(
     if where is not None:
         assignments = (*assignments, f"launch.on={where}")
     plan = build_plan(preset, plan_file, assignments, begun)
+    first = None if after is None else live_run(after)
     if detach:
-        devices = _tell(plan, name, force=force, quiet=True)
+        devices = _tell(plan, name, first, force=force, quiet=True)
         with Interrupts() as interrupts:
-            run = _launch(plan, name, devices)
+            run = _launch(plan, name, devices, first)
             with _naming(run):
                 click.echo(json_module.dumps({"id": run.id}) if as_json else run.id)
             if interrupts.count:
                 _ask_to_stop(run)
         return
-    ctx.exit(train_in_foreground(plan, name=name, json=as_json, force=force))
+    ctx.exit(train_in_foreground(plan, name=name, after=first, json=as_json, force=force))
+
+
+def live_run(reference: str) -> RunDirectory | None:
+    """The run that another one is to start after; None, with a word about it, if it has ended. Raises `RunError`."""
+    found = find_run(reference)
+    if liveness(found).live:
+        return found
+    click.echo(f"run {found.id} ({found.name}) has ended already: this one starts now", err=True)
+    return None
 
 
 def weights_of(named: str) -> Plan:
@@ -129,13 +147,14 @@ def train_in_foreground(
     plan: Plan,
     *,
     name: str | None,
+    after: RunDirectory | None = None,
     json: bool,
     force: bool = False,
 ) -> int:
     """Launch `plan`, print its progress and return the command's exit code."""
-    devices = _tell(plan, name, force=force, quiet=json)
+    devices = _tell(plan, name, after, force=force, quiet=json)
     with Interrupts() as interrupts:
-        run = _launch(plan, name, devices)
+        run = _launch(plan, name, devices, after)
         with _naming(run):
             click.echo(f"run {run.id}  {run.name}", err=json)
         return follow(run, interrupts, json=json)
@@ -162,10 +181,13 @@ class Interrupts:
         self.count += 1
 
 
-def _tell(plan: Plan, name: str | None, *, force: bool, quiet: bool) -> Devices:
-    """Print what the plan will do, on standard error if `quiet`. Returns the devices of this machine."""
+def _tell(
+    plan: Plan, name: str | None, after: RunDirectory | None, *, force: bool, quiet: bool
+) -> Devices | None:
+    """Print what the plan will do, on standard error if `quiet`. Returns the devices of this machine, as far as they
+    are known for the time when the run starts."""
     check_name((name or "").strip())
-    devices = read_devices(plan)
+    devices = devices_then(read_devices(plan), after)
     found = calibrated_here(plan, check_launch(plan, devices))
     table = found.table
     # The memory of this machine is not that of the cluster's node.
@@ -178,13 +200,18 @@ def _tell(plan: Plan, name: str | None, *, force: bool, quiet: bool) -> Devices:
             err=True,
         )
         raise SystemExit(Exit.DOES_NOT_FIT)
-    rows = [[f"  {label}", words] for label, words in launch_rows(plan, found)]
+    said = launch_rows(plan, found)
+    if after is not None:
+        said = (("start", after_words(after)), *said)
+    rows = [[f"  {label}", words] for label, words in said]
     click.echo("\n".join(columns(rows, left=(0, 1))), err=quiet)
     return devices
 
 
-def _launch(plan: Plan, name: str | None, devices: Devices) -> RunDirectory:
-    run = start(plan, name, devices)
+def _launch(
+    plan: Plan, name: str | None, devices: Devices | None, after: RunDirectory | None
+) -> RunDirectory:
+    run = start(plan, name, devices, after=after)
     if REDACTED in run.name:
         click.echo(f"the name looks like a token or a password: kept as {run.name}", err=True)
     if words := numbered_words(run, name):

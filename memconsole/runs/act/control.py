@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from memconsole.runs.act import launch, slurm
+from memconsole.runs.act import launch, slurm, waiting
 from memconsole.runs.act.family import wake
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record import requests
@@ -31,7 +31,7 @@ def request(run: RunDirectory, order: Order, who: str, steps: int = 0) -> str:
     """Send an order to the supervisor of a run, and start one if it has none. Returns the request's id.
 
     - stop: the trainer finishes its step, saves and stops. Past a deadline, which a second request shortens, it is
-      killed. A job that waits in the queue is cancelled, and the id is empty.
+      killed. A job that waits in the queue, and a run that waits for another one, is cancelled, and the id is empty.
     - kill: the trainer and its remaining children end at once; work since the last checkpoint is lost.
     - pause: the trainer waits between two steps and keeps its memory.
     - continue: a paused trainer goes on.
@@ -45,6 +45,11 @@ def request(run: RunDirectory, order: Order, who: str, steps: int = 0) -> str:
     if job is not None and now.state == "queued" and order in ("stop", "kill"):
         slurm.cancel(run, job, clean_line(who, 200))
         return ""
+    wait = run.waiting()
+    if wait is not None and now.state == "queued" and order in ("stop", "kill"):
+        if waiting.cancel(run, wait, clean_line(who, 200)):
+            return ""
+        now = liveness(run)
     if now.attempt is None or not (now.live or (now.state == "orphaned" and order == "kill")):
         hint = "; only a kill ends its children" if now.state == "orphaned" else ""
         raise RunError(f"run {run.id} is not running: it is {now.state}{hint}")

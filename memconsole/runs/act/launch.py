@@ -17,7 +17,7 @@ from memconsole.plan import plan_file
 from memconsole.plan.machine.packages import check_packages
 from memconsole.plan.machine.trackers import check_trackers
 from memconsole.plan.plan import Plan, PlanError, quote
-from memconsole.runs.act import restart, slurm
+from memconsole.runs.act import restart, slurm, waiting
 from memconsole.runs.act.environment import trainer_environment
 from memconsole.runs.act.family import wake
 from memconsole.runs.act.reserves import free_reserves
@@ -43,14 +43,16 @@ def launch(
     name: str | None = None,
     estimate: bytes | None = None,
     by_recipe: Iterable[str] = (),
+    after: RunDirectory | None = None,
 ) -> RunDirectory:
     """Create a run and start it. Returns once its supervisor and its trainer are started, or its job
-    is submitted.
+    is submitted. Its trainer starts once the run `after` has ended, if that is live.
 
     `by_recipe` are the settings of the plan that the recipe chose. `estimate` is the memory estimate as JSON.
     It is stored as estimate.json for the run's receipt. Raises `RunError` if the run cannot be started, and
     `PlanError` for a job that cannot be described.
     """
+    _check_after(plan, after)
     _check_cache(plan)
     environment = recorded_environment(trainer_environment(plan, os.environ))
     free_reserves()
@@ -60,6 +62,8 @@ def launch(
         if estimate is not None:
             _write_estimate(run, estimate)
         _keep_source(run, plan)
+        if after is not None:
+            waiting.wait_for(run, after)
         if plan.launch.on == "slurm":
             slurm.submit(run, plan)
         else:
@@ -70,6 +74,15 @@ def launch(
         raise
     start_trackers(run)
     return run
+
+
+def _check_after(plan: Plan, after: RunDirectory | None) -> None:
+    """Raise `RunError` for a Slurm job that is to start after a run."""
+    if after is not None and plan.launch.on == "slurm":
+        raise RunError(
+            "--after is for runs of this machine; for a job set launch.options = "
+            '"--dependency=afterany:JOB", with the number of the job that goes first'
+        )
 
 
 def _check_cache(plan: Plan) -> None:
@@ -119,8 +132,10 @@ def resume(
     changed_data: bool = False,
     from_scratch: bool = False,
     changed: Plan | None = None,
+    after: RunDirectory | None = None,
 ) -> int:
-    """Start the next attempt of a run that has ended, or submit it. Returns its number.
+    """Start the next attempt of a run that has ended, or submit it; or have it start once the run `after` has ended.
+    Returns its number.
 
     With `changed_data` the user agrees to continue although the data have changed; with
     `from_scratch`, to begin again if no intact checkpoint is left. A `changed` plan differs in
@@ -132,13 +147,17 @@ def resume(
     """
     wake(run)
     with restart.alone(run):
-        number = _resumed(run, changed_data, from_scratch, changed)
+        number = _resumed(run, changed_data, from_scratch, changed, after)
     start_trackers(run)
     return number
 
 
 def _resumed(
-    run: RunDirectory, changed_data: bool, from_scratch: bool, changed: Plan | None
+    run: RunDirectory,
+    changed_data: bool,
+    from_scratch: bool,
+    changed: Plan | None,
+    after: RunDirectory | None,
 ) -> int:
     """`resume`, while nobody else resumes the run."""
     now = settled(run)
@@ -162,6 +181,7 @@ def _resumed(
         )
     plan = changed or run.read_plan()
     check_packages(plan)
+    _check_after(plan, after)
     _check_cache(plan)
     check_trackers(plan)
     restart.check_room(run)
@@ -178,6 +198,10 @@ def _resumed(
             raise WriteError(
                 f"run {run.id}: {run.control_path} cannot be written: {error.strerror}"
             ) from None
+    if after is None:
+        waiting.stop_waiting(run)
+    else:
+        waiting.wait_for(run, after)
     if plan.launch.on == "slurm":
         number = slurm.submit(run, plan).attempts_before + 1
     else:

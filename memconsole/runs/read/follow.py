@@ -102,6 +102,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Records of the event log that could not be read or are not there."""
     job: str = ""
     """Its Slurm job and where it runs or why it waits, while it lives; "" for a run of this machine."""
+    waits: str = ""
+    """Which run of this machine it starts after, in words; "" if it waits for none."""
     damaged: str = ""
     """Which of the run's files cannot be read, and why; the other figures may be wrong then."""
     other_version: str = ""
@@ -201,6 +203,7 @@ class Follower:
             log_tail=self._log.poll() if self._log else (),
             unsaved=clean_line(unsaved, 500),
             job=clean_line(life.job, 300),
+            waits=clean_line(life.waits, 300),
             stop_requested_by=self._stop_requested_by(life),
             pause_requested=life.live and pause_asked(self.run),
             missing_records=self._history.missing,
@@ -256,6 +259,7 @@ class Follower:
             resumable=may_resume(life.state, refused),
             missing_records=self._history.missing,
             job=clean_line(life.job, 300),
+            waits=clean_line(life.waits, 300),
             damaged="; ".join(self._problems),
             other_version=self._other_version,
         )

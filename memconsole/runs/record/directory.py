@@ -22,7 +22,14 @@ from memconsole.private_files import private_folder
 from memconsole.runs.record import files
 from memconsole.runs.record.labels import NAME_CHARACTERS, read_labels, shown_name
 from memconsole.runs.record.processes.identity import host_name
-from memconsole.runs.record.records import EXIT, AttemptRecord, ExitRecord, JobRecord, RunRecord
+from memconsole.runs.record.records import (
+    EXIT,
+    AttemptRecord,
+    ExitRecord,
+    JobRecord,
+    RunRecord,
+    WaitRecord,
+)
 from memconsole.sanitize import clean_line, utf8
 from memconsole.user_folders import NoHomeError, user_folder
 
@@ -103,6 +110,10 @@ class RunDirectory:
         return self.path / "job.json"
 
     @property
+    def waiting_path(self) -> Path:
+        return self.path / "waiting.json"
+
+    @property
     def job_log(self) -> Path:
         """The output of a Slurm job apart from that of its trainer, as Slurm writes it."""
         return self.path / "job.log"
@@ -180,6 +191,13 @@ class RunDirectory:
     def job(self) -> JobRecord | None:
         """The Slurm job that trains the run; None if this machine trains it."""
         return files.read_struct(self.job_path, JobRecord)
+
+    def waiting(self) -> WaitRecord | None:
+        """What the run waits for before its next attempt; None once that attempt has begun, or if it waits for nothing."""
+        found = files.read_struct(self.waiting_path, WaitRecord)
+        if found is None or (self.newest_attempt() or 0) > found.attempts_before:
+            return None
+        return found
 
     def attempt_record(self, number: int) -> AttemptRecord | None:
         return files.read_struct(self.attempt_path(number) / "attempt.json", AttemptRecord)

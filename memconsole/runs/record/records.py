@@ -58,6 +58,25 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         return f"Slurm job {self.id}"
 
 
+class WaitRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`waiting.json`: a run that is to end before this one makes its next attempt."""
+
+    after: str
+    """Its id."""
+    name: str
+    attempts_before: int
+    """The newest attempt when the wait began."""
+    since_wall: float
+    cancelled_by: str = ""
+    """Who ended the wait before the run's turn came."""
+    trouble: str = ""
+    """Why no attempt could be started when its turn had come."""
+
+    @property
+    def words(self) -> str:
+        return f"starts after run {self.after} ({self.name})"
+
+
 class JobPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Part of `attempt.json`: the job that an attempt runs in."""
 

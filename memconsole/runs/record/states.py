@@ -21,7 +21,7 @@ State = Literal[
 ]
 """What the less obvious states mean.
 
-- queued: its job waits in the queue of a cluster.
+- queued: its job waits in the queue of a cluster, or it starts after another run.
 - starting: there is no trainer yet.
 - unsupervised: the trainer lives but its supervisor does not, or is suspended.
 - suspended: SIGSTOP or Ctrl-Z holds the trainer; SIGCONT, or a request to stop, lets it go on.

@@ -30,6 +30,7 @@ from memconsole.tui.views.run_view import Pane, RunView
 if TYPE_CHECKING:
     from memconsole.memory.tracers.exact_book import ExactBook
     from memconsole.runs.read.shown.snapshot import RunSnapshot
+    from memconsole.runs.record.directory import RunDirectory
     from memconsole.runs.record.requests import Order
 
 
@@ -172,18 +173,22 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
     # Acting on runs
 
     @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
-    def launch(self, plan: Plan, name: str | None = None) -> None:
-        """Check, price and start `plan` as a new run."""
+    def launch(
+        self, plan: Plan, name: str | None = None, after: RunDirectory | None = None
+    ) -> None:
+        """Check, price and start `plan` as a new run, or have it start once the run `after` has ended."""
         from memconsole.announcing import numbered_words
         from memconsole.runs.record.directory import RunError
-        from memconsole.start import start
+        from memconsole.start import devices_then, start
 
+        lookup = self.book.lookup if self.book else None
         try:
-            run = start(plan, name, self.devices, self.book.lookup if self.book else None)
+            run = start(plan, name, devices_then(self.devices, after), lookup, after)
         except (PlanError, RunError, OSError) as error:
             self.post_message(ActionFailed(f"not launched: {error}"))
             return
-        self.post_message(Launched(run.id, numbered_words(run, name) or "launched"))
+        how = "launched" if after is None else "waits"
+        self.post_message(Launched(run.id, numbered_words(run, name) or how))
 
     @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
     def resume(self, run_id: str) -> None:

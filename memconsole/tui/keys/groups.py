@@ -14,6 +14,7 @@ TITLES = {
     "devices": "devices",
     "pick": "choosing",
     "prompt": "typing",
+    "launch": "launching a run",
     "confirm": "before it cannot be undone",
     "help": "help",
     "command": "command line",

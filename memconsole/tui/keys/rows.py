@@ -28,9 +28,9 @@ EXCLUDING = (frozenset({"going", "paused"}), frozenset({"out_of_memory", "sympto
 """Conditions that never hold together, so their rows may share a key."""
 
 MAIN = ("plan", "run", "runs", "devices")
-MODAL = ("pick", "prompt", "confirm", "help", "command", "compare", "plans")
+MODAL = ("pick", "prompt", "launch", "confirm", "help", "command", "compare", "plans")
 ALL_SCREENS = (*MAIN, *MODAL)
-TYPING = ("pick", "prompt")
+TYPING = ("pick", "prompt", "launch")
 """Screens with a text input. Keys that type or edit text do nothing else there."""
 SCROLLED = ("plan", "runs", "devices", "pick", "help", "command", "run", "compare", "plans")
 ENDED = tuple(screen for screen in SCROLLED if screen not in TYPING)
@@ -226,9 +226,11 @@ KEYS: tuple[Key, ...] = (
         screens=(*MAIN, "compare", "plans"), help="This list of keys.", footer=True),
     # Modal screens
     Key(id="accept", keys="enter", action="accept", label="accept",
-        screens=("pick", "prompt", "plans"), help="Take it.", footer=True),
+        screens=("pick", "prompt", "launch", "plans"), help="Take it.", footer=True),
     Key(id="complete", keys="tab", action="complete", label="complete the path",
         screens=("pick", "prompt"), help="Complete the path that is being typed.", when="paths", footer=True),
+    Key(id="later", keys="tab", action="later", label="start later",
+        screens=("launch",), help="Start the run now, or after a run that is live has ended.", when="others run", footer=True),
     Key(id="stop-now", keys="s", action="choose('stop')", label="",
         screens=("confirm",), help="Save a checkpoint and stop.", when="stop"),
     Key(id="kill-now", keys="k", action="choose('kill')", label="",

@@ -31,10 +31,10 @@ def epoch_lines(view: RunView, width: int, height: int) -> list[Line]:
     )
     epochs = run.epochs
     if not epochs:
-        running = (
-            f" epoch {run.facts.epoch or 1} is running" if view.live else " no epoch was finished"
-        )
-        return [*lines, [Span(running, "dim")]][:height]
+        words = f"epoch {run.facts.epoch or 1} is running" if view.live else "no epoch was finished"
+        if run.state == "queued":
+            words = "no epoch has begun"
+        return [*lines, [Span(f" {words}", "dim")]][:height]
     room = max(1, height - 2 - (1 if len(epochs) > 1 else 0))
     for epoch in epochs[-room:]:
         lines.append(

@@ -72,7 +72,7 @@ def progress_line(view: RunView, run: RunSnapshot, width: int) -> Line:
         return [Span(fit(f" ✗ {view.problem}", width), "bad")]
     facts = run.facts
     if run.state == "queued":
-        return [Span(fit(f" {run.job}", width), "accent")]
+        return [Span(fit(f" {run.waits or run.job}", width), "accent")]
     if run.unsaved:
         return [Span(fit(f" ▲ {run.unsaved}", width), "bad")]
     if run.stalled_seconds is not None:

@@ -72,7 +72,10 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
                 found.add("failed")
         if view.live:
             found.add("live")
-        found |= {"paused" if view.paused else "going"} if view.live else set()
+            if view.paused:
+                found.add("paused")
+            elif view.snapshot is not None and view.snapshot.state != "queued":
+                found.add("going")
         if view.resumable:
             found.add("resumable")
         if view.out_of_memory:

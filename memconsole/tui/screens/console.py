@@ -13,6 +13,7 @@ from memconsole.tui.views.run_view import RunView
 
 if TYPE_CHECKING:
     from memconsole.memory.tracers.exact_book import ExactBook
+    from memconsole.runs.record.directory import RunDirectory
     from memconsole.runs.record.requests import Order
 
 
@@ -46,7 +47,9 @@ class Console(Protocol):
     def forget_run(self, run_id: str) -> None:
         """Clear the watched run, if it is this one; its files were deleted."""
 
-    def launch(self, plan: Plan, name: str | None = None) -> Worker[None]:
+    def launch(
+        self, plan: Plan, name: str | None = None, after: RunDirectory | None = None
+    ) -> Worker[None]:
         """Start `plan` as a new run."""
 
     def resume(self, run_id: str) -> Worker[None]:

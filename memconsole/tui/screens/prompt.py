@@ -111,7 +111,11 @@ class PromptScreen(ConsoleModal, inherit_bindings=False):
         if self._problem:
             self.redraw()
         else:
-            self.dismiss(word)
+            self.dismiss(self.answer(word))
+
+    def answer(self, word: str) -> object:
+        """What the screen closes with once `word` is accepted."""
+        return word
 
     def draw_body(self) -> None:
         width = max(20, self.size.width - 4)

@@ -30,6 +30,7 @@ CLASSES = {
     "devices": "screens.devices.DevicesScreen",
     "pick": "screens.pick.PickScreen",
     "prompt": "screens.prompt.PromptScreen",
+    "launch": "plan.dialogs.launching.LaunchScreen",
     "confirm": "screens.confirm.ConfirmScreen",
     "help": "screens.help.HelpScreen",
     "command": "screens.command.CommandScreen",

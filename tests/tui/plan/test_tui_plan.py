@@ -13,7 +13,8 @@ from memconsole.plan import plan as plans
 from memconsole.plan.paths import load
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS, press
-from memconsole.runs.record.directory import create_run
+from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.processes import locks
 from memconsole.tui.app.messages import Launched
 from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.screens.base import HELD_SECONDS
@@ -141,7 +142,7 @@ async def test_launching_asks_for_a_name_and_says_what_will_run(make_console: Ma
     plan = plans.apply_settings(Plan(), ["device.name=cpu", "train.max_steps=120"])
     app = make_console(plan)
     launched: list[tuple[Plan, str]] = []
-    app.launch = lambda plan, name: launched.append((plan, name))  # type: ignore[assignment, method-assign]
+    app.launch = lambda plan, name, after: launched.append((plan, name))  # type: ignore[assignment, method-assign]
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         await pilot.press("l")
@@ -160,13 +161,40 @@ async def test_launching_asks_for_a_name_and_says_what_will_run(make_console: Ma
         assert launched == [(plan, "low rate")]
 
 
+async def test_a_launch_can_wait_for_a_live_run(make_console: Make) -> None:
+    plan = plans.replace(Plan(), {"device.name": "cpu"})
+    other = create_run(plan, "the other")
+    lock = locks.take(other.supervisor_lock)  # as a supervisor does: the run is starting
+    app = make_console(plan)
+    launched: list[RunDirectory | None] = []
+    app.launch = lambda plan, name, after: launched.append(after)  # type: ignore[assignment, method-assign]
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        for presses in range(3):
+            await pilot.press("l")
+            await settle(pilot)
+            assert "start    now" in screen_text(app)
+            assert "tab start later" in screen_text(app)
+            for _ in range(presses):
+                await pilot.press("tab")
+                await settle(pilot)
+            text = screen_text(app)
+            assert (f"start    after run {other.id} (the other) has ended" in text) == (
+                presses == 1
+            )
+            await pilot.press("enter")
+            await settle(pilot)
+    lock.release()
+    assert launched == [None, other, None]
+
+
 async def test_a_plan_that_does_not_fit_says_by_how_much_and_launching_asks_again(
     make_console: Make,
 ) -> None:
     plan = plans.replace(BIG, {"device.name": "cpu"})
     app = make_console(plan)
     launched: list[Plan] = []
-    app.launch = lambda plan, name: launched.append(plan)  # type: ignore[assignment, method-assign]
+    app.launch = lambda plan, name, after: launched.append(plan)  # type: ignore[assignment, method-assign]
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         text = screen_text(app)

@@ -100,7 +100,7 @@ def test_a_detached_run_is_told_as_json_if_asked(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     made = create_run(Plan())
-    monkeypatch.setattr(train, "start", lambda *ignored: made)
+    monkeypatch.setattr(train, "start", lambda *ignored, **named: made)
     small = ("--set", "device.name=cpu", "--set", "model.target_params=100000")
     assert run("train", "--detach", *small).stdout == f"{made.id}\n"
     assert json.loads(run("train", "--detach", "--json", *small).stdout) == {"id": made.id}
@@ -136,7 +136,7 @@ def test_bad_plans_are_one_clear_line(arguments: list[str], needles: list[str]) 
 def test_readonly_starts_and_changes_no_run(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train, "start", lambda *ignored: pytest.fail("a run was launched"))
+    monkeypatch.setattr(train, "start", lambda *ignored, **named: pytest.fail("a run was launched"))
     result = run("--readonly", *arguments)
     assert result.exit_code == 2
     assert "--readonly" in result.output

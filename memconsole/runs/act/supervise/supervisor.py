@@ -20,6 +20,7 @@ import msgspec
 from memconsole.runs.act.supervise import daemon
 from memconsole.runs.act.supervise.spawn import TrainerCommand, trainer_command
 from memconsole.runs.act.supervise.supervision import Supervisor, say
+from memconsole.runs.act.waiting import record_trouble, turn_comes
 from memconsole.runs.read.life.liveness import settled
 from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.processes import locks
@@ -46,15 +47,38 @@ def main(arguments: Sequence[str] | None = None, command: TrainerCommand = train
     supervisor = None
     try:
         supervisor = _only_one(run)
-        attempt = supervisor.adopt() if options.mode == "adopt" else supervisor.start(command)
+        waiting = run.waiting() if options.mode == "start" else None
+        if waiting is not None:
+            attempt = waiting.attempts_before + 1
+        else:
+            attempt = supervisor.adopt() if options.mode == "adopt" else supervisor.start(command)
     except (RunError, locks.LockHeld, OSError, ValueError) as error:
         words = _words(run, error)
         say(words)
         _tell(options.ready_fd, StartRecord(error=words))
         return 1
     _tell(options.ready_fd, StartRecord(attempt=attempt))
+    if waiting is not None and not _starts_in_turn(supervisor, command):
+        supervisor.close()
+        return 1
     see_through(supervisor, command).close()
     return 0
+
+
+def _starts_in_turn(supervisor: Supervisor, command: TrainerCommand) -> bool:
+    """Start the attempt once the run before it has ended. False if the wait was cancelled, or it cannot be started."""
+    run = supervisor.run
+    if not turn_comes(run):
+        return False
+    try:
+        supervisor.start(command)
+    except (RunError, OSError, ValueError) as error:
+        words = _words(run, error)
+        say(words)
+        with contextlib.suppress(RunError):
+            record_trouble(run, words)
+        return False
+    return True
 
 
 def _only_one(run: RunDirectory) -> Supervisor:

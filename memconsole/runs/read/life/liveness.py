@@ -12,7 +12,7 @@ from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.failures import failed_process
 from memconsole.runs.record.processes import identity, locks
-from memconsole.runs.record.records import EXIT, FINAL, Identity, JobRecord
+from memconsole.runs.record.records import EXIT, FINAL, Identity, JobRecord, WaitRecord
 from memconsole.runs.record.states import LIVE, State, Verdict
 
 SUBMITTED_SECONDS = 15.0
@@ -36,6 +36,8 @@ class Liveness:
     """Whether it is alive on another machine, so that its processes and clock cannot be seen here."""
     job: str = ""
     """The state of its Slurm job in words, while it lives; "" for a run of this machine."""
+    waits: str = ""
+    """Which run of this machine it starts after, in words; "" if it waits for none."""
 
     @property
     def live(self) -> bool:
@@ -49,7 +51,26 @@ def liveness(run: RunDirectory) -> Liveness:
     Slurm only about a job whose end or life the run's own files do not show.
     """
     job, here = run.job(), _here(run)
-    return here if job is None else _of_job(run, job, here)
+    if job is not None:
+        return _of_job(run, job, here)
+    wait = run.waiting()
+    return here if wait is None else _of_wait(wait, here)
+
+
+def _of_wait(wait: WaitRecord, here: Liveness) -> Liveness:
+    """The state of a run that starts, or was to start, after another run. `here` is what files and locks show."""
+    attempt, supervisor = here.attempt, here.supervisor_pid
+    if wait.cancelled_by:
+        words = f"cancelled by {wait.cancelled_by} before it began"
+        why = Verdict(reason="stopped", evidence=words, resumable=True)
+    elif wait.trouble:
+        why = Verdict(reason="crashed", evidence=wait.trouble, resumable=True)
+    elif supervisor is None:
+        words = f"nothing waits any more until run {wait.after} ({wait.name}) has ended"
+        why = Verdict(reason="unknown", evidence=words, resumable=True)
+    else:
+        return Liveness("queued", attempt, supervisor_pid=supervisor, waits=wait.words)
+    return replace(_ended(attempt, why), supervisor_pid=supervisor)
 
 
 def _of_job(run: RunDirectory, job: JobRecord, here: Liveness) -> Liveness:

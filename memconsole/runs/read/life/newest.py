@@ -8,8 +8,15 @@ from memconsole.runs.record.requests import pause_asked
 
 
 def newest_live() -> RunDirectory | None:
-    """The newest run that is live; None if none is. Raises `RunError`."""
-    return next((run for run in list_runs() if liveness(run).live), None)
+    """The newest run that is live, a queued one only if all of them are queued; None if none is live. Raises `RunError`."""
+    queued = None
+    for run in list_runs():
+        now = liveness(run)
+        if now.live and now.state != "queued":
+            return run
+        if now.live:
+            queued = queued or run
+    return queued
 
 
 def find_live(reference: str | None) -> RunDirectory:

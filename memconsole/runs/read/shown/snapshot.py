@@ -96,6 +96,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What it cannot save and keeps in memory, because its disk is full or fails; usually empty."""
     job: str = ""
     """Its Slurm job and where it runs or why it waits, while it lives; "" for a run of this machine."""
+    waits: str = ""
+    """Which run of this machine it starts after, in words; "" if it waits for none."""
     stop_requested_by: str | None = None
     pause_requested: bool = False
     """A pause was requested; the run is paused once `phase` is paused."""

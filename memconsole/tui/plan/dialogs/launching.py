@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from memconsole.announcing import default_name, free_name, launch_rows
+from memconsole.announcing import after_words, default_name, free_name, launch_rows
 from memconsole.devices.reading import Devices
 from memconsole.memory.table import Estimate
 from memconsole.memory.verdict import Verdict
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.runs.record.directory import RunError
+from memconsole.runs.read.life.liveness import liveness
+from memconsole.runs.record.directory import RunDirectory, RunError, list_runs
 from memconsole.runs.record.names import check_name
 from memconsole.tui.draw.ink import Line, Span, left, wrap
 from memconsole.tui.draw.words import VERDICTS
+from memconsole.tui.keys.rows import bindings
 from memconsole.tui.plan.pricing import calibrated
 from memconsole.tui.screens.base import ConsoleScreen
 from memconsole.tui.screens.prompt import PromptScreen
@@ -25,11 +27,44 @@ if TYPE_CHECKING:
 _HEAD = 9
 
 
+class Start(NamedTuple):
+    """When a run starts, and what is estimated for it then."""
+
+    after: RunDirectory | None
+    """The run that is to end first; None: it starts now."""
+    found: Estimate
+
+    @property
+    def words(self) -> str:
+        return "now" if self.after is None else after_words(self.after)
+
+
+class Launch(NamedTuple):
+    """The answer of the dialog."""
+
+    name: str
+    after: RunDirectory | None
+
+
 def launchable(plan: Plan, devices: Devices | None, lookup: Lookup | None) -> Estimate:
     """The estimate of a plan that can be launched, as the plan screen shows it. Raises `PlanError`."""
     from memconsole.start import check_launch
 
     return calibrated(plan, check_launch(plan, devices, lookup))
+
+
+def starts(plan: Plan, devices: Devices | None, lookup: Lookup | None) -> tuple[Start, ...]:
+    """When the plan can start: now, or after each live run of this machine, the newest first. Raises `PlanError`."""
+    from memconsole.start import devices_then
+
+    now = Start(None, launchable(plan, devices, lookup))
+    if plan.launch.on != "here":
+        return (now,)
+    live = [run for run in list_runs() if run.job() is None and liveness(run).live]
+    if not live:
+        return (now,)
+    later = launchable(plan, devices_then(devices, live[0]), lookup)
+    return (now, *(Start(run, later) for run in live))
 
 
 async def ask_and_launch(
@@ -41,30 +76,51 @@ async def ask_and_launch(
 ) -> None:
     """Ask on top of the screen `on` for the name of a new run, show what it will do, and launch it."""
     try:
-        found = await asyncio.to_thread(launchable, plan, devices, lookup)
+        found = await asyncio.to_thread(starts, plan, devices, lookup)
         screen = LaunchScreen(plan, found, name)
-    except PlanError as error:
+    except (PlanError, RunError) as error:
         on.notice(f"not launched: {error}", "bad")
         return
 
     def answered(value: object) -> None:
-        if isinstance(value, str):
+        if isinstance(value, Launch):
             on.notice("launching …")
-            on.console.launch(plan, value)
+            on.console.launch(plan, *value)
 
     on.app.push_screen(screen, answered)
 
 
-class LaunchScreen(PromptScreen):
-    """Closes with the name, or with None. A plan that is tight or does not fit is refused once."""
+class LaunchScreen(PromptScreen, inherit_bindings=False):
+    """Closes with a `Launch`, or with None. A plan that is tight or does not fit is refused once."""
 
-    def __init__(self, plan: Plan, found: Estimate, name: str = "") -> None:
-        """Proposes `name`; if it is empty, a name made from what is trained."""
+    SCREEN = "launch"
+    BINDINGS = bindings("launch")
+
+    def __init__(self, plan: Plan, starts: tuple[Start, ...], name: str = "") -> None:
+        """Proposes `name`; if it is empty, a name made from what is trained. The first of `starts` is chosen."""
         proposed = free_name(name) if name else default_name(plan)
         super().__init__("launch: name of the run", proposed, "", self._refused)
-        self._rows = launch_rows(plan, found)
-        self._verdict = found.table.verdict
+        self._plan, self._starts, self._chosen = plan, starts, 0
         self._warned = False
+
+    @property
+    def _start(self) -> Start:
+        return self._starts[self._chosen]
+
+    @property
+    def _verdict(self) -> Verdict:
+        return self._start.found.table.verdict
+
+    def conditions(self) -> set[str]:
+        return super().conditions() | ({"others run"} if len(self._starts) > 1 else set())
+
+    def action_later(self) -> None:
+        self._chosen = (self._chosen + 1) % len(self._starts)
+        self._warned, self._problem = False, ""
+        self.redraw()
+
+    def answer(self, word: str) -> Launch:
+        return Launch(word, self._start.after)
 
     def _refused(self, word: str) -> str | None:
         try:
@@ -84,7 +140,10 @@ class LaunchScreen(PromptScreen):
     def draw_body(self) -> None:
         width = max(20, self.size.width - 4)
         lines: list[Line] = []
-        for name, words in self._rows:
+        rows = launch_rows(self._plan, self._start.found)
+        if len(self._starts) > 1:
+            rows = (("start", self._start.words), *rows)
+        for name, words in rows:
             unsure = name == "memory" and self._verdict is not Verdict.FITS
             role = VERDICTS[self._verdict][1] if unsure else ""
             for n, text in enumerate(wrap(words, width - _HEAD, 3)):
