@@ -15,7 +15,7 @@ from memconsole.runs.read.state.facts import RunFacts
 from memconsole.runs.read.state.figures import best_evaluation, figures
 from memconsole.runs.read.state.ranks import highest
 from memconsole.runs.read.state.stages import stage_words
-from memconsole.runs.record.states import WAIT_DISK
+from memconsole.runs.record.states import LIVE, WAIT_DISK
 from memconsole.units import (
     format_bytes,
     format_count,
@@ -68,7 +68,8 @@ class ProgressLines:
             yield f"{format_count(facts.parameters)} parameters, {format_count(trainable)} trainable"
             if facts.weights:
                 yield facts.weights
-        if facts.phase != self._phase:
+        begun = facts.started is not None or run.state in LIVE
+        if facts.phase != self._phase and begun:
             self._phase = facts.phase
             if facts.phase not in _STEADY:
                 yield stage_words(facts.phase, facts.phase_detail, run.plan)

@@ -267,8 +267,9 @@ def _naming(run: RunDirectory) -> Iterator[None]:
 
 
 def _ask_to_stop(run: RunDirectory) -> None:
-    request(run, "stop", "memconsole train (Ctrl-C)")
-    click.echo("stopping: finishing the step, then a checkpoint", err=True)
+    begun = request(run, "stop", "memconsole train (Ctrl-C)")
+    words = "stopping: finishing the step, then a checkpoint" if begun else "cancelled"
+    click.echo(words, err=True)
 
 
 def exit_code(snapshot: RunSnapshot) -> int:
