@@ -72,7 +72,7 @@ def test_an_interrupt_during_a_launch_asks_the_run_to_stop(
         signal.raise_signal(signal.SIGINT)
         return hear(reader)
 
-    def started(*ignored: object) -> RunDirectory:
+    def started(*ignored: object, **named: object) -> RunDirectory:
         story.start()
         return story.run
 
