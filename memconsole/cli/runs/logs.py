@@ -35,7 +35,8 @@ def command(run: str, watch: bool, attempt: int | None, raw: bool) -> None:
     found = find_run(run)
     number = found.newest_attempt() if attempt is None else attempt
     if number is None:
-        raise RunError(f"{found.id} has no attempt yet")
+        wait = found.waiting()
+        raise RunError(f"{found.id} has no attempt yet{f': it {wait.words}' if wait else ''}")
     log = found.attempt_path(number) / OUTPUT
     try:
         with open_regular(log) as source:

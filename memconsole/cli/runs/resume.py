@@ -65,11 +65,12 @@ def command(
     from memconsole.cli.runs.train import Interrupts, follow, live_run
 
     found = find_paused(run)
-    first = None if after is None else live_run(after)
+    first = None if after is None else live_run(after, found.read_plan(), found)
 
     def begin() -> None:
         changed = _changed(found, assignments, from_scratch=from_scratch)
-        if liveness(found).live and pause_asked(found):
+        now = liveness(found)
+        if now.live and now.state != "queued" and pause_asked(found):
             if changed is not None:
                 raise RunError(
                     f"run {found.id} is paused; settings can change only after memconsole stop {found.id}"

@@ -39,7 +39,7 @@ def command(run: str | None, yes: bool, kill: bool, wait: bool) -> None:
             f"{verb} {found.id} ({before.name}) at step {before.step:,}?{unsaved}", abort=True
         )
     who = f"{user_name()} (memconsole stop)"
-    request(found, "kill" if kill else "stop", who)
+    asked = request(found, "kill" if kill else "stop", who)
     told = kill
     while wait:
         now = follower.status()
@@ -55,4 +55,4 @@ def command(run: str | None, yes: bool, kill: bool, wait: bool) -> None:
             )
         attend(found)
         time.sleep(POLL_SECONDS)
-    click.echo(f"{found.id}: asked to stop")
+    click.echo(f"{found.id}: {'asked to stop' if asked else 'cancelled'}")

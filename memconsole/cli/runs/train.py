@@ -25,8 +25,8 @@ from memconsole.devices.reading import Devices
 from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.plan import Plan, PlanError, quote, replace
 from memconsole.runs.act.control import request
+from memconsole.runs.act.waiting import check_after, is_going
 from memconsole.runs.read.follow import Follower
-from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.read.report.report import report
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.record.checkpoints import base
@@ -97,7 +97,7 @@ def command(
     if where is not None:
         assignments = (*assignments, f"launch.on={where}")
     plan = build_plan(preset, plan_file, assignments, begun)
-    first = None if after is None else live_run(after)
+    first = None if after is None else live_run(after, plan)
     if detach:
         devices = _tell(plan, name, first, force=force, quiet=True)
         with Interrupts() as interrupts:
@@ -110,10 +110,12 @@ def command(
     ctx.exit(train_in_foreground(plan, name=name, after=first, json=as_json, force=force))
 
 
-def live_run(reference: str) -> RunDirectory | None:
-    """The run that another one is to start after; None, with a word about it, if it has ended. Raises `RunError`."""
+def live_run(reference: str, plan: Plan, run: RunDirectory | None = None) -> RunDirectory | None:
+    """The run that `plan`, the plan of `run` or of a new run, is to start after; None, with a word about it, if it has
+    ended. Raises `RunError`."""
     found = find_run(reference)
-    if liveness(found).live:
+    check_after(plan, found, run)
+    if is_going(found):
         return found
     click.echo(f"run {found.id} ({found.name}) has ended already: this one starts now", err=True)
     return None

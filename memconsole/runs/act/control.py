@@ -41,13 +41,10 @@ def request(run: RunDirectory, order: Order, who: str, steps: int = 0) -> str:
     """
     wake(run)
     now = liveness(run)
-    job = run.job()
-    if job is not None and now.state == "queued" and order in ("stop", "kill"):
-        slurm.cancel(run, job, clean_line(who, 200))
-        return ""
-    wait = run.waiting()
-    if wait is not None and now.state == "queued" and order in ("stop", "kill"):
-        if waiting.cancel(run, wait, clean_line(who, 200)):
+    if now.state == "queued" and order not in ("stop", "kill"):
+        raise RunError(f"run {run.id} is not running: it is queued")
+    if now.state == "queued":
+        if _cancel(run, clean_line(who, 200)):
             return ""
         now = liveness(run)
     if now.attempt is None or not (now.live or (now.state == "orphaned" and order == "kill")):
@@ -68,6 +65,15 @@ def request(run: RunDirectory, order: Order, who: str, steps: int = 0) -> str:
     if now.supervisor_pid is None:
         launch.adopt(run)
     return made.id
+
+
+def _cancel(run: RunDirectory, who: str) -> bool:
+    """Take a run out of its queue. False if it has begun meanwhile. Raises `RunError`."""
+    job, wait = run.job(), run.waiting()
+    if job is not None:
+        slurm.cancel(run, job, who)
+        return True
+    return wait is not None and waiting.cancel(run, wait, who)
 
 
 def wait_answer(run: RunDirectory, request_id: str) -> Reply | None:

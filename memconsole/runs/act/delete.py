@@ -53,8 +53,10 @@ def check_deletable(run: RunDirectory, begun: Begun) -> None:
     if locks.holder(run.resume_lock) is not None:
         raise RunError(f"run {run.id} is starting; stop it first")
     for other in begun.of(run):
-        if liveness(other).live:
-            raise RunError(f"run {run.id}: run {other.id} started from its weights and is training")
+        now = liveness(other)
+        if now.live:
+            what = "is queued" if now.state == "queued" else "is training"
+            raise RunError(f"run {run.id}: run {other.id} started from its weights and {what}")
 
 
 def delete_run(run: RunDirectory, begun: Begun | None = None) -> None:

@@ -52,7 +52,8 @@ def launch(
     It is stored as estimate.json for the run's receipt. Raises `RunError` if the run cannot be started, and
     `PlanError` for a job that cannot be described.
     """
-    _check_after(plan, after)
+    if after is not None:
+        waiting.check_after(plan, after)
     _check_cache(plan)
     environment = recorded_environment(trainer_environment(plan, os.environ))
     free_reserves()
@@ -74,15 +75,6 @@ def launch(
         raise
     start_trackers(run)
     return run
-
-
-def _check_after(plan: Plan, after: RunDirectory | None) -> None:
-    """Raise `RunError` for a Slurm job that is to start after a run."""
-    if after is not None and plan.launch.on == "slurm":
-        raise RunError(
-            "--after is for runs of this machine; for a job set launch.options = "
-            '"--dependency=afterany:JOB", with the number of the job that goes first'
-        )
 
 
 def _check_cache(plan: Plan) -> None:
@@ -181,7 +173,8 @@ def _resumed(
         )
     plan = changed or run.read_plan()
     check_packages(plan)
-    _check_after(plan, after)
+    if after is not None:
+        waiting.check_after(plan, after, run)
     _check_cache(plan)
     check_trackers(plan)
     restart.check_room(run)

@@ -54,7 +54,7 @@ def check_room(run: RunDirectory) -> None:
 def _cannot_be_written(run: RunDirectory, error: OSError) -> WriteError:
     full = "; free some room there" if error.errno in spares.FULL else ""
     return WriteError(
-        f"run {run.id} cannot be resumed: {run.path} cannot be written: {error.strerror}{full}"
+        f"run {run.id} cannot be started: {run.path} cannot be written: {error.strerror}{full}"
     )
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import msgspec
 
+from memconsole.plan.plan import Plan
+from memconsole.plan.training.origin import checkpoint_of
+from memconsole.runs.act import restart
 from memconsole.runs.read.life.liveness import liveness
-from memconsole.runs.record import files
+from memconsole.runs.record import files, spares
 from memconsole.runs.record.directory import RunDirectory, RunError, WriteError
+from memconsole.runs.record.processes.identity import host_name
 from memconsole.runs.record.records import WaitRecord
 
 POLL_SECONDS = 1.0
@@ -17,14 +22,32 @@ LEAVING_SECONDS = 10.0
 """How long a supervisor whose wait was cancelled may take to leave."""
 
 
+def check_after(plan: Plan, other: RunDirectory, run: RunDirectory | None = None) -> None:
+    """Raise `RunError` if `plan`, the plan of `run` or of a new run, cannot start after `other`."""
+    if plan.launch.on == "slurm" or other.job() is not None:
+        raise RunError(
+            "--after is for runs of this machine; for a job set launch.options = "
+            '"--dependency=afterany:JOB", with the number of the job that goes first'
+        )
+    about = other.record()
+    if about is not None and about.host != host_name():
+        raise RunError(
+            f"run {other.id} is of another machine, {about.host}: when it ends cannot be seen from here"
+        )
+    if run is not None and run in _chain(other):
+        which = "itself" if other == run else f"run {other.id}, which starts after it"
+        raise RunError(f"run {run.id} cannot start after {which}")
+    source = checkpoint_of(plan)
+    begun = None if source is None else RunDirectory(source.parent.parent)
+    if begun is not None and begun != run and liveness(begun).live:
+        raise RunError(
+            f"run {begun.id} still trains and may have deleted its checkpoint {source.name if source else ''} when this "
+            "run starts: launch once it has ended"
+        )
+
+
 def wait_for(run: RunDirectory, other: RunDirectory) -> None:
-    """Make the next attempt of `run` wait until `other` has ended. Raises `RunError` if `other` waits for `run`."""
-    first: RunDirectory | None = other
-    while first is not None:
-        if first == run:
-            which = "itself" if other == run else f"run {other.id}, which starts after it"
-            raise RunError(f"run {run.id} cannot start after {which}")
-        first = _before(first)
+    """Make the next attempt of `run` wait until `other` has ended. Raises `WriteError`."""
     record = WaitRecord(
         after=other.id,
         name=other.name,
@@ -42,41 +65,62 @@ def stop_waiting(run: RunDirectory) -> None:
         raise WriteError(f"{run.waiting_path}: cannot be removed: {error.strerror}") from None
 
 
-def turn_comes(run: RunDirectory) -> bool:
-    """Wait until the run before this one has ended, however it ended, and its processes are gone. False if the wait was
-    cancelled."""
-    while (record := run.waiting()) is not None and not record.cancelled_by:
-        first = liveness(RunDirectory(run.path.parent / record.after))
-        if not first.live and not first.gang_held:
-            return True
+def is_going(run: RunDirectory) -> bool:
+    """Whether a run is live, or processes of it still hold memory."""
+    now = liveness(run)
+    return now.live or now.gang_held
+
+
+def turn_comes(run: RunDirectory, record: WaitRecord) -> bool:
+    """Wait until the runs before this one have ended, however they ended, and their processes are gone. False if the
+    wait was cancelled. Raises `WriteError` if there is no room for the run then."""
+    spares.keep(run.spares_path)
+    first = RunDirectory(run.path.parent / record.after)
+    while not _is_cancelled(run):
+        if not any(is_going(one) for one in _chain(first)):
+            restart.check_room(run)
+            return not _is_cancelled(run)
         time.sleep(POLL_SECONDS)
-    return record is None
+    return False
 
 
 def cancel(run: RunDirectory, record: WaitRecord, who: str) -> bool:
-    """End a wait before the run's turn comes. False if the run has begun meanwhile. Raises `WriteError`."""
+    """End a wait before the run's turn comes. False if the run has begun meanwhile. Raises `WriteError`, and `RunError` if
+    its supervisor does not leave."""
     _write(run, msgspec.structs.replace(record, cancelled_by=who))
     deadline = time.monotonic() + LEAVING_SECONDS
-    while liveness(run).supervisor_pid is not None and time.monotonic() < deadline:
+    while liveness(run).supervisor_pid is not None:
         if run.waiting() is None:
             return False
+        if time.monotonic() > deadline:
+            raise RunError(f"run {run.id}: its supervisor does not reply, and may still start it")
         time.sleep(0.05)
     return run.waiting() is not None
 
 
 def record_trouble(run: RunDirectory, words: str) -> None:
-    """Record why a run could not be started when its turn had come. Raises `WriteError`."""
+    """Record why a run could not be started when its turn had come."""
     record = run.waiting()
     if record is not None:
-        _write(run, msgspec.structs.replace(record, trouble=words))
+        with contextlib.suppress(OSError):
+            record = msgspec.structs.replace(record, trouble=words)
+            spares.write_struct(run.spares_path, run.waiting_path, record)
 
 
-def _before(run: RunDirectory) -> RunDirectory | None:
-    """The run that `run` waits for."""
+def _chain(run: RunDirectory) -> list[RunDirectory]:
+    """A run, and those that it waits for or was to wait for, each after the next one."""
+    found = [run]
+    while (record := found[-1].waiting()) is not None:
+        before = RunDirectory(run.path.parent / record.after)
+        if before in found:
+            break
+        found.append(before)
+    return found
+
+
+def _is_cancelled(run: RunDirectory) -> bool:
     record = run.waiting()
-    if record is None or record.cancelled_by:
-        return None
-    return RunDirectory(run.path.parent / record.after)
+    return record is not None and bool(record.cancelled_by)
 
 
 def _write(run: RunDirectory, record: WaitRecord) -> None:

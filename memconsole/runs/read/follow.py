@@ -152,7 +152,7 @@ class Follower:
         life = liveness(self.run)
         self._catch_up()
         state = self.state
-        beat = read_heartbeat(self.run.attempt_path(state.attempt)) if state.attempt else None
+        beat = self._heartbeat(life)
         phase, unsaved = (
             "queued" if life.state == "queued" else state.phase,
             unsaved_words(self.run, beat) if life.live else "",
@@ -205,7 +205,7 @@ class Follower:
             job=clean_line(life.job, 300),
             waits=clean_line(life.waits, 300),
             stop_requested_by=self._stop_requested_by(life),
-            pause_requested=life.live and pause_asked(self.run),
+            pause_requested=life.live and life.state != "queued" and pause_asked(self.run),
             missing_records=self._history.missing,
         )
 
@@ -224,9 +224,7 @@ class Follower:
         self._catch_up()
         if not life.live and life.supervisor_pid is None and self._history.pieces > 1:
             self.save_state()
-        number = self.state.attempt
-        beat = read_heartbeat(self.run.attempt_path(number)) if life.live and number else None
-        unsaved = unsaved_words(self.run, beat)
+        unsaved = unsaved_words(self.run, self._heartbeat(life) if life.live else None)
         labels, state = read_labels(self.run.path), self.state
         refused = clean_line(refusal(self.run, life.verdict), 500)
         task = task_of(self._plan)
@@ -238,7 +236,7 @@ class Follower:
             ended_by=clean_line(life.verdict.reason, 80) if life.verdict else "",
             begun_from=_begun_from(self._plan),
             evidence=clean_line(life.verdict.evidence, 500) if life.verdict else "",
-            phase=WAIT_DISK if unsaved else self.state.phase,
+            phase=self._phase(life, unsaved),
             unsaved=clean_line(unsaved, 500),
             step=self.state.step,
             total_steps=self.state.total_steps or self._plan.train.max_steps,
@@ -354,8 +352,20 @@ class Follower:
             return stages_of(marks, state.stages[-1].since, running=False)
         return stages_of(marks, boot_seconds() if starting else state.last_boot, starting)
 
+    def _heartbeat(self, life: Liveness) -> Heartbeat | None:
+        """The heartbeat of the newest attempt; None while the next one waits in a queue."""
+        number = self.state.attempt
+        if not number or life.state == "queued":
+            return None
+        return read_heartbeat(self.run.attempt_path(number))
+
+    def _phase(self, life: Liveness, unsaved: str) -> str:
+        if life.state == "queued":
+            return "queued"
+        return WAIT_DISK if unsaved else self.state.phase
+
     def _stop_requested_by(self, life: Liveness) -> str | None:
-        if life.attempt is None:
+        if life.attempt is None or life.state == "queued":
             return None
         requests = stop_requests(self.run, life.attempt)
         return clean_line(requests[0].who, 80) if requests else None

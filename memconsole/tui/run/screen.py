@@ -157,19 +157,26 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
         if run is None:
             return
 
+        queued = run.state == "queued"
+
         def answered(value: object) -> None:
             if value == "stop":
-                self._ask("stop", "asked the run to stop")
+                self._ask("stop", "cancelling the run" if queued else "asked the run to stop")
             elif value == "kill":
                 self._ask("kill", "asked the run to end at once")
 
+        heading = f"Stop run {run.name or run.id}?"
+        if queued:
+            words = f"cancel it; {self.shown_key('resume')} starts it"
+            self.app.push_screen(ConfirmScreen(heading, (ConfirmAnswer("stop", words),)), answered)
+            return
         answers = (
             ConfirmAnswer(
                 "stop", f"save a checkpoint, then stop; {self.shown_key('resume')} resumes it"
             ),
             ConfirmAnswer("kill", "end at once; work since the last checkpoint is lost"),
         )
-        self.app.push_screen(ConfirmScreen(f"Stop run {run.name or run.id}?", answers), answered)
+        self.app.push_screen(ConfirmScreen(heading, answers), answered)
 
     async def action_remedies(self) -> None:
         """List changes that would have lowered this run's memory; prepare a launch with the picked one."""

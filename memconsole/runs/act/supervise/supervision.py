@@ -22,10 +22,19 @@ from memconsole.runs.read.life import ladder
 from memconsole.runs.read.life.verdict import classify, gather
 from memconsole.runs.record import files, requests, spares
 from memconsole.runs.record.directory import RunDirectory, RunError
+from memconsole.runs.record.failures.failure import cause_of
 from memconsole.runs.record.processes import identity, locks
 from memconsole.runs.record.processes.heartbeat import read_heartbeat
 from memconsole.runs.record.processes.identity import ProcessHandle, boot_seconds
-from memconsole.runs.record.records import EXIT, OUTPUT, PAUSED, ExitRecord, JobPlace
+from memconsole.runs.record.records import (
+    ERROR,
+    EXIT,
+    OUTPUT,
+    PAUSED,
+    ErrorRecord,
+    ExitRecord,
+    JobPlace,
+)
 from memconsole.runs.record.states import Verdict
 
 POLL_SECONDS = 0.25
@@ -107,6 +116,7 @@ class Supervisor:
                 self._hold(True)
             self._spawn(command(self.run, self.attempt))
         except (OSError, ValueError) as error:
+            self._record_error(error)
             self._record_exit(127, None)
             raise RunError(f"run {self.run.id}: the trainer cannot be started: {error}") from None
         return self.attempt
@@ -229,6 +239,12 @@ class Supervisor:
                     self.run.reserve_path.unlink()
                     continue
                 time.sleep(1.0)
+
+    def _record_error(self, error: Exception) -> None:
+        """Write why the trainer could not be started, for the verdict."""
+        words = ErrorRecord(cause=cause_of(error), type=type(error).__name__, message=str(error))
+        with contextlib.suppress(OSError):
+            spares.write_struct(self.run.spares_path, self.path / ERROR, words)
 
     def _requeues(self, verdict: Verdict) -> bool:
         """Whether the run's job goes back to the queue. False here, because only `in_job` supervises a job."""

@@ -24,7 +24,7 @@ from memconsole.runs.act.waiting import record_trouble, turn_comes
 from memconsole.runs.read.life.liveness import settled
 from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.processes import locks
-from memconsole.runs.record.records import StartRecord
+from memconsole.runs.record.records import StartRecord, WaitRecord
 
 AnySupervisor = TypeVar("AnySupervisor", bound=Supervisor)
 
@@ -58,25 +58,23 @@ def main(arguments: Sequence[str] | None = None, command: TrainerCommand = train
         _tell(options.ready_fd, StartRecord(error=words))
         return 1
     _tell(options.ready_fd, StartRecord(attempt=attempt))
-    if waiting is not None and not _starts_in_turn(supervisor, command):
+    if waiting is not None and not _starts_in_turn(supervisor, waiting, command):
         supervisor.close()
         return 1
     see_through(supervisor, command).close()
     return 0
 
 
-def _starts_in_turn(supervisor: Supervisor, command: TrainerCommand) -> bool:
+def _starts_in_turn(supervisor: Supervisor, wait: WaitRecord, command: TrainerCommand) -> bool:
     """Start the attempt once the run before it has ended. False if the wait was cancelled, or it cannot be started."""
-    run = supervisor.run
-    if not turn_comes(run):
-        return False
     try:
+        if not turn_comes(supervisor.run, wait):
+            return False
         supervisor.start(command)
     except (RunError, OSError, ValueError) as error:
-        words = _words(run, error)
+        words = _words(supervisor.run, error)
         say(words)
-        with contextlib.suppress(RunError):
-            record_trouble(run, words)
+        record_trouble(supervisor.run, words)
         return False
     return True
 

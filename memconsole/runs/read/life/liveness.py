@@ -50,16 +50,22 @@ def liveness(run: RunDirectory) -> Liveness:
     If the trainer has just died, waits up to `RECORD_SECONDS` for its supervisor to record it. Asks
     Slurm only about a job whose end or life the run's own files do not show.
     """
-    job, here = run.job(), _here(run)
+    job, wait = (
+        run.job(),
+        run.waiting(),
+    )  # read before the attempts, so that an attempt that begins now is seen
+    here = _here(run)
     if job is not None:
         return _of_job(run, job, here)
-    wait = run.waiting()
-    return here if wait is None else _of_wait(wait, here)
+    begun = wait is None or (here.attempt or 0) > wait.attempts_before
+    return here if wait is None or begun else _of_wait(wait, here)
 
 
 def _of_wait(wait: WaitRecord, here: Liveness) -> Liveness:
     """The state of a run that starts, or was to start, after another run. `here` is what files and locks show."""
     attempt, supervisor = here.attempt, here.supervisor_pid
+    if wait.cancelled_by and attempt is not None:
+        return here  # how its last attempt ended
     if wait.cancelled_by:
         words = f"cancelled by {wait.cancelled_by} before it began"
         why = Verdict(reason="stopped", evidence=words, resumable=True)
@@ -69,7 +75,9 @@ def _of_wait(wait: WaitRecord, here: Liveness) -> Liveness:
         words = f"nothing waits any more until run {wait.after} ({wait.name}) has ended"
         why = Verdict(reason="unknown", evidence=words, resumable=True)
     else:
-        return Liveness("queued", attempt, supervisor_pid=supervisor, waits=wait.words)
+        suspended = supervisor and identity.is_suspended(supervisor)
+        waits = f"{wait.words}; its supervisor is suspended" if suspended else wait.words
+        return Liveness("queued", attempt, supervisor_pid=supervisor, waits=waits)
     return replace(_ended(attempt, why), supervisor_pid=supervisor)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memconsole.runs.read.life.liveness import liveness
+from memconsole.runs.read.life.liveness import Liveness, liveness
 from memconsole.runs.record.directory import LATEST, RunDirectory, find_run, list_runs
 from memconsole.runs.record.requests import pause_asked
 
@@ -12,7 +12,7 @@ def newest_live() -> RunDirectory | None:
     queued = None
     for run in list_runs():
         now = liveness(run)
-        if now.live and now.state != "queued":
+        if _goes(now):
             return run
         if now.live:
             queued = queued or run
@@ -31,5 +31,10 @@ def find_paused(reference: str | None) -> RunDirectory:
     `RunError`."""
     if reference is not None:
         return find_run(reference)
-    live = (run for run in list_runs() if liveness(run).live)
-    return next((run for run in live if pause_asked(run)), None) or find_run(LATEST)
+    asked = (run for run in list_runs() if pause_asked(run))
+    return next((run for run in asked if _goes(liveness(run))), None) or find_run(LATEST)
+
+
+def _goes(now: Liveness) -> bool:
+    """Whether a run is live and does not wait in a queue."""
+    return now.live and now.state != "queued"

@@ -10,7 +10,7 @@ from memconsole.devices.reading import Devices
 from memconsole.memory.table import Estimate
 from memconsole.memory.verdict import Verdict
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.runs.read.life.liveness import liveness
+from memconsole.runs.act.waiting import check_after, is_going
 from memconsole.runs.record.directory import RunDirectory, RunError, list_runs
 from memconsole.runs.record.names import check_name
 from memconsole.tui.draw.ink import Line, Span, left, wrap
@@ -60,11 +60,19 @@ def starts(plan: Plan, devices: Devices | None, lookup: Lookup | None) -> tuple[
     now = Start(None, launchable(plan, devices, lookup))
     if plan.launch.on != "here":
         return (now,)
-    live = [run for run in list_runs() if run.job() is None and liveness(run).live]
+    live = [run for run in list_runs() if is_going(run) and _may_follow(plan, run)]
     if not live:
         return (now,)
     later = launchable(plan, devices_then(devices, live[0]), lookup)
     return (now, *(Start(run, later) for run in live))
+
+
+def _may_follow(plan: Plan, run: RunDirectory) -> bool:
+    try:
+        check_after(plan, run)
+    except RunError:
+        return False
+    return True
 
 
 async def ask_and_launch(
