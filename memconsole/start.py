@@ -66,8 +66,9 @@ def start(
     after: RunDirectory | None = None,
 ) -> RunDirectory:
     """Launch `plan` detached and store its estimate for the run screen and the receipt, calibrated as
-    the person saw it. It starts once the run `after` has ended, if that is given. A run without a name gets one, and a number if another run has the name. Raises
-    `PlanError`, and `RunError` for a name that is reserved."""
+    the person saw it. It starts once the run `after` has ended, if that is given. A run without a name
+    gets one, and a number if another run has the name. Raises `PlanError`, and `RunError` for a name that is
+    reserved or a run that cannot be waited for."""
     found = calibrated_here(plan, check_launch(plan, devices, lookup))
     given = anywhere(catalog.with_sizes(plan))  # its model must not depend on the data file
     return launch(
