@@ -40,14 +40,18 @@ ROUNDED = {"bf16-sr": (2, True, False), "bf16-sr-summed": (2, True, True)}
 
 
 def structures() -> dict[str, Architecture]:
-    """An architecture of each structure that the catalog's families can have, with shared keys and without."""
+    """An architecture of each structure that the catalog's families can have: with shared keys and without, and parallel
+    blocks also one after the other."""
     found = {}
     for entry in catalog.models().values():
         a = entry.architecture
         if a is None:
             continue
-        for groups in (1,) if a.positions == "learned" else (1, 2):
-            one = msgspec.structs.replace(a, heads=2, kv_heads=2 // groups)
+        grouped = (1,) if a.family in ("gpt2", "gpt_neox") else (1, 2)
+        for groups, parallel in product(grouped, {a.parallel_residual, False}):
+            one = msgspec.structs.replace(
+                a, heads=2, kv_heads=2 // groups, parallel_residual=parallel
+            )
             found[structure(one)] = one
     return found
 

@@ -81,10 +81,10 @@ class Attention(nnx.Module):
 
 class Block(nnx.Module):
     """``x + attention(norm(x))``, then ``x + mlp(norm(x))``; Gemma 2 and 3 also norm what is added
-    to x, and OLMo 2 norms only that."""
+    to x, and OLMo 2 norms only that. In GPT-NeoX both read the same x."""
 
     def __init__(self, a: Architecture) -> None:
-        self.multiplier = a.residual_multiplier
+        self.multiplier, self.parallel = a.residual_multiplier, a.parallel_residual
         self.attention_norm = norm(a, a.hidden_size) if a.pre_norms else Unnormed()
         self.attention = Attention(a)
         self.attention_post_norm = norm(a, a.hidden_size) if a.post_norms else None
@@ -109,9 +109,9 @@ class Block(nnx.Module):
     def feed(self, x: Array, y: Array, dtype: Any = jnp.float32) -> Array:
         """The rest of the block after attention; x and the attention output y are (B, T, C)."""
         y = y if self.attention_post_norm is None else self.attention_post_norm(y)
-        x = self.added(x, y)
-        y = self.mlp(self.mlp_norm(x).astype(dtype))
-        return self.added(x, y if self.mlp_post_norm is None else self.mlp_post_norm(y))
+        summed = self.added(x, y)
+        y = self.mlp(self.mlp_norm(x if self.parallel else summed).astype(dtype))
+        return self.added(summed, y if self.mlp_post_norm is None else self.mlp_post_norm(y))
 
     def added(self, x: Array, branch: Array) -> Array:
         branch = dropout.residual(branch)

@@ -116,11 +116,11 @@ def through(
 
 class Block(nn.Module):
     """Attention, then MLP, each applied to the normed residual stream and added to it; OLMo 2 norms what is added instead,
-    Gemma 2 and 3 both."""
+    Gemma 2 and 3 both. In GPT-NeoX both read the stream as it enters the block."""
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
-        self.multiplier = a.residual_multiplier
+        self.multiplier, self.parallel = a.residual_multiplier, a.parallel_residual
         self.attention_norm = Norm(a, a.hidden_size) if a.pre_norms else Unnormed()
         self.attention = Attention(a)
         self.mlp_norm = Norm(a, a.hidden_size) if a.pre_norms else Unnormed()
@@ -135,9 +135,17 @@ class Block(nn.Module):
         return self.feed(x, self.attention(self.attention_norm(x), positions, mask))
 
     def feed(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Add the attention's output to the stream (B, T, H), then the MLP's output for the sum."""
+        """Add the attention's output to the stream (B, T, H), then the MLP's output for the sum, or for the stream
+        itself if both are parallel."""
+        if self.parallel:
+            fed = self.fed(x)  # before the sum, which is fp32
+            return self.added(self.added(x, self.attention_post_norm(attended)), fed)
         x = self.added(x, self.attention_post_norm(attended))  # (B, T, H)
-        return self.added(x, self.mlp_post_norm(self.mlp(self.mlp_norm(x))))
+        return self.added(x, self.fed(x))
+
+    def fed(self, x: Tensor) -> Tensor:
+        """What the MLP adds to the stream for x (B, T, H)."""
+        return self.mlp_post_norm(self.mlp(self.mlp_norm(x)))  # type: ignore[no-any-return,unused-ignore]
 
     def added(self, x: Tensor, branch: Tensor) -> Tensor:
         if self.multiplier == 1.0:

@@ -153,6 +153,7 @@ _LATER_SIZES: dict[str, Any] = {
     "unrotated_every": 0,
     "joint_query_key_norm": False,
     "pre_norms": True,
+    "parallel_residual": False,
     "embedding_multiplier": 1.0,
     "residual_multiplier": 1.0,
     "logits_scaling": 1.0,

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole_trainer.engine import WeightsError
-from memconsole_trainer.weights.huggingface import ParameterPlace, stored, taken, tensor_files
+from memconsole_trainer.weights.huggingface import tensor_files
+from memconsole_trainer.weights.places import ParameterPlace, stored, taken
 
 SCALE = "_scale"
 """Suffix of the name of a matrix's scale."""

@@ -32,6 +32,7 @@ CLASSES = {
     "smollm3": "SmolLM3ForCausalLM",
     "granite": "GraniteForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
@@ -194,11 +195,13 @@ def config(a: Architecture) -> dict[str, Any]:
             },
         )
     parameters = {**_rope(a), "rope_theta": a.rope_theta}
-    if a.family == "phi3":
+    if a.family in ("phi3", "gpt_neox"):
         parameters["partial_rotary_factor"] = a.rotated_size / a.head_size
     rope: dict[str, Any] = {"rope_theta": a.rope_theta, "rope_parameters": parameters}
     if a.rope_scaling is not None:
         rope["rope_scaling"] = _rope(a)
+    if a.family == "gpt_neox":
+        return _described("gpt_neox", a, **_gpt_neox(a), **rope)
     if a.family == "gemma":
         return _described("gemma", a, **shape, **rope, hidden_activation="gelu_pytorch_tanh")
     if a.family == "gemma2":
@@ -240,6 +243,26 @@ def config(a: Architecture) -> dict[str, Any]:
     if kind in _OWN_TOKENS:
         more |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     return _described(kind, a, **shape, **rope, **more, hidden_act="silu")
+
+
+def _gpt_neox(a: Architecture) -> dict[str, Any]:
+    """What GPT-NeoX says of its shape, and its own names for its rotary positions."""
+    return {
+        "hidden_size": a.hidden_size,
+        "num_hidden_layers": a.layers,
+        "num_attention_heads": a.heads,
+        "intermediate_size": a.intermediate_size,
+        "max_position_embeddings": a.max_positions,
+        "hidden_act": "gelu" if a.activation == "gelu" else "gelu_new",
+        "layer_norm_eps": a.norm_eps,
+        "use_parallel_residual": a.parallel_residual,
+        "attention_bias": True,
+        "rotary_pct": a.rotated_size / a.head_size,
+        "rotary_emb_base": a.rope_theta,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+    }
 
 
 def _phi3(a: Architecture) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from memconsole_trainer.weights.export import (
     narrowed,
     save,
 )
-from memconsole_trainer.weights.huggingface import stored
+from memconsole_trainer.weights.places import ParameterPlace, stored
 from memconsole_trainer.weights.trained import TrainedModel
 
 Array = NDArray[np.generic]
@@ -139,11 +139,11 @@ def _places(
     """The name of each adapted module of the base, with A (r, in) and B (out, r).
 
     The matrices that GPT-2 joins in one module have separate adapters. Their A are stacked one below the other,
-    and B is block-diagonal: each adapter has its own rows and columns.
+    and each B has columns of its own, in the rows of its matrix.
     """
-    waiting: list[tuple[int, Array, Array]] = []
-    """The first row of each adapter in the joined module, with A and B."""
-    row = parts = 0
+    waiting: list[tuple[ParameterPlace, Array, Array]] = []
+    """The place of each adapter's matrix in the joined module, with A and B."""
+    rows = parts = 0
     for parameter in parameters(found.architecture):
         place = stored(parameter, found.architecture)
         if parameter.role != "matrix" or place is None:
@@ -151,14 +151,15 @@ def _places(
         if has_adapter(parameter, targets):
             stem = parameter.name.removesuffix(".weight")
             a, b = found.trained(f"{stem}.lora_a"), found.trained(f"{stem}.lora_b")
-            waiting.append((row, np.asarray(a, np.float32), np.asarray(b, np.float32)))
-        row, parts = row + parameter.shape[0], parts + 1
+            waiting.append((place, np.asarray(a, np.float32), np.asarray(b, np.float32)))
+        rows, parts = rows + parameter.shape[0], parts + 1
         if parts < place.parts:
             continue
         if waiting:
-            wide = np.zeros((row, rank * len(waiting)), np.float32)
-            for number, (first, _, part) in enumerate(waiting):
-                wide[first : first + len(part), number * rank : (number + 1) * rank] = part
+            wide = np.zeros((rows, rank * len(waiting)), np.float32)
+            for number, (own, _, part) in enumerate(waiting):
+                columns = slice(number * rank, (number + 1) * rank)
+                wide[own.own_rows(len(part)), columns] = part
             whole = np.concatenate([a for _, a, _ in waiting])
             yield place.name.removesuffix(".weight"), whole, wide
-        waiting, row, parts = [], 0, 0
+        waiting, rows, parts = [], 0, 0

@@ -1,13 +1,9 @@
-"""Maps canonical parameter names to tensors of Hugging Face checkpoints.
-
-Both backends use the same mapping, for reading and for exporting.
-"""
+"""Reads and writes the tensors of Hugging Face checkpoints."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -20,74 +16,19 @@ from memconsole.plan.models.model import Parameter
 from memconsole.plan.models.tensor_header import TensorFileError
 from memconsole.plan.plan import PlanError, printable
 from memconsole_trainer.engine import WeightsError, WeightSource
+from memconsole_trainer.weights.places import (
+    ParameterPlace,
+    assembled,
+    head_name,
+    inner_prefix,
+    stored,
+    taken,
+)
 from memconsole_trainer.weights.tensorfile import TensorFile
 
 NAMED = 3
 """The most tensors that a message names; it only counts the others."""
-
-
-@dataclass(frozen=True)
-class ParameterPlace:
-    """Location of one canonical parameter: part `part` of the `parts` equal parts of `name`'s
-    output rows."""
-
-    name: str
-    transpose: bool = False
-    """Whether it is stored as (in, out), as in GPT-2's Conv1D."""
-    part: int = 0
-    parts: int = 1
-    first: int | None = None
-    """The first row of this part, if the parts are not equal; then `total` is the number of rows of all parts."""
-    total: int | None = None
-
-    def rows(self, own: int) -> int:
-        """Output rows of the whole stored tensor, of which `own` are this parameter's."""
-        return own * self.parts if self.total is None else self.total
-
-
-_GPT2_TOP = {
-    "embedding": "transformer.wte",
-    "positions": "transformer.wpe",
-    "norm": "transformer.ln_f",
-    "head": "lm_head",
-}
-_GPT2_LAYER = {
-    "attention_norm": "ln_1",
-    "attention.query": "attn.c_attn",
-    "attention.key": "attn.c_attn",
-    "attention.value": "attn.c_attn",
-    "attention.output": "attn.c_proj",
-    "mlp_norm": "ln_2",
-    "mlp.up": "mlp.c_fc",
-    "mlp.down": "mlp.c_proj",
-}
-_GPT2_PART = {"attention.query": 0, "attention.key": 1, "attention.value": 2}
-_LLAMA_TOP = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
-_LLAMA_LAYER = {
-    "attention_norm": "input_layernorm",
-    "attention.query": "self_attn.q_proj",
-    "attention.key": "self_attn.k_proj",
-    "attention.value": "self_attn.v_proj",
-    "attention.output": "self_attn.o_proj",
-    "attention.query_norm": "self_attn.q_norm",
-    "attention.key_norm": "self_attn.k_norm",
-    "mlp_norm": "post_attention_layernorm",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-}
-_POST_NORMED_LAYER = _LLAMA_LAYER | {
-    "attention_post_norm": "post_attention_layernorm",
-    "mlp_norm": "pre_feedforward_layernorm",
-    "mlp_post_norm": "post_feedforward_layernorm",
-}
-_QKV, _GATE_UP = (
-    ("self_attn.qkv_proj", ("attention.query", "attention.key", "attention.value")),
-    ("mlp.gate_up_proj", ("mlp.gate", "mlp.up")),
-)
-_PHI3_JOINED = {name: joined for joined in (_QKV, _GATE_UP) for name in joined[1]}
-"""The stored module of each joined matrix, with the matrices that it contains, in the order of their rows."""
-_BUFFER = re.compile(r"(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)$")
+_BUFFER = re.compile(r"(rotary_emb\.inv_freq|(attn|attention)\.(bias|masked_bias))$")
 """Constants that older checkpoints hold in addition to the weights."""
 _IMAGES = (
     "vision_tower.",
@@ -96,47 +37,6 @@ _IMAGES = (
     "model.multi_modal_projector.",
 )
 """What a model that also sees images has beside its language model."""
-
-
-def stored(parameter: Parameter, architecture: Architecture) -> ParameterPlace | None:
-    """Location of `parameter` in a Hugging Face checkpoint of this family; None if it is not stored
-    there."""
-    if parameter.role == "auxiliary" or parameter.name.startswith("diagnostic_head"):
-        return None
-    stem, _, kind = parameter.name.rpartition(".")
-    gpt2 = architecture.family == "gpt2"
-    if parameter.layer is None:
-        return ParameterPlace(f"{(_GPT2_TOP if gpt2 else _LLAMA_TOP)[stem]}.{kind}")
-    inner = stem.removeprefix(f"layers.{parameter.layer}.")
-    if gpt2:
-        matrix = kind == "weight" and parameter.role == "matrix"
-        fused = inner in _GPT2_PART
-        return ParameterPlace(
-            f"transformer.h.{parameter.layer}.{_GPT2_LAYER[inner]}.{kind}",
-            transpose=matrix,
-            part=_GPT2_PART.get(inner, 0),
-            parts=3 if fused else 1,
-        )
-    if architecture.family == "phi3" and inner in _PHI3_JOINED:
-        return _joined(parameter.layer, inner, kind, architecture)
-    table = _POST_NORMED_LAYER if architecture.post_norms else _LLAMA_LAYER
-    return ParameterPlace(f"model.layers.{parameter.layer}.{table[inner]}.{kind}")
-
-
-def _joined(layer: int, inner: str, kind: str, a: Architecture) -> ParameterPlace:
-    """Location of a matrix of Phi-3, which is stored below others of the same inputs."""
-    module, names = _PHI3_JOINED[inner]
-    widths = {"attention.query": a.query_width, "attention.key": a.key_width,
-              "attention.value": a.key_width}  # fmt: skip
-    sizes = [widths.get(name, a.intermediate_size) for name in names]
-    part = names.index(inner)
-    return ParameterPlace(
-        f"model.layers.{layer}.{module}.{kind}",
-        part=part,
-        parts=len(names),
-        first=sum(sizes[:part]),
-        total=sum(sizes),
-    )
 
 
 class HuggingFaceWeights:
@@ -170,7 +70,7 @@ class HuggingFaceWeights:
         for name, place in self._places.items():
             self._check(self._parameters[name], place)
         spare = [name for name in self._named if name not in used]
-        copies = ("lm_head.weight",) if architecture.tied_embeddings else ()
+        copies = (f"{head_name(architecture)}.weight",) if architecture.tied_embeddings else ()
         unknown = [name for name in spare if name not in copies and not _BUFFER.search(name)]
         if unknown:
             raise WeightsError(
@@ -212,14 +112,6 @@ def _listed(names: list[str]) -> str:
     return printable(", ".join(names[:NAMED])) + more
 
 
-def taken(whole: NDArray[np.generic], place: ParameterPlace, rows: int) -> NDArray[np.generic]:
-    """Extract the canonical tensor of `rows` rows at `place` from the stored tensor `whole`."""
-    if place.transpose:
-        whole = whole.T
-    first = place.part * rows if place.first is None else place.first
-    return np.ascontiguousarray(whole[first : first + rows])
-
-
 def exported(
     architecture: Architecture, source: WeightSource
 ) -> Iterator[tuple[str, NDArray[np.generic]]]:
@@ -231,15 +123,15 @@ def exported(
     if architecture.family == "gpt2" and not architecture.biases:
         architecture = msgspec.structs.replace(architecture, biases=True)
         source = _ZeroBiases(source, architecture)
-    fused: dict[str, list[NDArray[np.generic]]] = {}
+    fused: dict[str, list[tuple[ParameterPlace, NDArray[np.generic]]]] = {}
     for parameter in parameters(architecture):
         place = stored(parameter, architecture)
         if place is None:
             continue
         parts = fused.setdefault(place.name, [])
-        parts.append(source.tensor(parameter.name))
+        parts.append((place, source.tensor(parameter.name)))
         if len(parts) == place.parts:
-            whole = np.concatenate(parts) if place.parts > 1 else parts[0]
+            whole = assembled(parts) if place.parts > 1 else parts[0][1]
             yield place.name, np.ascontiguousarray(whole.T if place.transpose else whole)
             del fused[place.name]
 
@@ -275,6 +167,7 @@ def _prefixes_removed(
     """Map names of the plain causal language model to tensors, without the prefixes of model
     wrappers."""
     named = {}
+    inner, head = inner_prefix(architecture), f"{head_name(architecture)}."
     for file in files:
         for original in file.names():
             name = original
@@ -283,10 +176,7 @@ def _prefixes_removed(
             if name.startswith("model.language_model."):
                 name = "model." + name.removeprefix("model.language_model.")
             name = name.removeprefix("language_model.")
-            if architecture.family == "gpt2":
-                if not name.startswith(("transformer.", "lm_head.")):
-                    name = f"transformer.{name}"
-            elif not name.startswith(("model.", "lm_head.")):
-                name = f"model.{name}"
-            named[name] = (file, original)
+            if not name.startswith((inner, "lm_head.", head)):
+                name = f"{inner}{name}"
+            named[name.replace("lm_head.", head)] = (file, original)
     return named

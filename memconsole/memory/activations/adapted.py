@@ -36,11 +36,17 @@ def not_read(a: Architecture, k: Kernels) -> int:
 def not_kept_first(a: Architecture, k: Kernels) -> int:
     """The same as `not_kept` for the first block of a frozen base, in addition: without adapters its attention needs no
     backward pass, and keeps neither rotated queries and keys, values, output and the logarithms of its sums over scores,
-    nor the input of the norm after it."""
-    if k.targets != "mlp" or k.checkpointing != "none":
+    nor the input of the norm after it, if that reads attention's output. A parallel MLP needs none either without
+    adapters, and keeps no inner outputs."""
+    if k.targets == "all" or k.checkpointing != "none":
         return 0
+    if k.targets != "mlp":
+        inner = (2 if a.gated_mlp else 1) * a.intermediate_size
+        return k.compute * inner if a.parallel_residual else 0
     statistics = 8 if a.norm == "layernorm" else 4
     attention = 2 * k.compute * (a.query_width + a.key_width) + 4 * a.heads
+    if a.parallel_residual:
+        return attention
     return attention + 4 * a.hidden_size + statistics
 
 

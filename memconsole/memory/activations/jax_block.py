@@ -47,10 +47,16 @@ def _adapter_outputs(a: Architecture, rank: int, targets: LoraTargets) -> int:
     if targets == "query-value":
         return outputs + a.query_width + a.key_width
     if targets != "mlp":
-        outputs += a.query_width + 2 * a.key_width + a.hidden_size
+        outputs += a.query_width + 2 * a.key_width + _summed(a)
     if targets != "attention":
         outputs += (2 if a.gated_mlp else 1) * a.intermediate_size + a.hidden_size
     return outputs
+
+
+def _summed(a: Architecture) -> int:
+    """Elements per token of attention's output after its projection, if they are kept to make the stream between attention
+    and MLP again. A parallel MLP does not read that stream."""
+    return 0 if a.parallel_residual else a.hidden_size
 
 
 def _adapter_inputs(a: Architecture, kind: str, rank: int, targets: LoraTargets) -> int:
@@ -90,14 +96,15 @@ def jax_block(
     c = 4 if precision == "fp32" or kind == "cpu" else 2
     # A norm's input, to recompute from; its output, which the next matmuls read.
     norm = (4 * h if a.pre_norms else 0) + c * h
+    shared = 4 * h if a.parallel_residual else 0  # both norms read the same input
     matmuls = c * (2 * q + 2 * k)  # rotated queries and keys, values, output
     output = c * q + 4 * a.heads  # of attention, and the logarithms of its sums over scores
     attention = norm + matmuls + 4 * a.heads + ((4 + c) * (q + k) if a.query_key_norm else 0)
     gates = c * f * (2 if a.gated_mlp else 1)
-    mlp = norm + gates + c * f  # gate, up, product; or up, activated up
+    mlp = norm - shared + gates + c * f  # gate, up, product; or up, activated up
     everything = attention + mlp + (2 * c * h if a.post_norms else 0)
     everything += c * _adapter_inner(a, rank, targets) + c * _adapter_inputs(a, kind, rank, targets)
-    outputs = output + c * (q + 2 * k + h + (2 if a.gated_mlp else 1) * f)
+    outputs = output + c * (q + 2 * k + _summed(a) + (2 if a.gated_mlp else 1) * f)
     outputs += (c * h if a.post_norms else 0) + c * _adapter_outputs(a, rank, targets)
     scaled = 4 * h if a.residual_multiplier != 1.0 else 0  # the gradient of what the MLP adds
     kept = {

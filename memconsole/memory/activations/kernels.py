@@ -106,6 +106,7 @@ def structure(a: Architecture) -> str:
         "noprenorms": not a.pre_norms,
         "postnorms": a.post_norms,
         "offset": a.norm_unit_offset,
+        "parallel": a.parallel_residual,
         "scaledbranches": a.residual_multiplier != 1.0,
         "capped": a.attention_cap is not None,
         "grouped": a.heads > a.kv_heads,

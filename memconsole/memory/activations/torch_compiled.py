@@ -34,10 +34,11 @@ def compiled_block(a: Architecture, kernels: Kernels) -> Program:
     and its peak is in that operator."""
     if a.attention_cap is not None:
         return block_program(a, kernels)
-    uncompiled, mode = block_program(a, kernels), kernels.checkpointing
+    uncompiled = block_program(a, kernels)
     kept = uncompiled.kept
-    if mode == "none":
-        kept = _held(_more(kept.activations, -_made_again(a, kernels)), copies=kept.copies)
+    less = _not_kept(a, kernels)
+    if less:
+        kept = _held(_more(kept.activations, -less), copies=kept.copies)
     return Program(
         forward=(_forward(a, kernels, kept),),
         kept=kept,
@@ -57,14 +58,20 @@ def compiled_evaluation(a: Architecture, kernels: Kernels) -> tuple[Live, ...]:
     return (_held(_more(stream, _inner(a, kernels)), copies=_cast(a, kernels)),)
 
 
-def _made_again(a: Architecture, kernels: Kernels) -> int:
-    """Bytes per token that an uncompiled block keeps and a compiled one recomputes: the gate's activation, and the
-    residual stream after attention. Instead of that stream, the compiled block keeps attention's output in the compute
-    precision."""
-    h, c = a.hidden_size, kernels.compute
+def _not_kept(a: Architecture, kernels: Kernels) -> int:
+    """Bytes per token that an uncompiled block keeps and a compiled one does not. It recomputes the gate's activation, and
+    the residual stream after attention. Instead of that stream, it keeps attention's output in the compute precision. The
+    norms of a parallel block share their statistics, and its backward pass does not read attention's output."""
+    h, c, mode = a.hidden_size, kernels.compute, kernels.checkpointing
+    if mode == "selective" and a.parallel_residual:
+        return c * h
+    if mode != "none":
+        return 0
     stream = FP32 * h if a.post_norms else (FP32 - c) * h
     if not a.pre_norms:  # no norm needs that stream
         stream = 0
+    if a.parallel_residual:
+        stream = 8
     return stream + (c * a.intermediate_size if a.gated_mlp else 0)
 
 
@@ -88,14 +95,15 @@ def _forward(a: Architecture, kernels: Kernels, kept: Live) -> Live:
     h, f, c, mode = a.hidden_size, a.intermediate_size, kernels.compute, kernels.checkpointing
     if mode in ("full", "attention"):
         return _held(_more(kept.activations, _inner(a, kernels)), copies=_cast(a, kernels))
-    output = FP32 * h
+    output = FP32 * h + (c * h if a.parallel_residual else 0)  # attention's output waits
     if mode == "selective":
         output += c * f * (2 if kernels.rank and a.gated_mlp else 1)
         if a.post_norms and a.pre_norms:
             output -= c * h  # the stream overwrites the branch's buffer
     else:
         output += c * h if c != FP32 or kernels.rank else 0
-        output += c * f * (2 if c == FP32 else 1) if kernels.rank else 0
+        widths = 2 if c == FP32 and not a.parallel_residual else 1
+        output += c * f * widths if kernels.rank else 0
     return _held(_more(kept.activations, output), copies=kept.copies)
 
 
@@ -117,7 +125,7 @@ def _backward(a: Architecture, kernels: Kernels, kept: Live, *, adding: bool) ->
     else:
         # Without an attention kernel, scores take the same bytes as in an uncompiled block.
         inner = [m for m in uncompiled.backward if m.total.score]
-        made = down if mode == "none" else 0
+        made = down if mode == "none" or a.parallel_residual else 0
         inner.append(_ended(kept, _turning(a, kernels), made, adding=adding))
     update = 0
     if kernels.stepping:
@@ -139,7 +147,8 @@ def _turning(a: Architecture, kernels: Kernels) -> int:
         widths = 4 if a.gated_mlp else 2
         if kernels.rank:
             return work + c * f * (widths + (3 if a.gated_mlp else 2))
-        return work + c * f * widths + (0 if a.post_norms else narrow)
+        norms = 2 * c * h if a.parallel_residual else 0  # both are computed at once
+        return work + c * f * widths + (0 if a.post_norms else narrow) + norms
     if a.post_norms:
         work -= c * h
     if a.biases:  # the bias's gradient reads the output's gradient again later
@@ -151,6 +160,8 @@ def _recomputed(a: Architecture, kernels: Kernels) -> int:
     """Bytes per token that a fully checkpointed block needs in addition when it is compiled, because it then recomputes
     everything before its backward pass starts."""
     h, f, c = a.hidden_size, a.intermediate_size, kernels.compute
+    if a.parallel_residual:  # the MLP's backward pass ends before attention is made again
+        return c * (h - f if kernels.rank else -f)
     if kernels.rank:
         return c * ((3 if a.gated_mlp else 1) * f + h)
     narrow = c * h if c != FP32 else 0

@@ -75,9 +75,10 @@ class Timeline:
             and o.gradient_checkpointing == "none"
             and not o.compile
         ):
-            # The first block's input needs no gradient, so its norm keeps neither its input nor its statistics.
+            # The first block's input needs no gradient, so norms of it keep neither their input nor their statistics.
             if a.pre_norms:
-                self.kept -= self.stream + (8 if a.norm == "layernorm" else 4) * step.tokens
+                statistics = (8 if a.norm == "layernorm" else 4) * (2 if a.parallel_residual else 1)
+                self.kept -= self.stream + statistics * step.tokens
             self.kept -= not_kept_first(a, kernels) * step.tokens
         self.kept = (
             self.kept * step.flow.blocks // a.layers

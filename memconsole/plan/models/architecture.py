@@ -1,7 +1,7 @@
 """The decoder description that both backends build from, and the parameters it implies.
 
-One `Architecture` covers GPT-2, Llama (with Mistral, Qwen 2 and 3, SmolLM2 and 3, Granite 3, OLMo 2), Phi-3 and 4 and
-Gemma (1, 2 and 3).
+One `Architecture` covers GPT-2, Llama (with Mistral, Qwen 2 and 3, SmolLM2 and 3, Granite 3, OLMo 2), Phi-3 and 4,
+Gemma (1, 2 and 3) and GPT-NeoX (Pythia).
 `parameters()` lists every weight once, with canonical name, shape and initial scale. Counting, pricing, initializing,
 loading and both backends' modules all read that list, so they cannot disagree.
 Matrices are stored `(out, in)` and used as ``x @ W.T``.
@@ -19,7 +19,7 @@ from memconsole.plan.models import rotary
 from memconsole.plan.models.model import Parameter
 from memconsole.plan.models.rotary import RopeScaling
 
-Family = Literal["gpt2", "llama", "phi3", "gemma", "gemma2", "gemma3"]
+Family = Literal["gpt2", "llama", "phi3", "gemma", "gemma2", "gemma3", "gpt_neox"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu", "gelu_tanh", "silu"]
 """`gelu` is exact, `gelu_tanh` its approximation (Hendrycks and Gimpel 2016)."""
@@ -47,7 +47,7 @@ class Architecture(
     activation: Activation = "silu"
     gated_mlp: bool = True
     biases: bool = False
-    """Bias on every projection and norm (GPT-2)."""
+    """Bias on every projection and norm (GPT-2, GPT-NeoX)."""
     projection_biases: bool = False
     """Bias on queries, keys and values alone (Qwen 2)."""
     positions: Positions = "rope"
@@ -57,7 +57,7 @@ class Architecture(
     rope_scaling: RopeScaling | None = None
     """Applies to full-attention layers only."""
     rotary_size: int | None = None
-    """Elements of each head that rotate, from its first one on (Phi-4-mini); None: all."""
+    """Elements of each head that rotate, from its first one on (Phi-4-mini, GPT-NeoX); None: all."""
     unrotated_every: int = 0
     """Every n-th layer has no rotary positions (SmolLM3: 4). 0: every layer has."""
     tied_embeddings: bool = True
@@ -77,6 +77,8 @@ class Architecture(
     """A norm before attention and before the MLP; OLMo 2 has none."""
     post_norms: bool = False
     """A norm after attention and after the MLP, before each residual sum (Gemma 2 and 3, OLMo 2)."""
+    parallel_residual: bool = False
+    """The MLP reads the same input as attention, and both outputs are added to it (GPT-NeoX)."""
     attention_scale: float | None = None
     """Multiplies q·k; None means head_size ** -0.5."""
     attention_cap: float | None = None

@@ -44,6 +44,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 """Keys that change the computation, with the only values the decoder implements."""
 _IMPLEMENTED = {
     "gemma2": ("final_logit_softcapping", "attn_logit_softcapping"),
+    "gpt_neox": ("attention_bias", "partial_rotary_factor"),
     "phi3": ("partial_rotary_factor",),
     "smollm3": ("no_rope_layers",),
 }
@@ -168,6 +169,41 @@ def _gpt2(c: Config) -> Architecture:
     )
 
 
+def _gpt_neox(c: Config) -> Architecture:
+    """GPT-NeoX (Pythia): attention and MLP side by side, and rotary positions in a part of each head."""
+    hidden, heads = c.size("hidden_size"), c.size("num_attention_heads")
+    activation = c.text("hidden_act", "gelu")
+    allowed = ("gelu", *_TANH_GELU, "gelu_fast")
+    if activation not in allowed:
+        raise refusal(c.where, "hidden_act", activation, " or ".join(allowed))
+    if not c.flag("attention_bias", True):
+        raise refusal(c.where, "attention_bias", False, "true: anything else is not supported")
+    theta, scaling = rope(c, "full_attention", c.number("rotary_emb_base", 10_000.0))
+    head_size = c.quotient("hidden_size", hidden, heads)
+    return Architecture(
+        family="gpt_neox",
+        vocab_size=c.size("vocab_size"),
+        hidden_size=hidden,
+        layers=c.size("num_hidden_layers"),
+        heads=heads,
+        kv_heads=heads,
+        head_size=head_size,
+        intermediate_size=c.size("intermediate_size"),
+        max_positions=c.size("max_position_embeddings", 2048),
+        norm="layernorm",
+        norm_eps=c.number("layer_norm_eps", 1e-5),
+        activation="gelu" if activation == "gelu" else "gelu_tanh",
+        gated_mlp=False,
+        biases=True,
+        rope_theta=theta,
+        rope_scaling=scaling,
+        rotary_size=rotary_size(c, head_size, "rotary_pct", 0.25),
+        parallel_residual=c.flag("use_parallel_residual", True),
+        tied_embeddings=c.flag("tie_word_embeddings", False),
+        initializer_range=c.number("initializer_range", 0.02),
+    )
+
+
 def _rotary(
     c: Config,
     head_size: int | None = None,
@@ -213,7 +249,7 @@ def _mistral(c: Config) -> Architecture:
 def _phi3(c: Config) -> Architecture:
     """Phi-3 and Phi-4: a Llama whose query, key and value projections are one matrix in the file, as are gate and up."""
     made = _llama(c, max_positions=4096)
-    part = rotary_size(c, made.head_size)
+    part = rotary_size(c, made.head_size, "partial_rotary_factor", 1.0)
     return _windowed(c, msgspec.structs.replace(made, family="phi3", rotary_size=part))
 
 
@@ -385,6 +421,7 @@ _FAMILIES = {
     "smollm3": _smollm3,
     "granite": _granite,
     "olmo2": _olmo2,
+    "gpt_neox": _gpt_neox,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,

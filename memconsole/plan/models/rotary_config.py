@@ -15,6 +15,8 @@ from memconsole.plan.models.rotary import (
 )
 
 KINDS = ("default", "linear", "llama3", "yarn", "longrope")
+PARTIAL = ("phi3", "gpt_neox")
+"""Model types of which only a part of each head may rotate."""
 
 
 def rope(c: Config, layer_type: str, default_theta: float) -> tuple[float, RopeScaling | None]:
@@ -40,21 +42,24 @@ def rope(c: Config, layer_type: str, default_theta: float) -> tuple[float, RopeS
     return theta, scaling
 
 
-def rotary_size(c: Config, head_size: int) -> int | None:
-    """Elements of each head that rotate; None if all do."""
+def rotary_size(c: Config, head_size: int, key: str, usual: float) -> int | None:
+    """Elements of each head that rotate; None if all do. `key` names their share beside the scaling, which is `usual` if
+    the file does not say."""
     at = Config(c.table("rope_parameters") or c.table("rope_scaling"), c.where)
-    part = at.number("partial_rotary_factor", c.number("partial_rotary_factor", 1.0))
+    inside = "partial_rotary_factor"
+    part = at.number(inside, c.number(key, usual))
     size = int(head_size * part)
     if not 2 <= size <= head_size or size % 2:
         expected = f"a share that leaves an even number of the {head_size} elements of a head"
-        raise refusal(c.where, "partial_rotary_factor", part, expected)
+        raise refusal(c.where, key if at.missing(inside) else inside, part, expected)
     return None if size == head_size else size
 
 
 def _scaling(at: Config, outer: Config) -> RopeScaling | None:
-    phi3 = outer.text("model_type", "") == "phi3"
+    model_type = outer.text("model_type", "")
+    phi3 = model_type == "phi3"
     part = at.number("partial_rotary_factor", 1.0)
-    if part != 1 and not phi3:
+    if part != 1 and model_type not in PARTIAL:
         raise refusal(at.where, "partial_rotary_factor", part, "1: anything else is not supported")
     kind = at.text("rope_type", at.text("type", "default"))
     if phi3 and kind in ("su", "yarn"):  # older names of what Phi-3 does

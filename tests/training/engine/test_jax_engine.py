@@ -321,7 +321,7 @@ def test_local_layers_and_learned_positions_sample_as_they_train(
     short = msgspec.structs.replace(phi, rope_scaling=scaling, initializer_range=0.3)
     kinds = (
         tiny_models.ARCHITECTURES[kind]
-        for kind in ("gemma3", "gpt2", "smollm3", "granite", "olmo2")
+        for kind in ("gemma3", "gpt2", "smollm3", "granite", "olmo2", "gpt_neox")
     )
     for architecture in (*kinds, short):
         weights = InitialWeights(architecture, 1)

@@ -22,6 +22,7 @@ from tests.training.harness import tiny_models
 MODELS = {
     "llama": msgspec.structs.replace(tiny_models.ARCHITECTURES["qwen3"], layers=2),
     "gpt2": msgspec.structs.replace(tiny_models.ARCHITECTURES["gpt2"], layers=2),
+    "gpt_neox": msgspec.structs.replace(tiny_models.ARCHITECTURES["gpt_neox"], layers=2),
 }
 
 

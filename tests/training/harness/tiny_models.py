@@ -36,6 +36,7 @@ HUGGING_FACE: dict[str, Any] = {
     "pad_token_id": 0,
     "attn_implementation": "eager",
 }
+NEOX = {k: v for k, v in HUGGING_FACE.items() if k not in ("num_key_value_heads", "head_dim")}
 LLAMA3_ROPE: dict[str, Any] = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -132,6 +133,30 @@ ARCHITECTURES: dict[str, Architecture] = {
         joint_query_key_norm=True,
         pre_norms=False,
         post_norms=True,
+    ),
+    "gpt_neox": Architecture(
+        family="gpt_neox",
+        **{**SIZES, "kv_heads": 4, "head_size": 8},
+        norm="layernorm",
+        norm_eps=1e-5,
+        activation="gelu",
+        gated_mlp=False,
+        biases=True,
+        rotary_size=2,
+        parallel_residual=True,
+        tied_embeddings=False,
+    ),
+    "gpt_neox-serial": Architecture(
+        family="gpt_neox",
+        **{**SIZES, "kv_heads": 4, "head_size": 8},
+        norm="layernorm",
+        norm_eps=1e-5,
+        activation="gelu_tanh",
+        gated_mlp=False,
+        biases=True,
+        rope_theta=500.0,
+        rope_scaling=RopeScaling(kind="linear", factor=4.0),
+        rotary_size=4,
     ),
     "gemma": Architecture(
         family="gemma",
@@ -236,6 +261,21 @@ def oracle(kind: str) -> Any:
             )
         ),
         "olmo2": lambda: t.Olmo2ForCausalLM(t.Olmo2Config(**h)),
+        "gpt_neox": lambda: t.GPTNeoXForCausalLM(t.GPTNeoXConfig(**NEOX)),
+        "gpt_neox-serial": lambda: t.GPTNeoXForCausalLM(
+            t.GPTNeoXConfig(
+                **NEOX,
+                hidden_act="gelu_fast",
+                use_parallel_residual=False,
+                tie_word_embeddings=True,
+                rope_parameters={
+                    "rope_type": "linear",
+                    "rope_theta": 500.0,
+                    "factor": 4.0,
+                    "partial_rotary_factor": 0.5,
+                },
+            )
+        ),
         "gemma": lambda: t.GemmaForCausalLM(t.GemmaConfig(**h)),
         "gemma2": lambda: t.Gemma2ForCausalLM(
             t.Gemma2Config(

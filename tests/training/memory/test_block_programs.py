@@ -137,6 +137,7 @@ def test_structures_have_distinct_names() -> None:
     changes: list[dict[str, Any]] = [
         {}, {"biases": True}, {"gated_mlp": False}, {"positions": "learned"}, {"query_key_norm": True},
         {"joint_query_key_norm": True}, {"pre_norms": False}, {"post_norms": True}, {"residual_multiplier": 0.5},
+        {"parallel_residual": True},
         {"norm_unit_offset": True}, {"kv_heads": 4}, {"norm": "rmsnorm"},
     ]  # fmt: skip
     assert len({structure(odd(**change)) for change in changes}) == len(changes)

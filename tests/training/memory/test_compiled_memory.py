@@ -61,6 +61,7 @@ def small(model: str) -> Architecture:
         heads=6,
         kv_heads=6 if whole.kv_heads == whole.heads else 2,
         head_size=16,
+        rotary_size=None if whole.rotary_size is None else 4,
     )
 
 
@@ -118,6 +119,8 @@ def widest(moments: tuple[Live, ...], a: Architecture) -> int:
     [
         ("gpt2", {"precision": "bf16"}, 0.06),
         ("gemma-3-1b", {"precision": "bf16"}, 0.06),
+        ("pythia-70m", {"precision": "bf16"}, 0.06),
+        ("pythia-70m", {"gradient_checkpointing": "selective"}, 0.02),
         ("qwen3-0.6b", {"gradient_checkpointing": "selective"}, 0.02),
         # Priced as if attention's half was made again at once with the MLP's, which waits in truth.
         ("qwen3-0.6b", {"gradient_checkpointing": "attention"}, 0.23),

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from memconsole.memory.activations.jax_block import jax_block
 from memconsole.plan.plan import Checkpointing, Plan, replace
 from memconsole_jax import target
 from memconsole_jax.compiled.programs import Programs
@@ -77,6 +78,30 @@ def test_the_output_of_fused_attention_is_kept_in_one_shape_only() -> None:
     assert (a.layers, b, t, a.heads, a.head_size) in stacked
     assert a.query_width != a.hidden_size
     assert (a.layers, b, t, a.query_width) not in stacked
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("mode", ["none", "selective", "attention", "full"])
+def test_a_block_keeps_the_bytes_that_the_formula_lists(mode: str, parallel: bool) -> None:
+    a = msgspec.structs.replace(
+        tiny_models.ARCHITECTURES["gpt_neox"], layers=5, parallel_residual=parallel
+    )
+    changes = {
+        "backend": "jax",
+        "train.batch_size": 3,
+        "data.sequence_length": 64,
+        "optimize.gradient_checkpointing": mode,
+    }
+    plan = replace(Plan(), changes)
+    programs = Programs.of(plan, a, "cpu", jax.devices()[0])
+    loss = LANGUAGE.loss(plan, a)
+    program = jax.make_jaxpr(jax.grad(loss))(programs.trained_shapes, {}, programs.arrays(3))
+    forward = next(
+        e for e in program.jaxpr.eqns if e.primitive.name == "scan" and not e.params["reverse"]
+    )
+    stacked = [v.aval for v in forward.outvars if v.aval.shape[:2] == (5, 3)]
+    kept = sum(v.size * v.dtype.itemsize for v in stacked)
+    assert kept == 5 * 3 * 64 * jax_block(a, "fp32", mode, "cpu", 0).kept
 
 
 @pytest.mark.parametrize("rows", [1, 4])

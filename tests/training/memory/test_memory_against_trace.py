@@ -234,6 +234,37 @@ def test_matrices_without_adapters_keep_less(
         assert expected[phase] == pytest.approx(found[phase], rel=0.03), phase
 
 
+ADAPTERS = {"optimize.freeze_base": True, "optimize.lora_rank": 4}
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.parametrize(
+    ("changes", "near"),
+    [
+        ({"optimize.precision": "bf16"}, 0.01),
+        ({"optimize.gradient_checkpointing": "selective"}, 0.01),
+        (ADAPTERS, 0.01),
+        (ADAPTERS | {"optimize.lora_targets": "mlp"}, 0.01),
+        (ADAPTERS | {"optimize.lora_targets": "attention"}, 0.08),
+    ],
+    ids=str,
+)
+def test_a_parallel_block_is_priced_as_it_is_traced(
+    changes: dict[str, Any], near: float, kind: str
+) -> None:
+    architecture = Architecture(
+        family="gpt_neox", vocab_size=1000, hidden_size=192, layers=3, heads=6, kv_heads=6, head_size=32,
+        intermediate_size=768, max_positions=512, norm="layernorm", activation="gelu", gated_mlp=False,
+        biases=True, rotary_size=8, parallel_residual=True, tied_embeddings=False,
+    )  # fmt: skip
+    sizes = {"data.sequence_length": 128, "train.batch_size": 4}
+    case = Case(architecture, replace(Plan(), sizes | changes), kind)
+    expected, found = estimated(case), traced(case)
+    assert expected["loss"] == pytest.approx(found["loss"], rel=0.01)
+    assert expected["backward"] == pytest.approx(found["backward"], rel=near)
+    assert expected["evaluation"] == pytest.approx(found["evaluation"], rel=0.02)
+
+
 def test_chunks_of_the_loss_do_not_pile_up() -> None:
     """Chunk after chunk needs no more than the first, but for what the rows themselves take."""
     one, many = (

@@ -32,8 +32,8 @@ from memconsole_trainer.engine import WeightsError
 from memconsole_trainer.randomness import generator
 from memconsole_trainer.weights import bitnet, trained
 from memconsole_trainer.weights.export import export
-from memconsole_trainer.weights.huggingface import stored
 from memconsole_trainer.weights.initialize import InitialWeights
+from memconsole_trainer.weights.places import stored
 from tests.training.harness.runs import attempt, plan, told
 from tests.training.harness.tiny_models import ARCHITECTURES
 
@@ -76,7 +76,7 @@ class Lively:
         return array + 0.1 * generator(2, name).standard_normal(array.shape, dtype=np.float32)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama-untied", "gemma3"])
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "llama-untied", "gemma3"])
 def test_an_export_holds_codes_for_matrices_alone_and_reads_back_as_they_say(
     kind: str, tmp_path: Path
 ) -> None:

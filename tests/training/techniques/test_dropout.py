@@ -94,16 +94,18 @@ def test_dropping_loads_no_compiler() -> None:
 
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_a_recomputed_block_has_the_masks_of_its_forward_pass(mode: str) -> None:
-    for changes, kind in ((WHOLE | ALL | {"optimize.lora_dropout": 0.0}, "gpt2"), (ALL, "llama")):
+    whole = WHOLE | ALL | {"optimize.lora_dropout": 0.0}
+    for changes, kind in ((whole, "gpt2"), (whole, "gpt_neox"), (ALL, "llama")):
         plain = plan_with("torch", changes)
         again = replace(plain, {"optimize.gradient_checkpointing": mode})
         assert losses(built(plain, kind), plain, 0, 3) == losses(built(again, kind), again, 0, 3)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
 @pytest.mark.parametrize("backend", ["torch", "jax"])
-def test_a_resumed_run_has_the_same_masks_and_an_evaluation_none(backend: str) -> None:
+def test_a_resumed_run_has_the_same_masks_and_an_evaluation_none(backend: str, kind: str) -> None:
     plan = plan_with(backend, ALL | {"optimize.accumulation_steps": 2, "train.batch_size": 2})
-    engine = built(plan, "llama")
+    engine = built(plan, kind)
     losses(engine, plan, 0, 1)
     state = State(engine)
     evaluated = engine.evaluate([batch(plan, 3)]).loss
@@ -115,7 +117,7 @@ def test_a_resumed_run_has_the_same_masks_and_an_evaluation_none(backend: str) -
     assert engine.evaluate([batch(plan, 3)]).loss == evaluated
     if backend == "torch":
         without = replace(plan, dict.fromkeys(ALL, 0.0) | {"train.seed": 5})
-        other = built(without, "llama")
+        other = built(without, kind)
         other.load_state(state)
         assert other.evaluate([batch(plan, 3)]).loss == evaluated
         assert losses(other, without, 1, 3) != onwards

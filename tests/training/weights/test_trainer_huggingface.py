@@ -20,6 +20,7 @@ from memconsole_torch.models.decoder import Decoder
 from memconsole_trainer.engine import WeightsError
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights, exported
 from memconsole_trainer.weights.initialize import InitialWeights
+from tests.training.harness import tiny_models
 
 transformers = pytest.importorskip("transformers")
 
@@ -120,6 +121,28 @@ def test_gpt2_matrices_are_transposed_and_the_fused_projection_is_split(tmp_path
     np.testing.assert_array_equal(key, fused[:, 32:64].T)
     up = weights.tensor("layers.1.mlp.up.weight")
     np.testing.assert_array_equal(up, block.mlp.c_fc.weight.detach().numpy().T)
+
+
+def test_the_fused_projection_of_gpt_neox_is_split_head_by_head_and_masks_are_no_weights(
+    tmp_path: Path,
+) -> None:
+    model = tiny_models.save("gpt_neox", tmp_path)
+    file = tmp_path / "model.safetensors"
+    masks = {
+        "gpt_neox.layers.0.attention.bias": np.ones((1, 1, 128, 128), bool),
+        "gpt_neox.layers.0.attention.masked_bias": np.float32([-1e9]),
+        "gpt_neox.layers.0.attention.rotary_emb.inv_freq": np.ones(1, np.float32),
+    }
+    save_file({**load_file(file), **masks}, file, {"format": "pt"})
+    weights = HuggingFaceWeights(tmp_path, tiny_models.ARCHITECTURES["gpt_neox"])
+    fused = model.gpt_neox.layers[1].attention.query_key_value
+    for name in ("weight", "bias"):
+        whole = getattr(fused, name).detach().numpy()
+        for part, start in (("query", 0), ("key", 8), ("value", 16)):
+            found = weights.tensor(f"layers.1.attention.{part}.{name}")
+            for head in range(4):
+                own = whole[24 * head + start : 24 * head + start + 8]
+                np.testing.assert_array_equal(found[8 * head : 8 * head + 8], own)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama-untied", "gemma3"])

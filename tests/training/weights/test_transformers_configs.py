@@ -90,3 +90,25 @@ def test_shapes_agree_with_transformers_for_random_configs(
     if model_type == "gemma2":
         local = [kind == "sliding_attention" for kind in made.layer_types]
         assert [read.is_local(i) for i in range(layers)] == local
+
+
+@given(st.sampled_from([1, 2, 6]), st.sampled_from([0.25, 0.5, 1.0]), st.booleans(), st.booleans())
+def test_shapes_of_gpt_neox_agree_with_transformers(
+    heads: int, share: float, parallel: bool, tied: bool
+) -> None:
+    config: dict[str, Any] = {
+        **TINY,
+        "model_type": "gpt_neox",
+        "num_attention_heads": heads,
+        "intermediate_size": 40,
+        "rotary_pct": share,
+        "rotary_emb_base": 500,
+        "use_parallel_residual": parallel,
+        "tie_word_embeddings": tied,
+    }
+    made = transformers_config(config)
+    read = architecture_from_config(config, "config.json")
+    assert sizes(read).total == transformers_count(made)
+    assert (
+        architecture_from_config(json.loads(made.to_json_string(use_diff=False)), "again") == read
+    )

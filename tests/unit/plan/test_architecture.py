@@ -19,7 +19,7 @@ flags = st.booleans()
 def architectures(draw: st.DrawFn) -> Architecture:
     kv_heads = draw(st.integers(1, 3))
     return Architecture(
-        family=draw(st.sampled_from(["gpt2", "llama", "gemma", "gemma3"])),
+        family=draw(st.sampled_from(["gpt2", "gpt_neox", "llama", "gemma", "gemma3"])),
         vocab_size=draw(st.integers(257, 999)),
         hidden_size=draw(st.integers(8, 64)),
         layers=draw(st.integers(1, 5)),
@@ -36,6 +36,7 @@ def architectures(draw: st.DrawFn) -> Architecture:
         joint_query_key_norm=draw(flags),
         pre_norms=draw(flags),
         post_norms=draw(flags),
+        parallel_residual=draw(flags),
         norm_unit_offset=draw(flags),
         auxiliary_rows=draw(st.integers(0, 9)),
         diagnostic_classes=draw(st.integers(0, 9)),

@@ -56,6 +56,12 @@ def test_the_longest_rows_of_pretraining_may_be_named_beside_the_scaling() -> No
     assert scaling.original_positions == 4096
 
 
+def test_a_gpt_neox_may_be_serial_and_rotate_whole_heads() -> None:
+    config = {**PYTHIA, "use_parallel_residual": False, "rotary_pct": 1.0, "rotary_emb_base": 500}
+    read = architecture_from_config(config, "config.json")
+    assert (read.parallel_residual, read.rotary_size, read.rope_theta) == (False, None, 500.0)
+
+
 def test_no_rope_layers_may_be_empty_or_name_every_layer() -> None:
     every = {**SMOLLM3, "no_rope_layers": [1] * 36}
     assert architecture_from_config(every, "config.json").unrotated_every == 0
@@ -75,6 +81,7 @@ GEMMA2 = PUBLISHED["gemma-2-2b"]
 SMOLLM3 = PUBLISHED["smollm3-3b"]
 GRANITE = PUBLISHED["granite-3.1-2b"]
 OLMO2 = PUBLISHED["olmo-2-1b"]
+PYTHIA = PUBLISHED["pythia-70m"]
 LONG = {"type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [1.5, 2.0]}
 PHI4 = {
     **PUBLISHED["phi-4"],
@@ -118,6 +125,14 @@ PHI4 = {
         (OLMO2, {"attention_bias": True}, "attention_bias = true"),
         (OLMO2, {"hidden_act": "gelu"}, 'hidden_act = "gelu"'),
         (OLMO2, {"model_type": "olmoe"}, 'model_type = "olmoe"'),
+        (PYTHIA, {"attention_bias": False}, "attention_bias = false"),
+        (PYTHIA, {"hidden_act": "relu"}, 'hidden_act = "relu"'),
+        (PYTHIA, {"rotary_pct": 0.01}, "rotary_pct = 0.01"),
+        (PYTHIA, {"rope_parameters": {"partial_rotary_factor": 2.0}}, "partial_rotary_factor = 2.0"),
+        (PYTHIA, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 'rope_type = "dynamic"'),
+        (PYTHIA, {"num_attention_heads": 7}, "hidden_size = 512"),
+        (PYTHIA, {"use_parallel_residual": 1}, "use_parallel_residual = 1"),
+        (PYTHIA, {"model_type": "gpt_neox_japanese"}, 'model_type = "gpt_neox_japanese"'),
         (LLAMA, {"rope_scaling": {"rope_type": "llama3"}}, "factor"),
         (LLAMA, {"rope_scaling": 3}, "rope_scaling"),
         (LLAMA, {"quantization_config": {"bits": 4}}, "quantization_config"),
@@ -187,7 +202,15 @@ json_values = st.recursive(
     st.dictionaries(
         st.sampled_from(
             sorted(
-                {*LLAMA, *GEMMA3, *PUBLISHED["gpt2"], "layer_types", "rope_parameters", "n_inner"}
+                {
+                    *LLAMA,
+                    *GEMMA3,
+                    *PYTHIA,
+                    *PUBLISHED["gpt2"],
+                    "layer_types",
+                    "rope_parameters",
+                    "n_inner",
+                }
             )
         ),
         json_values,

@@ -85,10 +85,11 @@ class Recommender:
             y = self.norm(f"{at}.attention_norm", x) if a["pre_norms"] else x
             y = self.attention(f"{at}.attention", y, seen, turn)
             y = self.norm(f"{at}.attention_post_norm", y) if a["post_norms"] else y
-            x = x + a["residual_multiplier"] * y
+            summed = x + a["residual_multiplier"] * y
+            x = x if a["parallel_residual"] else summed
             y = self.mlp(f"{at}.mlp", self.norm(f"{at}.mlp_norm", x) if a["pre_norms"] else x)
             y = self.norm(f"{at}.mlp_post_norm", y) if a["post_norms"] else y
-            x = x + a["residual_multiplier"] * y
+            x = summed + a["residual_multiplier"] * y
         return self.norm("norm", x)
 
     def attention(self, name: str, x: Tensor, seen: Tensor, turn: str | None) -> Tensor:

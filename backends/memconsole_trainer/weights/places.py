@@ -1,0 +1,175 @@
+"""Maps canonical parameter names to tensors of Hugging Face checkpoints.
+
+Both backends use the same mapping, for reading and for exporting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.model import Parameter
+
+
+@dataclass(frozen=True)
+class ParameterPlace:
+    """Location of one canonical parameter: part `part` of the `parts` equal parts of `name`'s
+    output rows."""
+
+    name: str
+    transpose: bool = False
+    """Whether it is stored as (in, out), as in GPT-2's Conv1D."""
+    part: int = 0
+    parts: int = 1
+    first: int | None = None
+    """The first row of this part, if the parts are not equal; then `total` is the number of rows of all parts."""
+    total: int | None = None
+    alternating: int = 0
+    """Rows of a part after which those of the next one follow; 0 if all rows of a part are together."""
+
+    def rows(self, own: int) -> int:
+        """Output rows of the whole stored tensor, of which `own` are this parameter's."""
+        return own * self.parts if self.total is None else self.total
+
+    def own_rows(self, own: int) -> slice | NDArray[np.intp]:
+        """Where these `own` rows are in the stored tensor."""
+        if self.alternating:
+            groups = np.arange(self.rows(own)).reshape(-1, self.parts, self.alternating)
+            return groups[:, self.part].reshape(-1)
+        first = self.part * own if self.first is None else self.first
+        return slice(first, first + own)
+
+
+_GPT2_TOP = {
+    "embedding": "transformer.wte",
+    "positions": "transformer.wpe",
+    "norm": "transformer.ln_f",
+    "head": "lm_head",
+}
+_GPT2_LAYER = {
+    "attention_norm": "ln_1",
+    "attention.query": "attn.c_attn",
+    "attention.key": "attn.c_attn",
+    "attention.value": "attn.c_attn",
+    "attention.output": "attn.c_proj",
+    "mlp_norm": "ln_2",
+    "mlp.up": "mlp.c_fc",
+    "mlp.down": "mlp.c_proj",
+}
+_FUSED = {"attention.query": 0, "attention.key": 1, "attention.value": 2}
+"""The parts of the matrix of queries, keys and values of GPT-2 and GPT-NeoX."""
+_LLAMA_TOP = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+_LLAMA_LAYER = {
+    "attention_norm": "input_layernorm",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.output": "self_attn.o_proj",
+    "attention.query_norm": "self_attn.q_norm",
+    "attention.key_norm": "self_attn.k_norm",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+}
+_POST_NORMED_LAYER = _LLAMA_LAYER | {
+    "attention_post_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
+}
+_NEOX_TOP = {
+    "embedding": "gpt_neox.embed_in",
+    "norm": "gpt_neox.final_layer_norm",
+    "head": "embed_out",
+}
+_NEOX_LAYER = {
+    "attention_norm": "input_layernorm",
+    "attention.query": "attention.query_key_value",
+    "attention.key": "attention.query_key_value",
+    "attention.value": "attention.query_key_value",
+    "attention.output": "attention.dense",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp.up": "mlp.dense_h_to_4h",
+    "mlp.down": "mlp.dense_4h_to_h",
+}
+_QKV, _GATE_UP = (
+    ("self_attn.qkv_proj", ("attention.query", "attention.key", "attention.value")),
+    ("mlp.gate_up_proj", ("mlp.gate", "mlp.up")),
+)
+_PHI3_JOINED = {name: joined for joined in (_QKV, _GATE_UP) for name in joined[1]}
+"""The stored module of each joined matrix, with the matrices that it contains, in the order of their rows."""
+_TOP = {"gpt2": _GPT2_TOP, "gpt_neox": _NEOX_TOP}
+
+
+def head_name(architecture: Architecture) -> str:
+    """The module of the head in a checkpoint."""
+    return _top(architecture)["head"]
+
+
+def inner_prefix(architecture: Architecture) -> str:
+    """The prefix of the names of all other modules."""
+    return _top(architecture)["norm"].partition(".")[0] + "."
+
+
+def _top(a: Architecture) -> dict[str, str]:
+    return _TOP.get(a.family, _LLAMA_TOP)
+
+
+def stored(parameter: Parameter, architecture: Architecture) -> ParameterPlace | None:
+    """Location of `parameter` in a Hugging Face checkpoint of this family; None if it is not stored
+    there."""
+    if parameter.role == "auxiliary" or parameter.name.startswith("diagnostic_head"):
+        return None
+    stem, _, kind = parameter.name.rpartition(".")
+    family = architecture.family
+    if parameter.layer is None:
+        return ParameterPlace(f"{_top(architecture)[stem]}.{kind}")
+    inner = stem.removeprefix(f"layers.{parameter.layer}.")
+    part, parts = (_FUSED[inner], len(_FUSED)) if inner in _FUSED else (0, 1)
+    if family == "gpt2":
+        name = f"transformer.h.{parameter.layer}.{_GPT2_LAYER[inner]}.{kind}"
+        matrix = kind == "weight" and parameter.role == "matrix"
+        return ParameterPlace(name, transpose=matrix, part=part, parts=parts)
+    if family == "gpt_neox":
+        name = f"gpt_neox.layers.{parameter.layer}.{_NEOX_LAYER[inner]}.{kind}"
+        by_head = architecture.head_size if parts > 1 else 0
+        return ParameterPlace(name, part=part, parts=parts, alternating=by_head)
+    if family == "phi3" and inner in _PHI3_JOINED:
+        return _joined(parameter.layer, inner, kind, architecture)
+    table = _POST_NORMED_LAYER if architecture.post_norms else _LLAMA_LAYER
+    return ParameterPlace(f"model.layers.{parameter.layer}.{table[inner]}.{kind}")
+
+
+def _joined(layer: int, inner: str, kind: str, a: Architecture) -> ParameterPlace:
+    """Location of a matrix of Phi-3, which is stored below others of the same inputs."""
+    module, names = _PHI3_JOINED[inner]
+    widths = {"attention.query": a.query_width, "attention.key": a.key_width,
+              "attention.value": a.key_width}  # fmt: skip
+    sizes = [widths.get(name, a.intermediate_size) for name in names]
+    part = names.index(inner)
+    return ParameterPlace(
+        f"model.layers.{layer}.{module}.{kind}",
+        part=part,
+        parts=len(names),
+        first=sum(sizes[:part]),
+        total=sum(sizes),
+    )
+
+
+def taken(whole: NDArray[np.generic], place: ParameterPlace, rows: int) -> NDArray[np.generic]:
+    """Extract the canonical tensor of `rows` rows at `place` from the stored tensor `whole`."""
+    if place.transpose:
+        whole = whole.T
+    return np.ascontiguousarray(whole[place.own_rows(rows)])
+
+
+def assembled(parts: list[tuple[ParameterPlace, NDArray[np.generic]]]) -> NDArray[np.generic]:
+    """The stored tensor of its parts, not transposed."""
+    place, first = parts[0]
+    whole = np.empty((place.rows(len(first)), *first.shape[1:]), first.dtype)
+    for place, array in parts:
+        whole[place.own_rows(len(array))] = array
+    return whole
