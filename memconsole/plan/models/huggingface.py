@@ -17,6 +17,7 @@ from memconsole import regular_file
 from memconsole.once_per_version import once_per_version
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.config_reader import Config, refusal
+from memconsole.plan.models.layernorm_families import TANH_GELU, gpt2, gpt_neox
 from memconsole.plan.models.rotary_config import rope, rotary_size
 from memconsole.plan.plan import PlanError, quote
 
@@ -61,7 +62,6 @@ _WITH_IMAGES: dict[str, dict[str, Any]] = {
     "mistral3": {},
 }
 """Model types that also see images, with the sizes that their files may leave out. Their language model is read."""
-_TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
 
 
 def architecture_from_config(config: Mapping[str, Any], where: str) -> Architecture:
@@ -140,68 +140,6 @@ def _read(path: Path) -> Architecture:
     if not isinstance(config, dict):
         raise ValueError("not a JSON object")
     return architecture_from_config(config, str(path))
-
-
-def _gpt2(c: Config) -> Architecture:
-    hidden, heads = c.size("n_embd", 768), c.size("n_head", 12)
-    activation = c.text("activation_function", "gelu_new")
-    allowed = ("gelu", *_TANH_GELU)
-    if activation not in allowed:
-        raise refusal(c.where, "activation_function", activation, " or ".join(allowed))
-    return Architecture(
-        family="gpt2",
-        vocab_size=c.size("vocab_size", 50_257),
-        hidden_size=hidden,
-        layers=c.size("n_layer", 12),
-        heads=heads,
-        kv_heads=heads,
-        head_size=c.quotient("n_embd", hidden, heads),
-        intermediate_size=c.size("n_inner", 4 * hidden),
-        max_positions=c.size("n_positions", 1024),
-        norm="layernorm",
-        norm_eps=c.number("layer_norm_epsilon", 1e-5),
-        activation="gelu" if activation == "gelu" else "gelu_tanh",
-        gated_mlp=False,
-        biases=True,
-        positions="learned",
-        tied_embeddings=c.flag("tie_word_embeddings", True),
-        initializer_range=c.number("initializer_range", 0.02),
-    )
-
-
-def _gpt_neox(c: Config) -> Architecture:
-    """GPT-NeoX (Pythia): attention and MLP side by side, and rotary positions in a part of each head."""
-    hidden, heads = c.size("hidden_size"), c.size("num_attention_heads")
-    activation = c.text("hidden_act", "gelu")
-    allowed = ("gelu", *_TANH_GELU, "gelu_fast")
-    if activation not in allowed:
-        raise refusal(c.where, "hidden_act", activation, " or ".join(allowed))
-    if not c.flag("attention_bias", True):
-        raise refusal(c.where, "attention_bias", False, "true: anything else is not supported")
-    theta, scaling = rope(c, "full_attention", c.number("rotary_emb_base", 10_000.0))
-    head_size = c.quotient("hidden_size", hidden, heads)
-    return Architecture(
-        family="gpt_neox",
-        vocab_size=c.size("vocab_size"),
-        hidden_size=hidden,
-        layers=c.size("num_hidden_layers"),
-        heads=heads,
-        kv_heads=heads,
-        head_size=head_size,
-        intermediate_size=c.size("intermediate_size"),
-        max_positions=c.size("max_position_embeddings", 2048),
-        norm="layernorm",
-        norm_eps=c.number("layer_norm_eps", 1e-5),
-        activation="gelu" if activation == "gelu" else "gelu_tanh",
-        gated_mlp=False,
-        biases=True,
-        rope_theta=theta,
-        rope_scaling=scaling,
-        rotary_size=rotary_size(c, head_size, "rotary_pct", 0.25),
-        parallel_residual=c.flag("use_parallel_residual", True),
-        tied_embeddings=c.flag("tie_word_embeddings", False),
-        initializer_range=c.number("initializer_range", 0.02),
-    )
 
 
 def _rotary(
@@ -316,9 +254,9 @@ def _qwen3(c: Config) -> Architecture:
 def _gemma(c: Config) -> Architecture:
     # Files from before transformers 4.39 say "gelu", but the model was trained with the tanh approximation.
     if c.missing("hidden_activation"):
-        c.only("hidden_act", _TANH_GELU[1], (*_TANH_GELU, "gelu"))
+        c.only("hidden_act", TANH_GELU[1], (*TANH_GELU, "gelu"))
     else:
-        c.only("hidden_activation", None, _TANH_GELU)
+        c.only("hidden_activation", None, TANH_GELU)
     theta, scaling = rope(c, "full_attention", 10_000.0)
     return _rotary(
         c,
@@ -335,7 +273,7 @@ def _gemma(c: Config) -> Architecture:
 
 
 def _gemma2(c: Config) -> Architecture:
-    c.only("hidden_activation", _TANH_GELU[1], _TANH_GELU)
+    c.only("hidden_activation", TANH_GELU[1], TANH_GELU)
     theta, scaling = rope(c, "full_attention", 10_000.0)
     if scaling is not None:
         raise refusal(c.where, "rope_scaling", scaling.kind, "none beside a sliding window")
@@ -366,7 +304,7 @@ def _cap(c: Config, key: str, default: float) -> float | None:
 
 
 def _gemma3(c: Config) -> Architecture:
-    c.only("hidden_activation", _TANH_GELU[1], _TANH_GELU)
+    c.only("hidden_activation", TANH_GELU[1], TANH_GELU)
     theta, scaling = rope(c, "full_attention", 1_000_000.0)
     local_theta, local_scaling = rope(c, "sliding_attention", 10_000.0)
     if local_scaling is not None:
@@ -412,7 +350,7 @@ def _window(c: Config, usual: int) -> tuple[int | None, int]:
 
 
 _FAMILIES = {
-    "gpt2": _gpt2,
+    "gpt2": gpt2,
     "llama": _llama,
     "mistral": _mistral,
     "phi3": _phi3,
@@ -421,7 +359,7 @@ _FAMILIES = {
     "smollm3": _smollm3,
     "granite": _granite,
     "olmo2": _olmo2,
-    "gpt_neox": _gpt_neox,
+    "gpt_neox": gpt_neox,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,

@@ -1,0 +1,72 @@
+"""Reads config.json of the families with layer norms and biases: GPT-2 and GPT-NeoX."""
+
+from __future__ import annotations
+
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.config_reader import Config, refusal
+from memconsole.plan.models.rotary_config import rope, rotary_size
+
+TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
+"""Names of the tanh approximation of GELU."""
+
+
+def gpt2(c: Config) -> Architecture:
+    hidden, heads = c.size("n_embd", 768), c.size("n_head", 12)
+    activation = c.text("activation_function", "gelu_new")
+    allowed = ("gelu", *TANH_GELU)
+    if activation not in allowed:
+        raise refusal(c.where, "activation_function", activation, " or ".join(allowed))
+    return Architecture(
+        family="gpt2",
+        vocab_size=c.size("vocab_size", 50_257),
+        hidden_size=hidden,
+        layers=c.size("n_layer", 12),
+        heads=heads,
+        kv_heads=heads,
+        head_size=c.quotient("n_embd", hidden, heads),
+        intermediate_size=c.size("n_inner", 4 * hidden),
+        max_positions=c.size("n_positions", 1024),
+        norm="layernorm",
+        norm_eps=c.number("layer_norm_epsilon", 1e-5),
+        activation="gelu" if activation == "gelu" else "gelu_tanh",
+        gated_mlp=False,
+        biases=True,
+        positions="learned",
+        tied_embeddings=c.flag("tie_word_embeddings", True),
+        initializer_range=c.number("initializer_range", 0.02),
+    )
+
+
+def gpt_neox(c: Config) -> Architecture:
+    """GPT-NeoX (Pythia): attention and MLP side by side, and rotary positions in a part of each head."""
+    hidden, heads = c.size("hidden_size"), c.size("num_attention_heads")
+    activation = c.text("hidden_act", "gelu")
+    allowed = ("gelu", *TANH_GELU, "gelu_fast")
+    if activation not in allowed:
+        raise refusal(c.where, "hidden_act", activation, " or ".join(allowed))
+    if not c.flag("attention_bias", True):
+        raise refusal(c.where, "attention_bias", False, "true: anything else is not supported")
+    theta, scaling = rope(c, "full_attention", c.number("rotary_emb_base", 10_000.0))
+    head_size = c.quotient("hidden_size", hidden, heads)
+    return Architecture(
+        family="gpt_neox",
+        vocab_size=c.size("vocab_size"),
+        hidden_size=hidden,
+        layers=c.size("num_hidden_layers"),
+        heads=heads,
+        kv_heads=heads,
+        head_size=head_size,
+        intermediate_size=c.size("intermediate_size"),
+        max_positions=c.size("max_position_embeddings", 2048),
+        norm="layernorm",
+        norm_eps=c.number("layer_norm_eps", 1e-5),
+        activation="gelu" if activation == "gelu" else "gelu_tanh",
+        gated_mlp=False,
+        biases=True,
+        rope_theta=theta,
+        rope_scaling=scaling,
+        rotary_size=rotary_size(c, head_size, "rotary_pct", 0.25),
+        parallel_residual=c.flag("use_parallel_residual", True),
+        tied_embeddings=c.flag("tie_word_embeddings", False),
+        initializer_range=c.number("initializer_range", 0.02),
+    )
