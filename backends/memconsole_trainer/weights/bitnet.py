@@ -39,7 +39,7 @@ CONFIG: dict[str, Any] = {
         "quant_method": "bitnet",
         "linear_class": "autobitlinear",
         "quantization_mode": "offline",
-        "modules_to_not_convert": ["lm_head"],
+        "modules_to_not_convert": ["lm_head", "embed_out"],  # names of the head
     }
 }
 Array = NDArray[np.generic]
