@@ -65,7 +65,7 @@ def _plain_forward(
     cap: float | None,
 ) -> tuple[Array, Any]:
     rows, labels = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)  # (N, C), (N,)
-    logits = rows @ _padded(head.astype(hidden.dtype)).T  # (N, V)
+    logits = rows @ _narrowed(head, hidden).T  # (N, V)
     nats, picked = _nats(_of_vocabulary(logits, head.shape[0], cap), labels)
     kept = hidden, head, labels, logits, (nats, picked), share, begun
     return _total(nats, labels) * share, kept
@@ -80,7 +80,7 @@ def _plain_backward(cap: float | None, kept: Any, cotangent: Array) -> tuple[Any
     # In this order XLA on a CPU makes a transposed copy of the rows; in the other order, of the
     # larger slopes.
     head_gradient = jnp.matmul(rows.T, slope).T[: head.shape[0]]
-    hidden_gradient = (slope @ _padded(head.astype(hidden.dtype))).reshape(hidden.shape)
+    hidden_gradient = (slope @ _narrowed(head, hidden)).reshape(hidden.shape)
     if begun is None:
         return hidden_gradient, head_gradient.astype(head.dtype), None, None, None
     return hidden_gradient, None, None, None, begun + head_gradient.astype(jnp.float32)
@@ -123,10 +123,7 @@ def _chunked_forward(
 ) -> tuple[Array, Any]:
     def of_rows(hidden: Array, targets: Array, head: Array, share: Array, start: Array) -> Any:
         parts, labels = _chunks(hidden, targets)
-        if target.kind() == "cpu" and head.dtype != hidden.dtype:
-            # Make the head depend on these rows. Otherwise XLA would narrow it once for all
-            # micro-batches and keep it.
-            head += 0 * hidden[0, 0, 0]
+        head = _of_these_rows(head, hidden)
         matrix = head.astype(hidden.dtype)
 
         def step(carry: tuple[Array, Array], part: tuple[Array, Array]) -> tuple[Any, Array]:
@@ -185,7 +182,21 @@ def _slope(logits: Array, targets: Array, nats: Array, picked: Array, cap: float
     hit = lax.broadcasted_iota(jnp.int32, logits.shape, 1) == targets[:, None]
     shares = jnp.exp(logits - (nats + picked)[:, None])
     slope = jnp.where((targets != MASKED)[:, None], shares - hit, 0.0)
-    return slope if cap is None else slope * (1 - jnp.square(logits / cap))
+    # Logits of padding are far below the cap. Their slope stays 0.
+    return slope if cap is None else slope * (1 - jnp.minimum(jnp.square(logits / cap), 1.0))
+
+
+def _narrowed(head: Array, hidden: Array) -> Array:
+    """The head in the dtype of `hidden` (B, T, C), padded."""
+    return _padded(_of_these_rows(head, hidden).astype(hidden.dtype))
+
+
+def _of_these_rows(head: Array, hidden: Array) -> Array:
+    """The head. On a CPU it depends on `hidden` if their dtypes differ. Otherwise XLA would narrow it once for all
+    micro-batches and keep it."""
+    if target.kind() == "cpu" and head.dtype != hidden.dtype:
+        return head + 0 * hidden[0, 0, 0]
+    return head
 
 
 def _padded(matrix: Array) -> Array:
