@@ -77,9 +77,7 @@ def moments(step: StepSizes) -> Iterator[Moment]:
 
     gathered = _Gathered.of(step, c)
 
-    def at(
-        phase: str, gradients: int, live: int, loss: int, work: float, whole: int = gathered.block
-    ) -> Moment:
+    def at(phase: str, gradients: int, live: int, loss: int, work: float, whole: int) -> Moment:
         model = step.weights + whole
         return Moment(phase, model, gradients, resident, live, loss, int(work + copies), step.data)
 
@@ -108,9 +106,9 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     through_mlp = dropping + of_mlp * t + overlap.mlp_stream * stream + layer
     through_attention = dropping + of_attention * t + scores + overlap.heads_stream * stream + layer
     summed = standing + blocks + made_head
-    yield at("backward", summed, kept, 0, through_mlp)
-    yield at("backward", summed, kept, 0, through_attention)
-    yield at("backward", summed + looked_up, 0, 0, stream)
+    yield at("backward", summed, kept, 0, through_mlp, gathered.backward)
+    yield at("backward", summed, kept, 0, through_attention, gathered.backward)
+    yield at("backward", summed + looked_up, 0, 0, stream, gathered.backward)
     yield Moment(
         "optimizer step",
         weights=step.weights,
@@ -138,12 +136,13 @@ def moments(step: StepSizes) -> Iterator[Moment]:
 class _Gathered(NamedTuple):
     """Bytes of weights that a device gathers because it holds only a share of them. All are 0 if it holds them whole."""
 
-    block: int = 0
-    """While a block computes: its weights one after another, in the type that computes."""
     forward: int = 0
-    """While blocks run forward: also the embedding in fp32, if the head uses it again."""
+    """While blocks run forward: the weights of a block one after another, in the type that computes, and the embedding
+    in fp32, if the head uses it again."""
     head: int = 0
     """While the loss is computed."""
+    backward: int = 0
+    """While blocks run backward: the weights of a block, and what all micro-batches share."""
 
     @classmethod
     def of(cls, step: StepSizes, element: int) -> _Gathered:
@@ -156,8 +155,11 @@ class _Gathered(NamedTuple):
         turned = 2 * head // step.shards if a.vocab_size % step.shards else 0
         # A rounded or padded copy, which the loss counts, takes its place, unless micro-batches share it.
         copied = step.compute == 2 or (_is_padded(step) and not step.plan.optimize.fused_loss)
-        whole = 0 if copied and not step.accumulates else head
-        return cls(block, block + (0 if s.head else head), whole + turned)
+        if not step.accumulates:
+            return cls(block + (0 if s.head else head), (0 if copied else head) + turned, block)
+        # XLA gathers the embedding and the head once for all micro-batches, and keeps them.
+        shared = 4 * (s.embedding + s.head)
+        return cls(block + shared, shared + turned, block + shared)
 
 
 def _rounded_blocks(step: StepSizes, overlap: Overlap) -> int:
@@ -188,7 +190,9 @@ def _loss(step: StepSizes, overlap: Overlap) -> tuple[int, int]:
     backward pass of the blocks."""
     a, t = step.architecture, step.tokens
     narrow = step.compute == 2 and step.kind != "cpu"
-    cast = overlap.cast_head * 2 * step.head if narrow and not step.rounded else 0
+    # A frozen head is stored in 16 bits.
+    casts = narrow and not step.rounded and step.flow.head
+    cast = overlap.cast_head * 2 * step.head if casts else 0
     gradient = step.gradient * step.head if step.flow.head else 0
     chunked = step.plan.optimize.fused_loss
     if step.kind == "cpu":
@@ -197,6 +201,8 @@ def _loss(step: StepSizes, overlap: Overlap) -> tuple[int, int]:
         # the hidden states is computed.
         cast += gradient if not chunked or _chunk(step, t) < t else 0
     if chunked:
+        if step.kind not in ("cpu", "tpu"):
+            return _chunk_on_gpu(step) + (2 * step.head if casts else 0), gradient
         copies = overlap.chunk_16 if narrow else overlap.chunk
         return int(copies * 4 * a.vocab_size * _chunk(step, t) + cast), gradient
     padded = _is_padded(step)
@@ -206,6 +212,17 @@ def _loss(step: StepSizes, overlap: Overlap) -> tuple[int, int]:
         gradient = min(gradient, 2 * step.head)
     pads = overlap.padded_head * (2 if narrow else 4) * step.head if padded else 0
     return int(copies * 4 * a.vocab_size * t + cast + pads), gradient
+
+
+def _chunk_on_gpu(step: StepSizes) -> int:
+    """Bytes of a chunk's logits, or of their gradient and its two products. XLA pads the gradient and the head for the
+    products. The head's gradient is a separate tensor until it is added to the sum over chunks."""
+    c, padded = step.compute, _is_padded(step)
+    elements = step.architecture.vocab_size * _chunk(step, step.tokens)
+    # In fp32 the gradient overwrites the logits, unless it is padded.
+    logits = (4 + c if c == 2 or padded else 4) * elements
+    products = c * (elements + padded * step.head) + (4 * step.head if step.flow.head else 0)
+    return max(logits, products)
 
 
 def _is_padded(step: StepSizes) -> bool:

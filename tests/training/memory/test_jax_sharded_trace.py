@@ -105,6 +105,19 @@ def test_the_formula_of_one_of_several_devices_is_near_its_plan(sharding: str) -
     assert xla.peak(step) == pytest.approx(planned(sharding).needed, rel=0.1)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_all_micro_batches_gather_once_is_priced_while_blocks_run_backwards(
+    tied: bool,
+) -> None:
+    model = msgspec.structs.replace(
+        WIDE, layers=2, hidden_size=256, intermediate_size=1024, tied_embeddings=tied
+    )
+    several = {"optimize.accumulation_steps": 2, "optimize.gradient_checkpointing": "full"}
+    found = planned("fsdp", model, **several, **CHUNKED).needed
+    estimated = xla.peak(step_of(plan_of("fsdp", several | CHUNKED), model, "cpu"))
+    assert estimated == pytest.approx(found, rel=0.06)
+
+
 def test_a_device_holds_its_share_of_weights_and_state() -> None:
     split = planned("fsdp")
     share = sum(4 * _share(name, shape) for name, shape in WEIGHTS.items())
