@@ -48,7 +48,7 @@ PULL = 0.08
 """Error, summed over the plans, that a coefficient must explain to move by itself from what the operations alone
 would hold: few plans move little."""
 COUNTED = {
-    "logits": 1.0, "logits_16": 1.0, "logits_16_padded": 0.5, "chunk": 1.0, "chunk_16": 1.5,
+    "logits": 1.0, "logits_16": 0.5, "logits_16_padded": 0.5, "chunk": 1.0, "chunk_16": 1.5,
     "padded_head": 2.0, "cast_head": 1.0, "early_blocks": 0.0,
     "early_blocks_chunked": 0.0, "loss_stream": 2.0,
     "mlp": 2.0, "mlp_16": 2.0, "mlp_stream": 2.0, "scores": 3.0, "heads": 3.0, "heads_stream": 2.0,
@@ -58,12 +58,13 @@ COUNTED = {
 COUNTED_BY_KIND = {
     # operands of matmuls are turned into copies
     "cpu": {"scores": 4.0, "layer": 1.0},
-    "tpu": {},
+    # the gradient of a chunk's logits overwrites them
+    "tpu": {"chunk_16": 1.0},
     "gpu": {},
     # gradients of all blocks are allocated before the loss; all that a block kept is copied from the stacks
     "gpu-learned": {"early_blocks": 1.0, "slice": 1.0},
     # 16-bit copies of fp32 operands: under selective checkpointing five of the MLP's widest array more than on a v5e
-    "tpu-v6e": {"mlp": 4.5},
+    "tpu-v6e": {"mlp": 4.5, "chunk_16": 1.0},
 }
 OWN = ("tpu-v6e",)
 """Targets whose programs overlap otherwise than others of their kind: coefficients are fitted to them alone."""

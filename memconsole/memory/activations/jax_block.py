@@ -30,6 +30,8 @@ class BlockBytes(msgspec.Struct, frozen=True, kw_only=True):
     mlp_again: int
     adapters_again: int
     """What the backward pass of the MLP holds of adapters in addition, if it recomputes the MLP."""
+    merged_again: int
+    """The same, if XLA computes a matrix and the first matrix of its adapter as one product."""
     passing: int
     """Temporaries at the peak of a forward pass that keeps nothing."""
 
@@ -70,15 +72,26 @@ def _adapter_inputs(a: Architecture, kind: str, rank: int, targets: LoraTargets)
     return attention + (twice if targets in ("all", "mlp") else -h - a.intermediate_size)
 
 
-def _adapters_again(a: Architecture, rank: int, targets: LoraTargets) -> int:
-    """Elements per token that XLA on a CPU holds in the backward pass of a recomputed MLP because its matrices have
-    adapters: what those of its inputs add and their gradients, beside the outputs of the matrices. (Found in XLA's plans
-    of 60 steps of four models.)"""
+def _adapters_again(a: Architecture, kind: str, rank: int, targets: LoraTargets) -> int:
+    """Elements per token that XLA holds in the backward pass of a recomputed MLP because its matrices have adapters: what
+    adapters add, beside the outputs of the matrices. On a CPU also their gradients and what adapters of the MLP's inputs
+    add. (Found in XLA's plans of 60 steps of four models.)"""
     if not rank or targets not in ("all", "mlp"):
         return 0
+    outputs = (2 if a.gated_mlp else 1) * a.intermediate_size
+    if kind != "cpu":
+        return outputs
     inputs = a.hidden_size if targets == "all" else -2 * a.hidden_size
-    outputs = 2 * (2 if a.gated_mlp else 1) * a.intermediate_size
-    return outputs + inputs + _adapter_inner(a, rank, targets)
+    return 2 * outputs + inputs + _adapter_inner(a, rank, targets)
+
+
+def _merged_again(a: Architecture, rank: int, targets: LoraTargets) -> int:
+    """Elements per token of attention's matrices that are part of the same product as the first matrix of an adapter.
+    They exist as long as the adapter's part is needed, that is until the backward pass of attention."""
+    if not rank or targets == "mlp":
+        return 0
+    queries = a.query_width + a.key_width
+    return queries if targets == "query-value" else queries + a.key_width + a.hidden_size
 
 
 @lru_cache(maxsize=1024)
@@ -91,43 +104,75 @@ def jax_block(
     targets: LoraTargets = "all",
 ) -> BlockBytes:
     """A block of the JAX decoder under scan. Attention scores exist for one chunk of queries at a time
-    (`jax_step.score_bytes`). XLA on a CPU computes and stores 16-bit types in fp32."""
+    (`jax_step.score_bytes`). XLA on a CPU computes 16-bit types in fp32. It keeps bf16 in fp32 too, but not fp16."""
     h, q, k, f = a.hidden_size, a.query_width, a.key_width, a.intermediate_size
     c = 4 if precision == "fp32" or kind == "cpu" else 2
-    # A norm's input, to recompute from; its output, which the next matmuls read.
-    norm = (4 * h if a.pre_norms else 0) + c * h
-    shared = 4 * h if a.parallel_residual else 0  # both norms read the same input
-    matmuls = c * (2 * q + 2 * k)  # rotated queries and keys, values, output
-    output = c * q + 4 * a.heads  # of attention, and the logarithms of its sums over scores
-    attention = norm + matmuls + 4 * a.heads + ((4 + c) * (q + k) if a.query_key_norm else 0)
+    attention, mlp = _attention(a, c), _mlp(a, c)
+    stored = 2 if precision == "fp16" else c
+    if stored < c:  # what matmuls read and make is there in both types
+        attention += stored * (h + 2 * q + 2 * k)
+        mlp += stored * (h + (3 if a.gated_mlp else 2) * f)
     gates = c * f * (2 if a.gated_mlp else 1)
-    mlp = norm - shared + gates + c * f  # gate, up, product; or up, activated up
-    everything = attention + mlp + (2 * c * h if a.post_norms else 0)
-    everything += c * _adapter_inner(a, rank, targets) + c * _adapter_inputs(a, kind, rank, targets)
-    outputs = output + c * (q + 2 * k + _summed(a) + (2 if a.gated_mlp else 1) * f)
-    outputs += (c * h if a.post_norms else 0) + c * _adapter_outputs(a, rank, targets)
+    matmuls = c * (2 * q + 2 * k) + 4 * a.heads
     scaled = 4 * h if a.residual_multiplier != 1.0 else 0  # the gradient of what the MLP adds
-    kept = {
-        "none": everything,
-        "selective": 4 * h + outputs,
-        "attention": 4 * h + output,
-        "full": 4 * h,
-    }[checkpointing]
     again = {
         "none": (0, 0),
-        "selective": (attention - matmuls - 4 * a.heads + c * (q + k), mlp - gates),
-        "attention": (attention - output, mlp + scaled),
+        "selective": (attention - matmuls + c * (q + k), mlp - gates),
+        "attention": (attention - c * q - 4 * a.heads, mlp + scaled),
         "full": (attention, mlp + scaled),
     }[checkpointing]
-    recomputed = checkpointing in ("attention", "full") and kind == "cpu"
-    adapters = _adapters_again(a, rank, targets) if recomputed else 0
+    recomputed = checkpointing in ("attention", "full") and kind != "tpu"
+    adapters = _adapters_again(a, kind, rank, targets) if recomputed else 0
+    merged = _merged_again(a, rank, targets) if recomputed and kind != "cpu" else 0
     return BlockBytes(
         element=c,
-        kept=kept,
+        kept=_kept(a, stored, checkpointing, kind, rank, targets),
         attention=attention,
         mlp=mlp,
         attention_again=again[0],
         mlp_again=again[1],
         adapters_again=(4 if precision == "fp32" else 2) * adapters,
+        merged_again=c * merged,
         passing=4 * h + 2 * c * h + gates + c * f,
     )
+
+
+def _attention(a: Architecture, c: int) -> int:
+    """Bytes per token that the attention half keeps without checkpointing, if an element has `c` bytes."""
+    q, k = a.query_width, a.key_width
+    # Rotated queries and keys, values, output, and the logarithms of the sums over scores.
+    matmuls = c * (2 * q + 2 * k) + 4 * a.heads
+    return _norm(a, c) + matmuls + ((4 + c) * (q + k) if a.query_key_norm else 0)
+
+
+def _mlp(a: Architecture, c: int) -> int:
+    """The same for the MLP: gate, up and their product, or up and what the activation makes of it."""
+    return _norm(a, c) + c * a.intermediate_size * (3 if a.gated_mlp else 2)
+
+
+def _norm(a: Architecture, c: int) -> int:
+    """A norm's input, to recompute from; and its output, which the next matmuls read."""
+    return (4 * a.hidden_size if a.pre_norms else 0) + c * a.hidden_size
+
+
+def _kept(
+    a: Architecture, c: int, checkpointing: str, kind: str, rank: int, targets: LoraTargets
+) -> int:
+    """Bytes per token that a block keeps from the forward to the backward pass."""
+    h, q, k, f = a.hidden_size, a.query_width, a.key_width, a.intermediate_size
+    output = c * q + 4 * a.heads  # of attention, and the logarithms of its sums over scores
+    if checkpointing == "full":
+        return 4 * h
+    if checkpointing == "attention":
+        return 4 * h + output
+    if checkpointing == "selective":
+        outputs = output + c * (q + 2 * k + h + (2 if a.gated_mlp else 1) * f)
+        outputs += c * h if a.post_norms else 0
+        return 4 * h + outputs + c * _adapter_outputs(a, rank, targets)
+    everything = _attention(a, c) + _mlp(a, c) + (2 * c * h if a.post_norms else 0)
+    everything += c * _adapter_inner(a, rank, targets) + c * _adapter_inputs(a, kind, rank, targets)
+    if (
+        kind == "tpu" and c == 4
+    ):  # norms' outputs and the product: only matmuls read them, in 16 bits
+        everything -= 2 * (2 * h + f)
+    return everything

@@ -39,6 +39,9 @@ PACKED_DEPTH = 600
 are in memory at a time (Eigen's `TensorContractionThreadPool.h`; measured as what products in XLA's programs allocate)."""
 PACKED_PRODUCTS = 2
 """How many products XLA computes at the same time on a CPU."""
+MERGED_BYTES = 32 * 2**20
+"""XLA for GPUs joins two products of the same tensor if the operands and the result of one of them are not larger
+(`xla_gpu_dot_merger_threshold_mb`)."""
 ALIGNED_ROWS = 16
 """`memconsole_jax.techniques.activations.fused_loss.ALIGNED_ROWS`."""
 
@@ -98,6 +101,8 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     again = overlap.again if c == 4 else 1.0
     of_mlp = again * (block.attention_again + block.mlp_again) + share * block.mlp + inner
     of_mlp += block.adapters_again
+    if c * t * (a.hidden_size + o.lora_rank) <= MERGED_BYTES:
+        of_mlp += block.merged_again
     of_attention = again * block.attention_again + share * block.attention
     of_attention += overlap.heads * c * a.query_width
     if one_chunk:  # gradients of keys and values are summed in fp32
@@ -166,7 +171,8 @@ def _rounded_blocks(step: StepSizes, overlap: Overlap) -> int:
     """Bytes of a 16-bit copy of matrices that are stored in fp32."""
     o = step.plan.optimize
     narrow = step.frozen_blocks and (step.compute == 2 or o.base_storage != "bf16")
-    if narrow or step.rounded:
+    # Only TPUs round the operands of products in fp32.
+    if narrow or step.rounded or (step.compute == 4 and step.kind != "tpu"):
         return 0
     return int(overlap.rounded_blocks * 2 * step.sizes.layers * step.sizes.block_matrices)
 
@@ -197,6 +203,8 @@ def _loss(step: StepSizes, overlap: Overlap) -> tuple[int, int]:
     chunked = step.plan.optimize.fused_loss
     if step.kind == "cpu":
         cast = 4 * step.head if step.compute == 2 else 0
+        if chunked and step.plan.optimize.precision == "fp16":
+            cast *= 3  # each of two products has its own head, and one is turned
         # The head's gradient is a separate tensor until it is added to the sum over chunks, or while the gradient of
         # the hidden states is computed.
         cast += gradient if not chunked or _chunk(step, t) < t else 0
@@ -210,8 +218,11 @@ def _loss(step: StepSizes, overlap: Overlap) -> tuple[int, int]:
     if narrow:
         copies = overlap.logits_16_padded if padded else overlap.logits_16
         gradient = min(gradient, 2 * step.head)
-    pads = overlap.padded_head * (2 if narrow else 4) * step.head if padded else 0
-    return int(copies * 4 * a.vocab_size * t + cast + pads), gradient
+    # The gradient of the logits is there until that of the hidden states is made, which comes after the head's.
+    beside = 0 if step.kind == "cpu" else gradient
+    if padded:
+        beside = overlap.padded_head * (2 if narrow else 4) * step.head
+    return int(copies * 4 * a.vocab_size * t + cast + beside), gradient
 
 
 def _chunk_on_gpu(step: StepSizes) -> int:
