@@ -132,6 +132,7 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     chunk = int(copies_of_logits * 4 * a.vocab_size * _chunk(step, evaluated))
     stream += _rotations(step, evaluated)
     work = max(passing, chunk + 2 * stream)
+    gathered = _Gathered.of(step, c, training=False)
     yield at("evaluation", 0, stream, 0, work, max(gathered.forward, gathered.head))
     yield Moment(  # one array at a time is copied to be written
         "checkpoint", weights=step.weights, state=resident, workspace=_largest_array(step)
@@ -150,7 +151,7 @@ class _Gathered(NamedTuple):
     """While blocks run backward: the weights of a block, and what all micro-batches share."""
 
     @classmethod
-    def of(cls, step: StepSizes, element: int) -> _Gathered:
+    def of(cls, step: StepSizes, element: int, *, training: bool = True) -> _Gathered:
         if step.shards == 1:
             return cls()
         s, a = step.sizes, step.architecture
@@ -160,8 +161,9 @@ class _Gathered(NamedTuple):
         turned = 2 * head // step.shards if a.vocab_size % step.shards else 0
         # A rounded or padded copy, which the loss counts, takes its place, unless micro-batches share it.
         copied = step.compute == 2 or (_is_padded(step) and not step.plan.optimize.fused_loss)
-        if not step.accumulates:
-            return cls(block + (0 if s.head else head), (0 if copied else head) + turned, block)
+        own = cls(block + (0 if s.head else head), (0 if copied else head) + turned, block)
+        if not (training and step.accumulates):
+            return own
         # XLA gathers the embedding and the head once for all micro-batches, and keeps them.
         shared = 4 * (s.embedding + s.head)
         return cls(block + shared, shared + turned, block + shared)
@@ -219,7 +221,7 @@ def _loss(step: StepSizes, overlap: Overlap) -> tuple[int, int]:
         copies = overlap.logits_16_padded if padded else overlap.logits_16
         gradient = min(gradient, 2 * step.head)
     # The gradient of the logits is there until that of the hidden states is made, which comes after the head's.
-    beside = 0 if step.kind == "cpu" else gradient
+    beside: float = 0 if step.kind == "cpu" else gradient
     if padded:
         beside = overlap.padded_head * (2 if narrow else 4) * step.head
     return int(copies * 4 * a.vocab_size * t + cast + beside), gradient
