@@ -108,6 +108,8 @@ def jax_block(
     h, q, k, f = a.hidden_size, a.query_width, a.key_width, a.intermediate_size
     c = 4 if precision == "fp32" or kind == "cpu" else 2
     attention, mlp = _attention(a, c), _mlp(a, c)
+    # On a GPU, what adapters of the MLP's inputs make is there beside what the matrices make.
+    beside = _adapters_again(a, kind, rank, targets) if kind not in ("cpu", "tpu") else 0
     stored = 2 if precision == "fp16" else c
     if stored < c:  # what matmuls read and make is there in both types
         attention += stored * (h + 2 * q + 2 * k)
@@ -133,7 +135,7 @@ def jax_block(
         mlp_again=again[1],
         adapters_again=(4 if precision == "fp32" else 2) * adapters,
         merged_again=c * merged,
-        passing=4 * h + 2 * c * h + gates + c * f,
+        passing=4 * h + 2 * c * h + gates + c * (f + beside),
     )
 
 

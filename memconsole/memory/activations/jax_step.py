@@ -90,7 +90,9 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     dropping = dropping_bytes(step) * t
     if drops:
         dropping += one_chunk // 4 * (MASK + BITS)
-    passing = block.passing * t + scores + dropping
+    # Of attention: the stream, its norm, queries, keys, values and the output.
+    attending = ((4 + c) * a.hidden_size + 2 * c * (a.query_width + a.key_width)) * t + scores
+    passing = max(block.passing * t, attending) + dropping
     yield at("forward", standing, kept + stream, 0, passing, gathered.forward)
     allocated = overlap.early_blocks_chunked if o.fused_loss else overlap.early_blocks
     early = int(allocated * blocks) + (head if o.fused_loss else 0)
