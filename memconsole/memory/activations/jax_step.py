@@ -8,10 +8,10 @@ arguments. XLA decides which temporaries are alive together: the number of copie
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from memconsole.memory.activations.dropping import BITS, MASK, dropping_bytes
 from memconsole.memory.activations.jax_block import jax_block
+from memconsole.memory.activations.jax_gathered import Gathered, is_padded
 from memconsole.memory.coefficients import Overlap, xla
 from memconsole.memory.state.step_sizes import Moment, StepSizes
 
@@ -42,8 +42,6 @@ PACKED_PRODUCTS = 2
 MERGED_BYTES = 32 * 2**20
 """XLA for GPUs joins two products of the same tensor if the operands and the result of one of them are not larger
 (`xla_gpu_dot_merger_threshold_mb`)."""
-ALIGNED_ROWS = 16
-"""`memconsole_jax.techniques.activations.fused_loss.ALIGNED_ROWS`."""
 
 
 def moments(step: StepSizes) -> Iterator[Moment]:
@@ -76,9 +74,7 @@ def moments(step: StepSizes) -> Iterator[Moment]:
         whole = 0 if step.plan.device.count == 1 else 1 if step.kind == "cpu" else 2
         head, made_head = whole * head, whole * made_head
 
-    copies = _rounded_blocks(step, overlap)
-
-    gathered = _Gathered.of(step, c)
+    gathered = Gathered.of(step, c)
 
     def at(phase: str, gradients: int, live: int, loss: int, work: float, whole: int) -> Moment:
         model = step.weights + whole
@@ -87,6 +83,7 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     rows, drops = step.plan.train.batch_size, step.plan.train.attention_dropout > 0
     one_chunk = score_bytes(step, rows, dropping=drops)
     scores = overlap.scores * one_chunk
+    copies = _rounded_blocks(step, overlap) + _masked_scores(step, one_chunk)
     dropping = dropping_bytes(step) * t
     if drops:
         dropping += one_chunk // 4 * (MASK + BITS)
@@ -134,41 +131,20 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     chunk = int(copies_of_logits * 4 * a.vocab_size * _chunk(step, evaluated))
     stream += _rotations(step, evaluated)
     work = max(passing, chunk + 2 * stream)
-    gathered = _Gathered.of(step, c, training=False)
+    gathered = Gathered.of(step, c, training=False)
     yield at("evaluation", 0, stream, 0, work, max(gathered.forward, gathered.head))
     yield Moment(  # one array at a time is copied to be written
         "checkpoint", weights=step.weights, state=resident, workspace=_largest_array(step)
     )
 
 
-class _Gathered(NamedTuple):
-    """Bytes of weights that a device gathers because it holds only a share of them. All are 0 if it holds them whole."""
-
-    forward: int = 0
-    """While blocks run forward: the weights of a block one after another, in the type that computes, and the embedding
-    in fp32, if the head uses it again."""
-    head: int = 0
-    """While the loss is computed."""
-    backward: int = 0
-    """While blocks run backward: the weights of a block, and what all micro-batches share."""
-
-    @classmethod
-    def of(cls, step: StepSizes, element: int, *, training: bool = True) -> _Gathered:
-        if step.shards == 1:
-            return cls()
-        s, a = step.sizes, step.architecture
-        block, head = element * s.block.elements, 4 * step.head
-        # If the rows cannot be divided evenly, the columns are sharded: they are transposed before they are gathered,
-        # and their gradient is transposed back.
-        turned = 2 * head // step.shards if a.vocab_size % step.shards else 0
-        # A rounded or padded copy, which the loss counts, takes its place, unless micro-batches share it.
-        copied = step.compute == 2 or (_is_padded(step) and not step.plan.optimize.fused_loss)
-        own = cls(block + (0 if s.head else head), (0 if copied else head) + turned, block)
-        if not (training and step.accumulates):
-            return own
-        # XLA gathers the embedding and the head once for all micro-batches, and keeps them.
-        shared = 4 * (s.embedding + s.head)
-        return cls(block + shared, shared + turned, block + shared)
+def _masked_scores(step: StepSizes, one_chunk: int) -> int:
+    """Bytes of the scores of masked keys. XLA on a CPU makes them before the loop over blocks, for the chunks of each
+    group, unless blocks are recomputed."""
+    groups = min(CPU_GROUPS, -(-step.sequence // CPU_QUERIES))
+    if step.kind != "cpu" or groups == 1 or step.plan.optimize.gradient_checkpointing != "none":
+        return 0
+    return one_chunk * (groups + 1) // 2
 
 
 def _rounded_blocks(step: StepSizes, overlap: Overlap) -> int:
@@ -217,7 +193,7 @@ def _loss(step: StepSizes, overlap: Overlap) -> tuple[int, int]:
             return _chunk_on_gpu(step) + (2 * step.head if casts else 0), gradient
         copies = overlap.chunk_16 if narrow else overlap.chunk
         return int(copies * 4 * a.vocab_size * _chunk(step, t) + cast), gradient
-    padded = _is_padded(step)
+    padded = is_padded(step)
     copies = overlap.logits
     if narrow:
         copies = overlap.logits_16_padded if padded else overlap.logits_16
@@ -232,17 +208,12 @@ def _loss(step: StepSizes, overlap: Overlap) -> tuple[int, int]:
 def _chunk_on_gpu(step: StepSizes) -> int:
     """Bytes of a chunk's logits, or of their gradient and its two products. XLA pads the gradient and the head for the
     products. The head's gradient is a separate tensor until it is added to the sum over chunks."""
-    c, padded = step.compute, _is_padded(step)
+    c, padded = step.compute, is_padded(step)
     elements = step.architecture.vocab_size * _chunk(step, step.tokens)
     # In fp32 the gradient overwrites the logits, unless it is padded.
     logits = (4 + c if c == 2 or padded else 4) * elements
     products = c * (elements + padded * step.head) + (4 * step.head if step.flow.head else 0)
     return max(logits, products)
-
-
-def _is_padded(step: StepSizes) -> bool:
-    """Whether the rows of the head are padded for a GPU's matmuls."""
-    return step.kind == "gpu" and step.architecture.vocab_size % ALIGNED_ROWS > 0
 
 
 def library_bytes(step: StepSizes, rows: int | None = None) -> int:

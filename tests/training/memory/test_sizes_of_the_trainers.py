@@ -14,7 +14,7 @@ FRAMEWORKS = {"memconsole_torch": "torch", "memconsole_jax": "jax", "memconsole_
     [
         ("activations.block_programs.DECODED_CPU", "torch.techniques.weights.quantized_base.CPU_SLICE"),
         ("activations.block_programs.DECODED_DEVICE", "torch.techniques.weights.quantized_base.DEVICE_SLICE"),
-        ("activations.jax_step.ALIGNED_ROWS", "jax.techniques.activations.fused_loss.ALIGNED_ROWS"),
+        ("activations.jax_gathered.ALIGNED_ROWS", "jax.techniques.activations.fused_loss.ALIGNED_ROWS"),
         ("activations.jax_step.CHUNK_TOKENS", "jax.techniques.activations.fused_loss.CHUNK_TOKENS"),
         ("activations.jax_step.CPU_CHUNK_TOKENS", "jax.techniques.activations.fused_loss.CPU_CHUNK_TOKENS"),
         ("activations.jax_step.CPU_GROUPS", "jax.models.attention.CPU_GROUPS"),

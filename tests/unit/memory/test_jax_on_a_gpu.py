@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from memconsole.memory.activations.jax_step import ALIGNED_ROWS, moments
+from memconsole.memory.activations.jax_gathered import ALIGNED_ROWS
+from memconsole.memory.activations.jax_step import moments
 from memconsole.memory.estimate import model_of
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.models.architecture import Architecture
