@@ -149,7 +149,8 @@ def _attention(a: Architecture, c: int) -> int:
 
 def _mlp(a: Architecture, c: int) -> int:
     """The same for the MLP: gate, up and their product, or up and what the activation makes of it."""
-    return _norm(a, c) + c * a.intermediate_size * (3 if a.gated_mlp else 2)
+    shared = 4 * a.hidden_size if a.parallel_residual else 0  # both norms read the same input
+    return _norm(a, c) - shared + c * a.intermediate_size * (3 if a.gated_mlp else 2)
 
 
 def _norm(a: Architecture, c: int) -> int:
@@ -168,7 +169,7 @@ def _kept(
     if checkpointing == "attention":
         return 4 * h + output
     if checkpointing == "selective":
-        outputs = output + c * (q + 2 * k + h + (2 if a.gated_mlp else 1) * f)
+        outputs = output + c * (q + 2 * k + _summed(a) + (2 if a.gated_mlp else 1) * f)
         outputs += c * h if a.post_norms else 0
         return 4 * h + outputs + c * _adapter_outputs(a, rank, targets)
     everything = _attention(a, c) + _mlp(a, c) + (2 * c * h if a.post_norms else 0)

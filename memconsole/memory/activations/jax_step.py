@@ -78,12 +78,13 @@ def moments(step: StepSizes) -> Iterator[Moment]:
 
     def at(phase: str, gradients: int, live: int, loss: int, work: float, whole: int) -> Moment:
         model = step.weights + whole
-        return Moment(phase, model, gradients, resident, live, loss, int(work + copies), step.data)
+        work += copies + (0 if phase == "evaluation" else masked)
+        return Moment(phase, model, gradients, resident, live, loss, int(work), step.data)
 
     rows, drops = step.plan.train.batch_size, step.plan.train.attention_dropout > 0
     one_chunk = score_bytes(step, rows, dropping=drops)
     scores = overlap.scores * one_chunk
-    copies = _rounded_blocks(step, overlap) + _masked_scores(step, one_chunk)
+    copies, masked = _rounded_blocks(step, overlap), _masked_scores(step, one_chunk)
     dropping = dropping_bytes(step) * t
     if drops:
         dropping += one_chunk // 4 * (MASK + BITS)

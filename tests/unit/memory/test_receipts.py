@@ -398,7 +398,7 @@ def test_a_launched_run_keeps_the_calibrated_estimate_that_was_shown(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(
-        "memconsole.start.launch", lambda plan, name, *, estimate, by_recipe: estimate
+        "memconsole.start.launch", lambda plan, name, *, estimate, by_recipe, after: estimate
     )
     plan = a_plan()
     plain = check_launch(plan, None)
