@@ -5,20 +5,22 @@ from __future__ import annotations
 import copy
 import pickle
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Meta
 
 from memconsole.plan.paths import load
 from memconsole.plan.plan import (
     SETTINGS,
     Plan,
     PlanError,
+    Setting,
     apply_settings,
     command_line,
     get,
@@ -47,12 +49,30 @@ def value_of(key: str) -> st.SearchStrategy[Any]:
         values = st.booleans()
     elif setting.holds is str:
         values = words
-    elif setting.holds is int:
-        values = st.integers(0, 2_000_000)
     else:
-        values = st.floats(0, 10)
+        values = numbers(setting)
     allowed = values.filter(lambda value: _allows(key, value))
     return st.none() | allowed if setting.optional else allowed
+
+
+def numbers(setting: Setting) -> st.SearchStrategy[Any]:
+    """Numbers between the limits of a setting, or up to 2 million (floats: 10) if it has no upper one."""
+    meta = next(m for m in _limits(setting.type) if (m.ge, m.gt) != (None, None))
+    least = meta.gt if meta.ge is None else meta.ge
+    most = meta.lt if meta.le is None else meta.le
+    if setting.holds is int:
+        return st.integers(int(least), int(2_000_000 if most is None else most))
+    return st.floats(
+        least,
+        10.0 if most is None else most,
+        exclude_min=meta.ge is None,
+        exclude_max=meta.lt is not None,
+    )
+
+
+def _limits(kind: Any) -> Iterator[Meta]:
+    for part in get_args(kind):
+        yield from [part] if isinstance(part, Meta) else _limits(part)
 
 
 def _allows(key: str, value: Any) -> bool:
@@ -63,20 +83,9 @@ def _allows(key: str, value: Any) -> bool:
     return True
 
 
-LIMITED = {
-    "data.sequence_length": st.integers(8, 1_048_576),
-    "data.vocab_size": st.none() | st.integers(257, 10**6),
-    "data.validation_fraction": st.floats(0, 0.5),
-    "model.target_params": st.none() | st.integers(100_000, 2_000_000_000),
-    "device.count": st.integers(1, 4096),
-    "device.memory_fraction": st.none() | st.floats(0.01, 1),
-    "train.minimum_learning_rate": st.floats(0, 1),
-    "optimize.lora_rank": st.integers(0, 1024),
-}
-"""Settings of which random numbers would rarely be allowed."""
-plans = st.fixed_dictionaries(
-    {}, optional={key: LIMITED.get(key, value_of(key)) for key in SETTINGS}
-).map(lambda changes: replace(Plan(), changes))
+plans = st.fixed_dictionaries({}, optional={key: value_of(key) for key in SETTINGS}).map(
+    lambda changes: replace(Plan(), changes)
+)
 
 
 @given(plans, st.booleans())
