@@ -123,11 +123,10 @@ class JaxJumps:
 
     def products(self, pairs: Pairs) -> dict[str, NDArray[np.float64]]:
         """The inner products of movements, (pairs, pairs), by group."""
-        before, after = ([pair[i] for pair in pairs] for i in (0, 1))
         found: dict[str, NDArray[np.float64]] = defaultdict(lambda: np.zeros((len(pairs),) * 2))
+        work = self._workspace(pairs)
         for name in self._stacks:
-            for _, rows in self._slices(name):
-                moved = rows[after] - rows[before]
+            for _, moved in self._movements(name, pairs, work):
                 found[name] += (moved @ moved.T).astype(np.float64)
         return dict(found)
 
@@ -139,13 +138,12 @@ class JaxJumps:
             self._base[name] = self._copied(name, weight)
             if narrow and self._moves:  # matrices leave the device before the path is put there
                 weights[name] = held.release(weight)
-        before, after = ([pair[i] for pair in path.pairs] for i in (0, 1))
+        work = self._workspace(path.pairs)
         for name, weight in self._base.items():
-            moved = np.empty(weight.size, jnp.bfloat16)
-            for part, rows in self._slices(name):
-                movements = rows[after] - rows[before]
-                moved[part] = along(movements, path.shares[name]).astype(jnp.bfloat16)
-            self._path[name] = jax.device_put(moved.reshape(weight.shape), weight.sharding)
+            flat = np.empty(weight.size, jnp.bfloat16)
+            for part, moved in self._movements(name, path.pairs, work):
+                flat[part] = along(moved, path.shares[name]).astype(jnp.bfloat16)
+            self._path[name] = jax.device_put(flat.reshape(weight.shape), weight.sharding)
 
     def loss(self, batch: Batch, scale: float) -> float:
         """The summed loss of `batch` with the weights moved by `scale` times the path."""
@@ -213,12 +211,23 @@ class JaxJumps:
         self._anchor = taken("anchor") if kept.snapshots else {}
         self._snapshots = [taken(str(number)) for number in range(kept.snapshots)]
 
-    def _slices(self, name: str) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-        """The snapshots of a weight, (snapshots, elements) in fp32, slice by slice."""
+    def _workspace(self, pairs: Pairs) -> NDArray[np.float32]:
+        """Memory for the movements of a slice. All slices use the same."""
+        largest = max(array.size for array in self._anchor.values())
+        return np.empty(len(pairs) * min(largest, SLICE), np.float32)
+
+    def _movements(
+        self, name: str, pairs: Pairs, work: NDArray[np.float32]
+    ) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+        """The movements of a weight, (pairs, elements) in fp32, slice by slice in `work`."""
         flat = [snapshot[name].reshape(-1) for snapshot in self._snapshots]
         for start in range(0, flat[0].size, SLICE):
             part = slice(start, start + SLICE)
-            yield part, np.stack([f[part] for f in flat]).astype(np.float32)
+            rows = [f[part] for f in flat]
+            moved = work[: len(pairs) * len(rows[0])].reshape(len(pairs), -1)
+            for movement, (before, after) in zip(moved, pairs, strict=True):
+                np.subtract(rows[after], rows[before], out=movement, dtype=np.float32)
+            yield part, moved
 
 
 def _of_groups(evaluation: Any, groups: int) -> Any:

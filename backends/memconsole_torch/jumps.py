@@ -57,6 +57,8 @@ class TorchJumps:
         self._snapshots: list[dict[str, Tensor]] = []
         self._path: dict[str, Tensor] = {}
         self._base: dict[str, Tensor] = {}
+        self._tried: dict[str, Tensor] = {}
+        """Memory for the weights that a jump tries; all its forward passes use the same."""
         self._before: dict[str, Tensor] = {}
         """The weights before the first move since `settle`, on the host."""
         self._held = Held(self._device, lambda part: self._narrow().values(), moves=moves)
@@ -82,11 +84,10 @@ class TorchJumps:
     @torch.no_grad()
     def products(self, pairs: Pairs) -> dict[str, NDArray[np.float64]]:
         """The inner products of movements, (pairs, pairs), by group."""
-        before, after = ([pair[i] for pair in pairs] for i in (0, 1))
         found: dict[str, NDArray[np.float64]] = defaultdict(lambda: np.zeros((len(pairs),) * 2))
+        work = self._workspace(pairs)
         for name, group in self._groups.items():
-            for _, rows in self._slices(name):
-                moved = rows[after] - rows[before]
+            for _, moved in self._movements(name, pairs, work):
                 found[group] += (moved @ moved.T).cpu().double().numpy()
         return dict(found)
 
@@ -96,17 +97,19 @@ class TorchJumps:
         # Matrices leave the device before anything is added to it.
         self._held.release("weights")
         narrow = self._narrow()
-        before, after = ([pair[i] for pair in path.pairs] for i in (0, 1))
+        work = self._workspace(path.pairs)
         self._base = {
             n: self._held.shown(w).to(self._device).to(_BF16) if n in narrow else w
             for n, w in self._weights.items()
         }
+        # Arrays that last are allocated one after the other. Between temporary arrays they would leave gaps in the heap of
+        # a CPU.
+        self._path = {n: torch.empty_like(w, dtype=_BF16) for n, w in self._weights.items()}
         for name, group in self._groups.items():
             shares = torch.from_numpy(path.shares[group]).float().to(self._device)
-            self._path[name] = torch.empty_like(self._weights[name], dtype=_BF16)
             flat = self._path[name].view(-1)
-            for part, rows in self._slices(name):
-                flat[part] = _along(rows[after] - rows[before], shares).to(_BF16)
+            for part, moved in self._movements(name, path.pairs, work):
+                flat[part] = _along(moved, shares).to(_BF16)
 
     @torch.no_grad()
     def loss(self, batch: Batch, scale: float) -> float:
@@ -138,7 +141,7 @@ class TorchJumps:
     @torch.no_grad()
     def end(self, scale: float) -> None:
         """Move the weights by `scale` times the path. With 0 they are as before, bit for bit."""
-        self._base = {}
+        self._base, self._tried = {}, {}
         self._held.restore("weights")
         if scale and not self._before:
             self._before = {n: w.detach().cpu().clone() for n, w in self._weights.items()}
@@ -181,12 +184,22 @@ class TorchJumps:
         self._anchor = taken("anchor") if kept.snapshots else {}
         self._snapshots = [taken(str(number)) for number in range(kept.snapshots)]
 
-    def _slices(self, name: str) -> Iterator[tuple[slice, Tensor]]:
-        """The snapshots of a weight on the device, (snapshots, elements) in fp32, slice by slice."""
+    def _workspace(self, pairs: Pairs) -> Tensor:
+        """Memory for the movements of a slice. All slices use the same: arrays of many sizes would leave gaps in the heap
+        of a CPU."""
+        largest = max(weight.numel() for weight in self._weights.values())
+        return torch.empty(len(pairs) * min(largest, self._slice), device=self._device)
+
+    def _movements(self, name: str, pairs: Pairs, work: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """The movements of a weight on the device, (pairs, elements) in fp32, slice by slice in `work`."""
         flat = [snapshot[name].view(-1) for snapshot in self._snapshots]
         for start in range(0, flat[0].numel(), self._slice):
             part = slice(start, start + self._slice)
-            yield part, torch.stack([f[part] for f in flat]).to(self._device).float()
+            rows = [f[part].to(self._device) for f in flat]
+            moved = work[: len(pairs) * len(rows[0])].view(len(pairs), -1)
+            for movement, (before, after) in zip(moved, pairs, strict=True):
+                movement.copy_(rows[after]).sub_(rows[before])
+            yield part, moved
 
     def _narrow(self) -> dict[str, Tensor]:
         """The weights that predict phases use as bf16 copies: matrices, if these phases compute in bf16."""
@@ -197,13 +210,14 @@ class TorchJumps:
     @contextmanager
     def _moved(self, scale: float) -> Iterator[None]:
         """A context in which the module's weights are moved by `scale` times the path."""
+        values = self._base
+        if scale:
+            self._tried = self._tried or {n: torch.empty_like(x) for n, x in self._base.items()}
+            values = self._tried
+            for name, base in self._base.items():
+                torch.add(base, self._path[name], alpha=scale, out=values[name])
         tried = {
-            id(weight): nn.Parameter(
-                torch.add(self._base[n], self._path[n], alpha=scale)
-                if scale
-                else self._base[n].detach(),
-                requires_grad=False,
-            )
+            id(weight): nn.Parameter(values[n].detach(), requires_grad=False)
             for n, weight in self._weights.items()
         }
         places = [
@@ -224,6 +238,8 @@ class TorchJumps:
 def _along(moved: Tensor, shares: Tensor) -> Tensor:
     """See `memconsole_trainer.jumps.along`."""
     variance, mean = torch.var_mean(moved, dim=0)
-    error = variance / len(moved)
-    kept = torch.clamp(1 - SHRINKAGE * error / (mean * mean + TINY), min=0)
-    return shares @ moved * kept
+    # in place, so that few arrays of this size are allocated
+    error = variance.div_(len(moved))
+    noise = error.mul_(SHRINKAGE).div_(mean.square_().add_(TINY))
+    kept = noise.neg_().add_(1).clamp_(min=0)
+    return (shares @ moved).mul_(kept)
