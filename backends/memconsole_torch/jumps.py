@@ -68,12 +68,11 @@ class TorchJumps:
         """Add a snapshot of the weights."""
         if not self._snapshots:
             self._anchor = {n: w.to(_BF16).cpu() for n, w in self._weights.items()}
-        self._snapshots.append(
-            {
-                name: (w - self._anchor[name].to(self._device)).to(_BF16).cpu()
-                for name, w in self._weights.items()
-            }
-        )
+        # First the arrays that last: those of a snapshot that was dropped leave gaps of their sizes.
+        taken = {n: torch.empty(w.shape, dtype=_BF16) for n, w in self._weights.items()}
+        for name, w in self._weights.items():
+            taken[name].copy_((w - self._anchor[name].to(self._device)).to(_BF16))
+        self._snapshots.append(taken)
 
     def forget(self, count: int) -> None:
         """Drop the `count` oldest snapshots."""

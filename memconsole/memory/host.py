@@ -75,11 +75,19 @@ def heap_bytes(step: StepSizes, costs: Runtime, largest: Iterable[Moment]) -> tu
     return int(low * kept), int(kept), int(high * kept)
 
 
-def less_in_forward(step: StepSizes, costs: Runtime, freed: int) -> int:
-    """How many bytes less the heap of a CPU keeps while only forward passes run, if it kept nothing before. `freed`: how
-    many bytes less these passes allocate and free than a step."""
-    heap = _heap(step, costs)
-    return 0 if heap is None else int(heap.step * max(0, freed) + _of_blocks(step, heap))
+def heap_of_warmup(step: StepSizes, costs: Runtime, heap: int) -> int:
+    """Bytes that the heap of a CPU keeps in the warmup phase of a hybrid run. `heap`: what it keeps in a plain run."""
+    own = _heap(step, costs)
+    return heap if own is None else int(own.trimmed * heap)
+
+
+def heap_of_passes(step: StepSizes, costs: Runtime, heap: int, freed: int) -> int:
+    """Bytes that the heap of a CPU keeps while only forward passes run, if it kept nothing before. `heap`: what it keeps in
+    a step; `freed`: what a pass allocates and frees, which is the most that it leaves."""
+    own = _heap(step, costs)
+    if own is None:
+        return 0
+    return int(own.step * freed) if own.step else min(heap, freed)
 
 
 def _heap(step: StepSizes, costs: Runtime) -> Heap | None:

@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from memconsole.memory.coefficients import runtime
+from memconsole.memory.coefficients import Runtime, runtime
 from memconsole.memory.host import (
     compiler_bytes,
     fewer_rows_bytes,
-    less_in_forward,
+    heap_of_passes,
+    heap_of_warmup,
     runtime_bytes,
 )
 from memconsole.memory.state import predicting
@@ -137,7 +138,7 @@ def _columns(step: StepSizes, tables: Tables) -> dict[str, _Column]:
         return _column(table, highest, predicting.kept_bytes(step, phase))
 
     if h.lengths.warmup_steps:
-        found["warmup"] = trained("warmup")
+        found["warmup"] = _warmed_up(step, tables[plain(step.plan, "warmup")], trained("warmup"))
     found["full"] = trained("full")
     found["predict"] = _predicted(step, tables, restoring=False)
     if h.memory != "none" and h.correction_interval > 1 and h.restore_ahead:
@@ -155,23 +156,36 @@ def _column(table: MemoryTable, phase: str, snapshots: int) -> _Column:
     return _Column(parts | {SNAPSHOTS: snapshots}, table.phase_tier(phase), tiers)
 
 
+def _warmed_up(step: StepSizes, table: MemoryTable, column: _Column) -> _Column:
+    """The `column` of the warmup phase, whose heap keeps less than that of a plain run."""
+    own = step_of(plain(step.plan, "warmup"), step.model, step.kind)
+    costs = runtime(own.plan.backend, step.kind, table.budget.catalog_name)
+    heap = _heap(own, costs, table)
+    parts = {**column.parts, "runtime": column.parts["runtime"] - heap}
+    parts["runtime"] += heap_of_warmup(own, costs, heap)
+    return msgspec.structs.replace(column, parts=parts)
+
+
+def _heap(step: StepSizes, costs: Runtime, table: MemoryTable) -> int:
+    """Freed bytes that the heap of a CPU keeps in a step of a plain table."""
+    if step.kind != "cpu":
+        return 0
+    framework = runtime_bytes(step, costs) + compiler_bytes(step.plan, costs)
+    return _column(table, "backward", 0).parts["runtime"] - framework
+
+
 def _predicted(step: StepSizes, tables: Tables, *, restoring: bool) -> _Column:
     """The largest moment of a jump."""
     plan = tried(step.plan)
     table = tables[plan]
     forward = {c.name: c.at("evaluation") for c in table.components}
-    freed = max(_freed(table, phase) for phase in table.step_phases) - _freed(table, "evaluation")
     costs = runtime(plan.backend, step.kind, table.budget.catalog_name)
     jump = step_of(plan, step.model, step.kind)
-    fewer = fewer_rows_bytes(jump, plan.evaluation_batch)
-    less = less_in_forward(jump, costs, freed) + fewer
-    # The heap is estimated as in a step, without the memory that a backward pass leaves in it.
-    forward["runtime"] = _column(table, "backward", 0).parts["runtime"] - less
-    if (
-        restoring
-    ):  # bytes allocated since the first jump fill gaps of the heap, as far as there are any
-        gaps = forward["runtime"] + fewer - runtime_bytes(jump, costs) - compiler_bytes(plan, costs)
-        forward["runtime"] -= max(0, min(gaps, predicting.came_back(step)))
+    # The heap returns its free memory to the system before each pass.
+    heap = _heap(jump, costs, table)
+    forward["runtime"] = _column(table, "backward", 0).parts["runtime"] - heap
+    forward["runtime"] += heap_of_passes(jump, costs, heap, _freed(table, "evaluation"))
+    forward["runtime"] -= fewer_rows_bytes(jump, plan.evaluation_batch)
     found = []
     narrow = plan.optimize.precision != "fp32"
     for moment in predicting.moments(step, narrow=narrow, restoring=restoring):

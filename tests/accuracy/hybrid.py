@@ -2,27 +2,33 @@
 
     python tests/accuracy/hybrid.py [--backend torch|jax] [--print]
     python tests/accuracy/hybrid.py --stored    measures nothing, puts what is stored into docs/hybrid.md
+    python tests/accuracy/hybrid.py --others    runs other plans, and stores nothing
+    python tests/accuracy/hybrid.py --warmup    fits the share that torch's heap keeps in warmup phases to the other plans
 
-Rates are low and jumps short, so that jumps are kept: the weights before a kept jump take memory, too. The phases go
-into docs/hybrid.md, too.
+Rates are low, jumps short and batches large enough to confirm them, so that jumps are kept: the weights before a kept
+jump take memory, too. A run that keeps none is an error. The phases go into docs/hybrid.md, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from memconsole.devices.budget import budget
+from memconsole.memory import hybrid
 from memconsole.memory.estimate import table_of
-from memconsole.plan.plan import Plan, apply_settings
+from memconsole.plan.plan import Plan, apply_settings, replace
 from memconsole.plan.sections.hybrid import PHASES
 from memconsole.runs.read.report.comparison import measured_phases
 from tests.accuracy.cpu import run
+from tests.accuracy.cpu_fit import COEFFICIENTS
 from tests.accuracy.results import MIB, Bar, Case, Errors, Part, stored, write
 from tests.bench.trained import into_page, markdown
 
@@ -34,7 +40,7 @@ FIXED = {
     "data.max_examples": "30",
     "data.vocab_size": "1024",
     "data.sequence_length": "64",
-    "train.batch_size": "4",
+    "train.batch_size": "16",
     "train.max_steps": "24",
     "train.learning_rate": "1e-4",
     "train.schedule": "constant",
@@ -56,17 +62,68 @@ VARIED = (
 )
 
 
-def cases(backend: str) -> list[Case]:
-    """The phases of each run."""
+OTHERS = tuple(
+    {"hybrid.warmup_steps": "12", "train.max_steps": "32", **one}
+    for one in (
+        {"hybrid.memory": "compress"},
+        {
+            "hybrid.memory": "compress",
+            "model.target_params": "3000000",
+            "data.sequence_length": "256",
+        },
+        {"hybrid.memory": "compress", "optimize.precision": "bf16", "data.sequence_length": "128"},
+        {
+            "hybrid.memory": "none",
+            "hybrid.predict_precision": "fp32",
+            "model.target_params": "3000000",
+            "data.vocab_size": "4096",
+            "data.sequence_length": "128",
+            "train.batch_size": "8",
+            "optimize.accumulation_steps": "2",
+        },
+        {
+            "hybrid.memory": "reinitialize",
+            "model.target_params": "16000000",
+            "data.sequence_length": "100",
+            "optimize.gradient_checkpointing": "full",
+        },
+        {
+            "hybrid.memory": "compress",
+            "model.target_params": "16000000",
+            "model.weights": "random",
+            "optimize.lora_rank": "32",
+            "optimize.freeze_base": "true",
+            "data.sequence_length": "128",
+        },
+    )
+)
+
+
+def words_of(varied: Mapping[str, str]) -> str:
+    """How results name a plan."""
+    return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in varied.items())
+
+
+def plan_of(backend: str, varied: Mapping[str, str]) -> Plan:
+    wanted = {"backend": backend, **FIXED, **varied}
+    return apply_settings(Plan(), [f"{key}={value}" for key, value in wanted.items()])
+
+
+def cases(
+    backend: str, plans: Sequence[Mapping[str, str]] = VARIED, *, confirmed: bool = True
+) -> list[Case]:
+    """The phases of each run. Ends the program if a run kept no jump although its jumps should be `confirmed`."""
     found = []
-    for varied in VARIED:
-        wanted = {"backend": backend, **FIXED, **varied}
-        words = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in varied.items())
-        plan = apply_settings(Plan(), [f"{key}={value}" for key, value in wanted.items()])
-        report = run(wanted)
+    for varied in plans:
+        words, plan = words_of(varied), plan_of(backend, varied)
+        report = run({"backend": backend, **FIXED, **varied})
         table, seen = table_of(plan, budget(plan, None)), report["memory"]["by_phase"]
         told = measured_phases((*seen, *table.phases))
         kept = report["jumps"]["kept"] if report["jumps"] else 0
+        if confirmed and not kept:
+            sys.exit(
+                f"{backend}, {words}: no jump was kept, so no memory of a kept jump was measured"
+            )
         for phase in PHASES:
             peaks = [seen[name] for name in told.get(phase, ()) if name in seen]
             if peaks and phase in table.phases:
@@ -82,6 +139,29 @@ def cases(backend: str) -> list[Case]:
                     flush=True,
                 )
     return found
+
+
+def fit_warmup() -> None:
+    """Put the share of its usual bytes that torch's heap keeps in a warmup phase into the coefficients file: the median of
+    the other plans."""
+    measured = {one.plan: one.measured_bytes for one in cases("torch", OTHERS, confirmed=False)}
+    shares = []
+    for varied in OTHERS:
+        fast = plan_of("torch", varied)
+        tight = replace(fast, {"optimize.heap": "tight"})  # keeps nothing
+        usual = _most_of_a_step(hybrid.plain(fast)) - _most_of_a_step(hybrid.plain(tight))
+        without = table_of(tight, budget(tight, None)).phases["warmup"]
+        shares.append((measured[f"warmup {words_of(varied)}"] - without) / usual)
+    document = json.loads(COEFFICIENTS.read_text())
+    share = round(statistics.median(shares), 2)
+    document["runtime"]["torch"]["cpu"]["heaps"]["fast"]["trimmed"] = share
+    COEFFICIENTS.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"warmup phases keep {share} ({', '.join(f'{one:.2f}' for one in shares)})")
+
+
+def _most_of_a_step(plan: Plan) -> int:
+    table = table_of(plan, budget(plan, None))
+    return max(table.phases[phase] for phase in table.step_phases)
 
 
 def rows_stored() -> list[Errors]:
@@ -119,7 +199,12 @@ def main() -> None:
     parser.add_argument("--backend", action="append", choices=("torch", "jax"))
     parser.add_argument("--print", action="store_true", help="write no results")
     parser.add_argument("--stored", action="store_true", help="measure nothing, write the page")
+    parser.add_argument("--others", action="store_true", help="run other plans, write no results")
+    parser.add_argument("--warmup", action="store_true", help="fit the heap of warmup phases")
     options = parser.parse_args()
+    if options.warmup:
+        fit_warmup()
+        return
     if options.stored:
         into_page(PAGE, "hybrid-phases", section(rows_stored()))
         return
@@ -129,11 +214,13 @@ def main() -> None:
             estimate=f"{backend} ~ phases of hybrid runs on a CPU",
             truth="growth of the trainer's resident memory in each phase",
             bar=BAR,
-            cases=tuple(cases(backend)),
+            cases=tuple(
+                cases(backend, OTHERS, confirmed=False) if options.others else cases(backend)
+            ),
         )
         for backend in backends
     ]
-    if options.print:
+    if options.print or options.others:
         print("\n".join(" | ".join(row.cells()) for row in rows))
         return
     # the other backend's row stays as it was

@@ -182,8 +182,8 @@ class Hybrid:
 
     def _train(self, engine: JumpingEngine, batch: Batch) -> None:
         s, choice = self._s, self._choice
-        if s.phases.taken % TRIM_EVERY == 0 and engine.device.kind == "cpu":
-            heap.trim()
+        if s.phases.taken % TRIM_EVERY == 0:
+            _trim(engine)
         engine.train_step(batch)
         (metrics,) = engine.take_metrics()
         judged = s.monitor.observe(metrics.loss, metrics.gradient_norm, choice)
@@ -286,12 +286,16 @@ class Hybrid:
         shares = self._predictor.shares(jumps.products(pairs), movements)
         first, second = halves(batch)
         jumps.begin(Path(pairs, shares))
-        now = jumps.loss(first, 0.0)
-        losses = {scale: jumps.loss(first, scale) for scale in SCALES}
+        losses = {}
+        for scale in (0.0, *SCALES):
+            _trim(engine)
+            losses[scale] = jumps.loss(first, scale)
+        now = losses.pop(0.0)
         finite = {scale: loss for scale, loss in losses.items() if math.isfinite(loss)}
         scale = min(finite, key=finite.__getitem__, default=0.0)
         predicted = (now - finite[scale]) / max(1.0, first.weight) if scale else 0.0
         predicted = predicted if math.isfinite(predicted) else 0.0
+        _trim(engine)
         before = jumps.losses(second, 0.0)
         after = jumps.losses(second, scale) if predicted > 0 else before
         weight = max(1.0, second.weight)
@@ -325,3 +329,10 @@ class Hybrid:
         """The movements between snapshots with no jump between them."""
         jumped = self._s.follows_jump
         return [(i - 1, i) for i in range(1, len(jumped)) if not jumped[i]]
+
+
+def _trim(engine: JumpingEngine) -> None:
+    """Return the free memory of a CPU's heap to the system. What a jump frees is spread over the gaps that the arrays of
+    steps left."""
+    if engine.device.kind == "cpu":
+        heap.trim()

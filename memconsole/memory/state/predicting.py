@@ -31,8 +31,8 @@ class Moved(msgspec.Struct, frozen=True):
 
 
 def moments(step: StepSizes, *, narrow: bool, restoring: bool) -> tuple[Moved, ...]:
-    """The moments of a jump that can be the largest: inner products of the snapshots, a forward pass, the move of the
-    weights. `narrow`: predict phases compute in bf16. `restoring`: the optimizer state is being copied back."""
+    """The moments of a jump that can be the largest: inner products of movements, the path, a forward pass, the move of
+    the weights. `narrow`: predict phases compute in bf16. `restoring`: the optimizer state is being copied back."""
     n = step.trained.elements
     m = n - step.trained.small
     path, vectors = NARROW * n, WIDE * (n - m)
@@ -51,19 +51,25 @@ def moments(step: StepSizes, *, narrow: bool, restoring: bool) -> tuple[Moved, .
         if on_cpu and step.plan.backend == "jax":
             tried += WIDE * m  # XLA widens 16-bit weights on a CPU
     return (
-        Moved(step.weights, kept + earlier, workspace=_products_bytes(step)),
+        Moved(step.weights, kept + earlier, workspace=_movements_bytes(step)),
+        Moved(used, path + kept + earlier, workspace=_movements_bytes(step, path=True)),
         Moved(used + tried, path + kept + earlier, evaluates=True),
         Moved(step.weights, path + kept + before),
     )
 
 
-def _products_bytes(step: StepSizes) -> int:
-    """Temporary bytes of the inner products of movements, computed slice by slice: the snapshots in fp32, and each
-    movement with its two snapshots. JAX computes them on the host."""
-    if step.plan.backend == "jax" and step.kind != "cpu":
+def _movements_bytes(step: StepSizes, *, path: bool = False) -> int:
+    """Temporary bytes of the movements of a slice of a weight, and with `path` of the path computed from them. JAX computes
+    them on the host."""
+    backend, count = step.plan.backend, step.plan.hybrid.snapshots
+    if backend == "jax" and step.kind != "cpu":
         return 0
-    count = step.plan.hybrid.snapshots
-    rows = WIDE * (count + 3 * (count - 1))
+    moved = count - 1
+    arrays = moved + (1 if backend == "torch" else 0)  # torch widens a snapshot
+    if path:
+        # variance, mean and path; numpy computes the variance from a copy
+        arrays = moved + 3 + (moved if backend == "jax" else 0)
+    rows = WIDE * arrays + (0 if step.kind == "cpu" else NARROW * count)
     return rows * min(step.trained.largest, HOST_SLICE if step.kind == "cpu" else DEVICE_SLICE)
 
 
@@ -99,15 +105,6 @@ def state_held(step: StepSizes, *, restoring: bool) -> int:
     if restoring or kind == "none" or (_same_memory(step) and kind in ("cpu", "pinned")):
         return step.state.resident + codes
     return step.state.average + codes
-
-
-def came_back(step: StepSizes) -> int:
-    """On a CPU: bytes that are allocated in a jump while the optimizer state is copied back, but were not in the first jump
-    of the phase: that state, and the weights before that jump. 0 on other devices, whose heap is estimated differently."""
-    if step.kind != "cpu":
-        return 0
-    held = state_held(step, restoring=True) - state_held(step, restoring=False)
-    return held + _before_bytes(step)
 
 
 def _before_bytes(step: StepSizes) -> int:

@@ -15,6 +15,7 @@ from memconsole.memory.answers.places import placed, places
 from memconsole.memory.coefficients import runtime
 from memconsole.memory.estimate import estimate, model_of, table_of
 from memconsole.memory.hybrid import MOST, plain
+from memconsole.memory.state.predicting import moments
 from memconsole.memory.state.sizes import sizes
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.memory.table import SNAPSHOTS, MemoryTable, Tier
@@ -57,9 +58,13 @@ def at(table: MemoryTable, component: str, phase: str) -> int:
 def test_a_trained_phase_holds_what_a_plain_step_holds(backend: str, kind: str) -> None:
     plan, budget = hybrid(backend=backend), device(kind)
     table, step = table_of(plan, budget), table_of(plain(plan), budget)
+    highest = max(step.phases[p] for p in step.step_phases)
     for phase in TRAINED:
         own = table.phases[phase] - at(table, SNAPSHOTS, phase)
-        assert own == max(step.phases[p] for p in step.step_phases)
+        if (phase, backend, kind) == ("warmup", "torch", "cpu"):  # its heap keeps less
+            assert 0.9 * highest < own < highest
+        else:
+            assert own == highest
         assert (at(table, SNAPSHOTS, phase) > 0) == (kind == "cpu" and phase != "warmup")
     for phase in table.phases:
         assert sum(at(table, c.name, phase) for c in table.components) == table.phases[phase]
@@ -125,16 +130,34 @@ def test_the_first_jump_of_a_predict_phase_has_no_weights_to_return_to() -> None
     assert at(tables[1], SNAPSHOTS, "restore") == held[0]
 
 
-def test_what_comes_back_in_a_restore_phase_lies_in_the_gaps_that_the_heap_keeps() -> None:
+def test_the_heap_keeps_at_most_what_the_forward_passes_of_a_jump_free() -> None:
     cpu = device("cpu")
-    own = {"hybrid__memory": "reinitialize"}
-    came = 8 * N + 4 * N  # the state, and the weights before the first jump
-    tight = table_of(hybrid(optimize__heap="tight", **own), cpu)
-    assert tight.phases["restore"] - tight.phases["predict"] == came
-    fast = table_of(hybrid(optimize__heap="fast", **own), cpu)
-    gaps = at(fast, "runtime", "predict") - at(tight, "runtime", "predict")
-    assert gaps > 0
-    assert fast.phases["restore"] - fast.phases["predict"] == max(0, came - gaps)
+    own = {"hybrid__memory": "reinitialize", **ROWS}
+    fast, tight = (table_of(hybrid(optimize__heap=heap, **own), cpu) for heap in ("fast", "tight"))
+    for phase in ("predict", "restore"):
+        freed = sum(
+            at(fast, name, phase)
+            for name in ("activations", "logits and loss", "workspace", "data")
+        )
+        assert fast.phases[phase] - tight.phases[phase] == freed > 0
+    # the state that comes back, and the weights before the first jump
+    assert fast.phases["restore"] - fast.phases["predict"] == 8 * N + 4 * N
+    step = fast.phases["full"] - tight.phases["full"]
+    assert freed < step
+
+
+def test_movements_take_the_memory_of_a_slice_of_the_largest_weight() -> None:
+    """Five movements of fp32; torch widens a snapshot too. The path: variance, mean and result; numpy subtracts the mean
+    in a copy. A GPU also gets the six snapshots of a slice."""
+
+    def work(backend: str, kind: str) -> list[int]:
+        step = step_of(hybrid(backend=backend), model_of(GPT2), kind)
+        return [m.workspace for m in moments(step, narrow=True, restoring=False)][:2]
+
+    assert work("torch", "cpu") == [4 * 6 * 2**17, 4 * 8 * 2**17]
+    assert work("jax", "cpu") == [4 * 5 * 2**17, 4 * 13 * 2**17]
+    assert work("torch", "gpu") == [(4 * 6 + 12) * 2**22, (4 * 8 + 12) * 2**22]
+    assert work("jax", "gpu") == [0, 0]
 
 
 def test_jax_libraries_are_priced_for_the_rows_of_a_jump() -> None:
@@ -164,6 +187,20 @@ def test_a_phase_has_the_price_of_its_own_precision() -> None:
     narrow = table_of(replace(GPT2, {"optimize.precision": "bf16"}), gpu)
     assert table.phases["warmup"] == max(narrow.phases[p] for p in narrow.step_phases)
     assert table.phases["full"] == table_of(hybrid(), gpu).phases["full"]
+
+
+def test_the_heap_keeps_less_in_the_warmup_phase_than_in_a_plain_run() -> None:
+    """A tight heap keeps nothing, so the difference from it is what the fast heap keeps."""
+    cpu = device("cpu")
+    fast, tight = (hybrid(optimize__heap=heap, **ROWS) for heap in ("fast", "tight"))
+    tables, steps = (
+        [table_of(of(plan), cpu) for plan in (fast, tight)] for of in (lambda plan: plan, plain)
+    )
+    kept = tables[0].phases["warmup"] - tables[1].phases["warmup"]
+    whole = steps[0].peak_bytes - steps[1].peak_bytes
+    share = runtime("torch", "cpu").heaps["fast"].trimmed
+    assert kept == pytest.approx(share * whole, abs=1)
+    assert 0 < share < 1
 
 
 def test_half_of_a_batch_is_tried_or_whole_micro_batches() -> None:
