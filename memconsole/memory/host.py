@@ -75,8 +75,9 @@ def heap_bytes(step: StepSizes, costs: Runtime, largest: Iterable[Moment]) -> tu
     return int(low * kept), int(kept), int(high * kept)
 
 
-def heap_of_warmup(step: StepSizes, costs: Runtime, heap: int) -> int:
-    """Bytes that the heap of a CPU keeps in the warmup phase of a hybrid run. `heap`: what it keeps in a plain run."""
+def trimmed_heap(step: StepSizes, costs: Runtime, heap: int) -> int:
+    """Bytes that the heap of a CPU keeps in warmup and full phases of a hybrid run. `heap`: what it keeps in a plain
+    run."""
     own = _heap(step, costs)
     return heap if own is None else int(own.trimmed * heap)
 

@@ -15,8 +15,8 @@ from memconsole.memory.host import (
     compiler_bytes,
     fewer_rows_bytes,
     heap_of_passes,
-    heap_of_warmup,
     runtime_bytes,
+    trimmed_heap,
 )
 from memconsole.memory.state import predicting
 from memconsole.memory.state.step_sizes import StepSizes, step_of
@@ -133,12 +133,16 @@ def _columns(step: StepSizes, tables: Tables) -> dict[str, _Column]:
     h, found = step.plan.hybrid, dict[str, _Column]()
 
     def trained(phase: PhaseName) -> _Column:
-        table = tables[plain(step.plan, phase)]
+        plan = plain(step.plan, phase)
+        table = tables[plan]
         highest = max(table.step_phases, key=table.phases.__getitem__)
-        return _column(table, highest, predicting.kept_bytes(step, phase))
+        column = _column(table, highest, predicting.kept_bytes(step, phase))
+        if phase == "correct":
+            return column
+        return _trimmed(step_of(plan, step.model, step.kind), table, column)
 
     if h.lengths.warmup_steps:
-        found["warmup"] = _warmed_up(step, tables[plain(step.plan, "warmup")], trained("warmup"))
+        found["warmup"] = trained("warmup")
     found["full"] = trained("full")
     found["predict"] = _predicted(step, tables, restoring=False)
     if h.memory != "none" and h.correction_interval > 1 and h.restore_ahead:
@@ -156,14 +160,12 @@ def _column(table: MemoryTable, phase: str, snapshots: int) -> _Column:
     return _Column(parts | {SNAPSHOTS: snapshots}, table.phase_tier(phase), tiers)
 
 
-def _warmed_up(step: StepSizes, table: MemoryTable, column: _Column) -> _Column:
-    """The `column` of the warmup phase, whose heap keeps less than that of a plain run."""
-    own = step_of(plain(step.plan, "warmup"), step.model, step.kind)
-    costs = runtime(own.plan.backend, step.kind, table.budget.catalog_name)
-    heap = _heap(own, costs, table)
-    parts = {**column.parts, "runtime": column.parts["runtime"] - heap}
-    parts["runtime"] += heap_of_warmup(own, costs, heap)
-    return msgspec.structs.replace(column, parts=parts)
+def _trimmed(step: StepSizes, table: MemoryTable, column: _Column) -> _Column:
+    """A `column` of the plain `table` of `step`, with what the heap keeps in a hybrid run."""
+    costs = runtime(table.backend, step.kind, table.budget.catalog_name)
+    heap = _heap(step, costs, table)
+    own = column.parts["runtime"] - heap + trimmed_heap(step, costs, heap)
+    return msgspec.structs.replace(column, parts={**column.parts, "runtime": own})
 
 
 def _heap(step: StepSizes, costs: Runtime, table: MemoryTable) -> int:

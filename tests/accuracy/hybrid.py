@@ -3,7 +3,7 @@
     python tests/accuracy/hybrid.py [--backend torch|jax] [--print]
     python tests/accuracy/hybrid.py --stored    measures nothing, puts what is stored into docs/hybrid.md
     python tests/accuracy/hybrid.py --others    runs other plans, and stores nothing
-    python tests/accuracy/hybrid.py --warmup    fits the share that torch's heap keeps in warmup phases to the other plans
+    python tests/accuracy/hybrid.py --heap      fits the share that torch's heap keeps to the other plans
 
 Rates are low, jumps short and batches large enough to confirm them, so that jumps are kept: the weights before a kept
 jump take memory, too. A run that keeps none is an error. The phases go into docs/hybrid.md, too.
@@ -141,22 +141,23 @@ def cases(
     return found
 
 
-def fit_warmup() -> None:
-    """Put the share of its usual bytes that torch's heap keeps in a warmup phase into the coefficients file: the median of
-    the other plans."""
+def fit_heap() -> None:
+    """Put the share of its usual bytes that torch's heap keeps in warmup and full phases into the coefficients file: the
+    median of these phases of the other plans."""
     measured = {one.plan: one.measured_bytes for one in cases("torch", OTHERS, confirmed=False)}
     shares = []
     for varied in OTHERS:
         fast = plan_of("torch", varied)
         tight = replace(fast, {"optimize.heap": "tight"})  # keeps nothing
         usual = _most_of_a_step(hybrid.plain(fast)) - _most_of_a_step(hybrid.plain(tight))
-        without = table_of(tight, budget(tight, None)).phases["warmup"]
-        shares.append((measured[f"warmup {words_of(varied)}"] - without) / usual)
+        without = table_of(tight, budget(tight, None)).phases
+        for phase in ("warmup", "full"):
+            shares.append((measured[f"{phase} {words_of(varied)}"] - without[phase]) / usual)
     document = json.loads(COEFFICIENTS.read_text())
     share = round(statistics.median(shares), 2)
     document["runtime"]["torch"]["cpu"]["heaps"]["fast"]["trimmed"] = share
     COEFFICIENTS.write_text(json.dumps(document, indent=1) + "\n")
-    print(f"warmup phases keep {share} ({', '.join(f'{one:.2f}' for one in shares)})")
+    print(f"the heap keeps {share} ({', '.join(f'{one:.2f}' for one in shares)})")
 
 
 def _most_of_a_step(plan: Plan) -> int:
@@ -200,10 +201,10 @@ def main() -> None:
     parser.add_argument("--print", action="store_true", help="write no results")
     parser.add_argument("--stored", action="store_true", help="measure nothing, write the page")
     parser.add_argument("--others", action="store_true", help="run other plans, write no results")
-    parser.add_argument("--warmup", action="store_true", help="fit the heap of warmup phases")
+    parser.add_argument("--heap", action="store_true", help="fit what the heap keeps")
     options = parser.parse_args()
-    if options.warmup:
-        fit_warmup()
+    if options.heap:
+        fit_heap()
         return
     if options.stored:
         into_page(PAGE, "hybrid-phases", section(rows_stored()))

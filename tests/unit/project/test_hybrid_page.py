@@ -23,9 +23,7 @@ def test_the_page_shows_what_each_phase_held() -> None:
         held = {case.plan: case.measured_bytes for case in row.cases}
         assert {plan.partition(" ")[2] for plan in held} == wanted
         defaults, less = "memory=none", "memory=compress predict_precision=same"
-        assert (
-            held[f"predict {defaults}"] > 0.9 * held[f"full {defaults}"]
-        )  # saves little or nothing
+        assert held[f"predict {defaults}"] < held[f"full {defaults}"]
         assert held[f"predict {less}"] < 0.9 * held[f"predict {defaults}"]
 
 
