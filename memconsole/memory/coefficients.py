@@ -28,8 +28,8 @@ class Heap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     of a decoder the heap keeps no more than after a step. `tests/accuracy/systems.py` measures it."""
     trimmed: float = 1.0
     """The share of this sum that is kept in warmup and full phases of a hybrid run. Before every tenth step the trainer
-    returns the heap's free memory to the system, so it grows less. Correct phases keep more, because a predict phase leaves
-    gaps. `python tests/accuracy/hybrid.py --heap` fits it."""
+    returns the heap's free memory to the system, so it grows less. The correct phase, which is the peak, is priced with
+    the whole sum. `python tests/accuracy/hybrid.py --heap` fits it."""
     range: tuple[float, float]
     """The least and the most that was measured, as factors of this sum."""
 

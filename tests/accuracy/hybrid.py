@@ -65,7 +65,13 @@ VARIED = (
 OTHERS = tuple(
     {"hybrid.warmup_steps": "12", "train.max_steps": "32", **one}
     for one in (
-        {"hybrid.memory": "compress"},
+        {
+            "hybrid.memory": "compress",
+            "model.target_params": "1000000",
+            "data.vocab_size": "2048",
+            "data.sequence_length": "128",
+            "train.batch_size": "32",
+        },
         {
             "hybrid.memory": "compress",
             "model.target_params": "3000000",
@@ -83,13 +89,11 @@ OTHERS = tuple(
         },
         {
             "hybrid.memory": "reinitialize",
-            "model.target_params": "16000000",
             "data.sequence_length": "100",
             "optimize.gradient_checkpointing": "full",
         },
         {
             "hybrid.memory": "compress",
-            "model.target_params": "16000000",
             "model.weights": "random",
             "optimize.lora_rank": "32",
             "optimize.freeze_base": "true",
