@@ -39,7 +39,7 @@ Tables = dict[Plan, MemoryTable]
 
 MOST = {"torch": 1.21, "jax": 1.21}
 """On a CPU, by backend: an upper bound of the peak of hybrid runs, as a share of the estimate. They exceed the estimate
-because the heap keeps memory that earlier phases freed (measured by `tests/accuracy/hybrid.py`)."""
+because the heap keeps memory that earlier phases freed. Runs of `tests/accuracy/hybrid.py` must stay below it."""
 
 
 class _Column(msgspec.Struct, frozen=True):

@@ -64,7 +64,7 @@ AGGRESSIVE = {
     "hybrid.mode": "aggressive",
     "hybrid.memory": "cpu",
 }
-AGGRESSIVE_HELD = {"warmup": 176, "full": 183, "predict": 97, "correct": 177}
+AGGRESSIVE_HELD = {"warmup": 167, "full": 138, "predict": 66, "restore": 73, "correct": 136}
 
 
 def memory_test() -> str:
