@@ -50,11 +50,11 @@ STORIES: tuple[tuple[str, str, Mapping[str, Any], int, int], ...] = (
 MEMORY_TEST = {"torch": 759, "jax": 651}
 """MiB that a run of `gearhead-memory` measured."""
 HELD = {
-    "warmup": ("137", "102", ""),
-    "full": ("166", "119", ""),
-    "predict": ("63", "55", "50"),
-    "restore": ("75", "59", "56"),
-    "correct": ("135", "123", ""),
+    "warmup": ("137", "113", ""),
+    "full": ("166", "130", ""),
+    "predict": ("63", "50", "50"),
+    "restore": ("75", "54", "56"),
+    "correct": ("135", "131", ""),
 }
 """MiB that runs of the preset `hybrid` of 240 steps held by phase: torch, JAX, JAX with a tight heap."""
 SHORT = {"device.name": "cpu", "train.max_steps": 240}
