@@ -90,10 +90,15 @@ def table_of(
     plan: Plan, budget: Budget, lookup: Lookup | None = None, *, parts: bool = True
 ) -> MemoryTable:
     """The memory table alone, with the exact numbers that `lookup` returns. Without `parts`, components are filled in
-    only if there are exact numbers, or for a hybrid plan. Raises `PlanError`."""
+    only if there can be exact numbers. Raises `PlanError`."""
     if not plan.hybrid.on:
         return _plain_table(plan, budget, lookup, parts=parts)
-    return hybrid_table(plan, model_of(plan), lambda p: _plain_table(p, budget, lookup))
+    return hybrid_table(
+        plan,
+        model_of(plan),
+        lambda p: _plain_table(p, budget, lookup),
+        with_components=parts or lookup is not None,
+    )
 
 
 def _plain_table(

@@ -84,24 +84,28 @@ def parts(plan: Plan) -> tuple[Plan, ...]:
     return tuple(dict.fromkeys((plain(plan), *steps, tried(plan))))
 
 
-def hybrid_table(plan: Plan, model: Model, price: Price) -> MemoryTable:
+def hybrid_table(
+    plan: Plan, model: Model, price: Price, *, with_components: bool = True
+) -> MemoryTable:
     """The table of a hybrid `plan`. Numbers of training steps keep their tier; those of predict phases are by
     formula."""
     tables = {one: price(one) for one in parts(plan)}
-    table = _folded(plan, model, tables)
+    table = _folded(plan, model, tables, with_components)
     if table.formula is None:
         return table
     by_formula = {one: found.formula or found for one, found in tables.items()}
-    return msgspec.structs.replace(table, formula=_folded(plan, model, by_formula))
+    formula = _folded(plan, model, by_formula, with_components)
+    return msgspec.structs.replace(table, formula=formula)
 
 
-def _folded(plan: Plan, model: Model, tables: Tables) -> MemoryTable:
+def _folded(plan: Plan, model: Model, tables: Tables, with_components: bool) -> MemoryTable:
     base = tables[plain(plan)]
     kind = base.budget.kind
     step = step_of(plan, model, kind)
     columns = _columns(step, tables)
-    peak_phase = max(columns, key=lambda phase: columns[phase].total)
-    peak = columns[peak_phase].total
+    totals = {phase: column.total for phase, column in columns.items()}
+    peak_phase = max(totals, key=totals.__getitem__)
+    peak = totals[peak_phase]
     reserved, context = peak, 0
     if kind != "cpu":
         reserved = base.reserved_bytes * peak // base.peak_bytes
@@ -115,8 +119,8 @@ def _folded(plan: Plan, model: Model, tables: Tables) -> MemoryTable:
     return msgspec.structs.replace(
         base,
         tier=columns[peak_phase].tier,
-        components=_components(columns),
-        phases={phase: column.total for phase, column in columns.items()},
+        components=_components(columns) if with_components else (),
+        phases=totals,
         phase_tiers={phase: column.tier for phase, column in columns.items()},
         peak_phase=peak_phase,
         peak_bytes=peak,
@@ -155,8 +159,8 @@ def _columns(step: StepSizes, tables: Tables) -> dict[str, _Column]:
 
 def _column(table: MemoryTable, phase: str, snapshots: int) -> _Column:
     """A phase of a plain table, with snapshots."""
-    parts = {c.name: c.at(phase) for c in table.components}
-    tiers = {c.name: c.tier_at(phase) for c in table.components}
+    parts = {c.name: c.phases.get(phase, 0) for c in table.components}
+    tiers = {c.name: c.tiers[phase] for c in table.components if phase in c.tiers}
     return _Column(parts | {SNAPSHOTS: snapshots}, table.phase_tier(phase), tiers)
 
 
@@ -173,7 +177,12 @@ def _heap(step: StepSizes, costs: Runtime, table: MemoryTable) -> int:
     if step.kind != "cpu":
         return 0
     framework = runtime_bytes(step, costs) + compiler_bytes(step.plan, costs)
-    return _column(table, "backward", 0).parts["runtime"] - framework
+    return _runtime(table) - framework
+
+
+def _runtime(table: MemoryTable) -> int:
+    """Bytes of the framework and of the heap in a step of a plain table."""
+    return next(c.at("backward") for c in table.components if c.name == "runtime")
 
 
 def _predicted(step: StepSizes, tables: Tables, *, restoring: bool) -> _Column:
@@ -185,7 +194,7 @@ def _predicted(step: StepSizes, tables: Tables, *, restoring: bool) -> _Column:
     jump = step_of(plan, step.model, step.kind)
     # The heap returns its free memory to the system before each pass.
     heap = _heap(jump, costs, table)
-    forward["runtime"] = _column(table, "backward", 0).parts["runtime"] - heap
+    forward["runtime"] = _runtime(table) - heap
     forward["runtime"] += heap_of_passes(jump, costs, heap, _freed(table, "evaluation"))
     forward["runtime"] -= fewer_rows_bytes(jump, plan.evaluation_batch)
     found = []
