@@ -162,7 +162,7 @@ assert f"stopped at step {last:,}" in said, said
 assert last in (second, second + 1), "the step under way is finished"
 with filled():
     with pytest.raises(
-        RunError, match=r"cannot be resumed.*No space left on device; free some room"
+        RunError, match=r"cannot be started.*No space left on device; free some room"
     ):
         launch.resume(run)
     assert liveness(run).state == "stopped"

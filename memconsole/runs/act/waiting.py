@@ -16,7 +16,7 @@ from memconsole.runs.record.directory import RunDirectory, RunError, WriteError
 from memconsole.runs.record.processes.identity import host_name
 from memconsole.runs.record.records import WaitRecord
 
-POLL_SECONDS = 1.0
+POLL_SECONDS = 0.5
 """How often a waiting supervisor looks at the run before it."""
 LEAVING_SECONDS = 10.0
 """How long a supervisor whose wait was cancelled may take to leave."""
