@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 from functools import lru_cache
 from importlib.resources import files
-from typing import NamedTuple
 
 import msgspec
 
@@ -35,7 +34,9 @@ DECODED_CPU, DECODED_DEVICE = 2**17, 2**22
 `memconsole_torch.techniques.weights.quantized_base`. The Triton kernel needs none."""
 
 
-class Size(NamedTuple):
+# gc=False here and below: a console keeps some hundred thousand of these records, which refer to nothing that could form a
+# cycle. A garbage collection that looked through them would hold up a key press for a quarter of a second.
+class Size(msgspec.Struct, frozen=True, gc=False):
     """Bytes: `constant + token * tokens + score * tokens * length + square * length² + row * rows`."""
 
     constant: int = 0
@@ -43,6 +44,10 @@ class Size(NamedTuple):
     score: int = 0
     square: int = 0
     row: int = 0
+
+    def more(self, token: int) -> Size:
+        """This size with `token` more bytes per token."""
+        return Size(self.constant, self.token + token, self.score, self.square, self.row)
 
     def bytes(self, tokens: int, scores: int) -> int:
         """`scores`: tokens times length."""
@@ -53,7 +58,7 @@ class Size(NamedTuple):
         return found
 
 
-class Live(NamedTuple):
+class Live(msgspec.Struct, frozen=True, gc=False):
     """The live bytes at one moment, by kind."""
 
     activations: Size
@@ -66,7 +71,7 @@ class Live(NamedTuple):
     total: Size
 
 
-class Program(msgspec.Struct, frozen=True):
+class Program(msgspec.Struct, frozen=True, gc=False):
     """Live bytes of one block. Its input counts from the forward to the backward pass."""
 
     forward: tuple[Live, ...]
@@ -87,7 +92,7 @@ Sum = tuple[tuple[int, int], ...]
 """Pairs: the index of a product of sizes, and its factor."""
 
 
-class StoredMoment(msgspec.Struct, frozen=True, array_like=True):
+class StoredMoment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Live bytes at one moment, by kind."""
 
     activations: Sum
@@ -98,7 +103,7 @@ class StoredMoment(msgspec.Struct, frozen=True, array_like=True):
     """The sides of the weight whose gradient is complete at this moment."""
 
 
-class StoredProgram(msgspec.Struct, frozen=True, array_like=True):
+class StoredProgram(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A program as stored: indices of moments. The program of an evaluation has only the moments of a forward pass."""
 
     forward: tuple[int, ...]
@@ -241,7 +246,7 @@ def field(product: str) -> int:
 
 
 def _live(moment: StoredMoment, values: tuple[tuple[int, int], ...], k: Kernels) -> Live:
-    activations, workspace = [0] * len(Size._fields), [0] * len(Size._fields)
+    activations, workspace = ([0] * len(Size.__struct_fields__) for _ in range(2))
     for terms, into in (moment.activations, activations), (moment.workspace, workspace):
         for index, factor in terms:
             at, value = values[index]
@@ -258,22 +263,32 @@ def dropping(moment: Live, bytes_per_token: int) -> Live:
     """The moment plus the bytes that dropout needs while it makes a mask. None of them are kept."""
     if not bytes_per_token:
         return moment
-    work = moment.workspace._replace(token=moment.workspace.token + bytes_per_token)
-    return live(moment.activations, work, moment.gradients, moment.copies)
+    return live(
+        moment.activations,
+        moment.workspace.more(bytes_per_token),
+        moment.gradients,
+        moment.copies,
+    )
 
 
 def less(moment: Live, bytes_per_token: int) -> Live:
     """The moment without some of its activations."""
     if not bytes_per_token:
         return moment
-    left = moment.activations._replace(token=moment.activations.token - bytes_per_token)
+    left = moment.activations.more(-bytes_per_token)
     return live(left, moment.workspace, moment.gradients, moment.copies)
 
 
 def live(activations: Size, workspace: Size, gradients: int, copies: int) -> Live:
     """The moment with these bytes."""
-    constant, *others = map(sum, zip(activations, workspace, strict=True))
-    total = Size(constant + gradients + copies, *others)
+    a, w = activations, workspace
+    total = Size(
+        a.constant + w.constant + gradients + copies,
+        a.token + w.token,
+        a.score + w.score,
+        a.square + w.square,
+        a.row + w.row,
+    )
     return Live(activations, workspace, gradients, copies, total)
 
 

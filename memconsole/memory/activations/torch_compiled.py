@@ -192,7 +192,7 @@ def _ended(live: Live, work: int, gradients: int, *, adding: bool) -> Live:
 
 def _more(size: Size, token: int) -> Size:
     """`size` with `token` bytes per token added, but at least 0."""
-    return size._replace(token=max(0, size.token + token))
+    return size.more(max(-size.token, token))
 
 
 def _held(

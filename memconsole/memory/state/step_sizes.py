@@ -26,7 +26,7 @@ from memconsole.plan.sections.optimize import LoraTargets
 from memconsole.plan.training.trained import frozen_names, has_adapter
 
 
-class Moment(msgspec.Struct, frozen=True):
+class Moment(msgspec.Struct, frozen=True, gc=False):
     """Live bytes of each component at one moment of a step. The runtime's bytes are constant and not included."""
 
     phase: str
