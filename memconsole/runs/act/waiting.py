@@ -38,11 +38,13 @@ def check_after(plan: Plan, other: RunDirectory, run: RunDirectory | None = None
         which = "itself" if other == run else f"run {other.id}, which starts after it"
         raise RunError(f"run {run.id} cannot start after {which}")
     source = checkpoint_of(plan)
-    begun = None if source is None else RunDirectory(source.parent.parent)
-    if begun is not None and begun != run and liveness(begun).live:
+    if source is None:
+        return
+    begun = RunDirectory(source.parent.parent)
+    if begun != run and liveness(begun).live:
         raise RunError(
-            f"run {begun.id} still trains and may have deleted its checkpoint {source.name if source else ''} when this "
-            "run starts: launch once it has ended"
+            f"run {begun.id} still trains and may have deleted its checkpoint {source.name} when this run "
+            "starts: launch once it has ended"
         )
 
 
@@ -52,7 +54,6 @@ def wait_for(run: RunDirectory, other: RunDirectory) -> None:
         after=other.id,
         name=other.name,
         attempts_before=run.newest_attempt() or 0,
-        since_wall=time.time(),
     )
     _write(run, record)
 

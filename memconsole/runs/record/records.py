@@ -66,7 +66,6 @@ class WaitRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     attempts_before: int
     """The newest attempt when the wait began."""
-    since_wall: float
     cancelled_by: str = ""
     """Who ended the wait before the run's turn came."""
     trouble: str = ""

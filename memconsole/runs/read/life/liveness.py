@@ -50,10 +50,8 @@ def liveness(run: RunDirectory) -> Liveness:
     If the trainer has just died, waits up to `RECORD_SECONDS` for its supervisor to record it. Asks
     Slurm only about a job whose end or life the run's own files do not show.
     """
-    job, wait = (
-        run.job(),
-        run.waiting(),
-    )  # read before the attempts, so that an attempt that begins now is seen
+    # What it waits for is read before its attempts, so that an attempt that begins meanwhile is seen.
+    job, wait = run.job(), run.waiting()
     here = _here(run)
     if job is not None:
         return _of_job(run, job, here)
