@@ -156,7 +156,7 @@ class JaxEngine:
         self._jumps: JaxJumps | None = None
         if self._plan.hybrid.on:
             self._compile_hybrid(model)
-        outputs = partial(tasks.of(model).outputs, self._plan, model)
+        outputs = partial(tasks.of(self._plan, model).outputs, self._plan, model)
         self._outputs = jax.jit(outputs, out_shardings=self._programs.sharding)
         gc.collect()  # frees 13 MiB left by tracing and compiling
 

@@ -62,7 +62,7 @@ class JaxJumps:
         self._moves = compute == "bf16" and programs.kind != "cpu"
         self._rows = rows[1] if rows[0] > 1 else (rows[1] + 1) // 2
         computed = replace(plan, {"optimize.precision": compute})
-        evaluation = tasks.of(programs.model).evaluation(computed, programs.model)
+        evaluation = tasks.of(computed, programs.model).evaluation(computed, programs.model)
         self._loss = self._compiled(evaluation, self._rows)
         # The half of a batch that confirms a jump is the second, which may be one row shorter.
         second = rows[1] if rows[0] > 1 else rows[1] // 2

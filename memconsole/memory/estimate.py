@@ -29,7 +29,7 @@ from memconsole.plan.data.unwritten import unwritten_notes
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError, quote, uncompiled
-from memconsole.plan.tasks import task_of_model
+from memconsole.plan.tasks import task_for
 from memconsole.plan.toggles.optimization import Length, Optimization
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS, notes
 
@@ -144,7 +144,7 @@ def _saving(
     lookup: Lookup | None,
 ) -> Saving:
     model = model_of(plan)
-    absent = task_of_model(model).not_applicable(plan).get(row.key)
+    absent = task_for(plan, model).not_applicable(plan).get(row.key)
     if absent is not None:
         return _unavailable(row, value, absent)
     refusal = row.refusal(plan, value, budget.kind)

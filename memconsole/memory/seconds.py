@@ -25,7 +25,7 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections.optimize import EIGHT_BIT
-from memconsole.plan.tasks import task_of_model
+from memconsole.plan.tasks import task_for
 from memconsole.plan.toggles.arithmetic import COMPILE
 from memconsole.plan.training.trained import frozen_names
 
@@ -94,7 +94,7 @@ def _step_flops_in_general(plan: Plan, model: Model) -> float:
     again = {"none": 0.0, "selective": 0.05}.get(o.gradient_checkpointing, 1.0)
     again *= _flow(plan, model).blocks / max(1, model.layers)
     rows = plan.train.batch_size * o.accumulation_steps
-    return rows * (_passes(plan, model) + again) * task_of_model(model).flops_per_row(plan, model)
+    return rows * (_passes(plan, model) + again) * task_for(plan, model).flops_per_row(plan, model)
 
 
 def _passes(plan: Plan, model: Model) -> float:
@@ -112,7 +112,7 @@ def peak_units_per_second(plan: Plan, model: Model, budget: Budget) -> float:
     if isinstance(model, Architecture):
         forward: float = forward_flops_per_token(model, plan.data.sequence_length)
     else:
-        row = task_of_model(model).flops_per_row(plan, model)
+        row = task_for(plan, model).flops_per_row(plan, model)
         forward = row / units_per_row(plan, model)
     flops = _passes(plan, model) * forward
     return peak_flops(budget, plan.optimize.precision, plan.backend) / flops

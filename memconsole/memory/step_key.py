@@ -52,6 +52,7 @@ OUTSIDE_THE_STEP = frozenset(
         "data.mix",
         "data.cache_gib",
         "device.threads",
+        "train.dpo_beta",
         "train.epochs",
         "train.max_steps",
         "train.learning_rate",

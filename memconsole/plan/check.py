@@ -62,6 +62,7 @@ def check(plan: Plan) -> None:
                 check_records(part)
     else:
         _check_without_text(plan)
+        _refuse_set(plan, ("train.objective",), "is for language models; leave it out")
         _check_no_dropout(plan)
     _check_rows(plan)
     _check_validation(plan)

@@ -45,7 +45,7 @@ def compiled(programs: Programs) -> Compiled:
         evaluation_step = beside.submit(programs.lower_evaluate().compile)
         initialize = beside.submit(programs.lower_initialize().compile)
         shapes = programs.evaluated_shapes | programs.kept_shapes
-        sampler = tasks.of(model).sampler(plan, model, shapes, programs.sharding)
+        sampler = tasks.of(plan, model).sampler(plan, model, shapes, programs.sharding)
         if sampler is not None:
             beside.submit(sampler.prepare(plan.train.sample_tokens)).result()
         return Compiled(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
-from memconsole.plan.tasks import Input, Task, task_of_model
+from memconsole.plan.tasks import Input, Task, task_for
 from memconsole.plan.training.trained import frozen_names
 from memconsole_jax.compiled import offload
 from memconsole_jax.compiled.step import (
@@ -167,8 +167,8 @@ class Programs:
 
     @cached_property
     def task(self) -> Task:
-        """The task of the model."""
-        return task_of_model(self.model)
+        """What the plan trains the model to do."""
+        return task_for(self.plan, self.model)
 
     @cached_property
     def inputs(self) -> tuple[Input, ...]:

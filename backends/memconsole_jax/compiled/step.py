@@ -101,7 +101,7 @@ class Backward(NamedTuple):
 
 def backward_pass(plan: Plan, model: Model, disk: Disk | None = None) -> Callable[..., Backward]:
     """(weights, `TrainState.precision`, kept, arrays (A, B, ...)) -> `Backward`."""
-    task = tasks.of(model)
+    task = tasks.of(plan, model)
     loss = task.loss(plan, model, disk)
     scaled, summed = is_scaled(plan.optimize.precision), summed_batches(plan)
 
@@ -190,7 +190,7 @@ def evaluation_step(plan: Plan, model: Model, place: Any = None) -> Any:
     `sums` (2, entries) holds the sums of the task's `evaluation` so far and their rounding errors
     (Kahan 1965), so that float32 suffices for millions of rows. `place` says where the sums are on several devices.
     """
-    evaluation = tasks.of(model).evaluation(plan, model)
+    evaluation = tasks.of(plan, model).evaluation(plan, model)
 
     def step(sums: Array, trained: Tree, kept: Tree, arrays: Tree) -> Array:
         total, lost = sums

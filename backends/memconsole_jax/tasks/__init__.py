@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from memconsole.plan.models.model import Model
-from memconsole.plan.tasks import task_of_model
+from memconsole.plan.plan import Plan
+from memconsole.plan.tasks import task_for
 from memconsole_jax.tasks.language import LANGUAGE
+from memconsole_jax.tasks.preference import PREFERENCE
 from memconsole_jax.tasks.recommendation import RECOMMENDATION
 from memconsole_jax.tasks.regression import REGRESSION
 from memconsole_jax.tasks.task import Task
@@ -13,9 +15,10 @@ TASKS: dict[str, Task] = {
     "language": LANGUAGE,
     "regression": REGRESSION,
     "recommendation": RECOMMENDATION,
+    "preference": PREFERENCE,
 }
 
 
-def of(model: Model) -> Task:
-    """The task that a model is made for."""
-    return TASKS[task_of_model(model).name]
+def of(plan: Plan, model: Model) -> Task:
+    """What `plan` trains `model` to do."""
+    return TASKS[task_for(plan, model).name]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -58,9 +58,8 @@ def summed_nats(
 ) -> Loss:
     """The loss: summed nats of a micro-batch's targets. With `chunked`, the head is computed in
     chunks of tokens."""
-    dtype, running = precision.compute_dtype(plan), compilation.running(plan, disk)
+    forward = hidden_states(plan, architecture, disk)
     nats = chunked_nats if chunked else plain_nats
-    scale, rates = adapter_scale(plan), dropout.Rates.of(plan)
 
     def loss(
         trained: Tree,
@@ -69,15 +68,39 @@ def summed_nats(
         sums: Tree | None = None,
         share: Array | float = 1.0,
     ) -> Array:
-        weights = {**trained, **kept}
+        found = forward({**trained, **kept}, arrays, sums)
+        cap = architecture.logit_cap
+        return nats(found.hidden, found.head, arrays["targets"], share, found.begun, cap)
+
+    return loss
+
+
+class Hidden(NamedTuple):
+    """What the loss is computed from."""
+
+    hidden: Array
+    """The final hidden states (B, T, C)."""
+    head: Array
+    """The matrix of the head (V, C)."""
+    begun: Array | None
+    """The sum of the head's gradients so far, if they are summed inside the loss."""
+
+
+def hidden_states(
+    plan: Plan, architecture: Architecture, disk: Disk | None = None
+) -> Callable[..., Hidden]:
+    """(weights, arrays, `accumulation.Sums` or None) -> `Hidden`."""
+    dtype, running = precision.compute_dtype(plan), compilation.running(plan, disk)
+    scale, rates = adapter_scale(plan), dropout.Rates.of(plan)
+
+    def forward(weights: Tree, arrays: Tree, sums: Tree | None = None) -> Hidden:
         decoder = assembled(architecture, weights, scale)
         with dropout.drawing(rates, arrays.get(dropout.BITS)):
             hidden = decoder.hidden(arrays["inputs"], dtype, running, arrays.get("documents"), sums)
         begun = None if sums is None else sums.get(LANGUAGE.head(weights).name)
-        cap = architecture.logit_cap
-        return nats(hidden, decoder.head_weight, arrays["targets"], share, begun, cap)
+        return Hidden(hidden, decoder.head_weight, begun)
 
-    return loss
+    return forward
 
 
 LANGUAGE = Language()

@@ -25,19 +25,21 @@ def into_slopes(
     vocabulary: int,
     cap: float | None,
     wanted: bool,
+    each: Tensor | None = None,
 ) -> Tensor:
     """Summed nats, as an fp32 scalar, of logits (N, V or more) and int64 targets (N,), of which -100 is masked.
 
-    Overwrites the logits, if `wanted`, with the gradient of `share` times the nats. Columns from `vocabulary` on are
-    padding: their gradient is 0. With a `cap`, the logits x are cap · tanh(x / cap).
+    Overwrites the logits, if `wanted`, with the gradient of `share` times the nats; each target may have its own share
+    (N, 1). Columns from `vocabulary` on are padding: their gradient is 0. With a `cap`, the logits x are cap · tanh(x / cap).
+    The nats of each target go into `each` (N,), if it is given.
     """
     rows, columns = scores.shape
-    nats = torch.empty(rows, dtype=torch.float32, device=scores.device)
+    nats = torch.empty(rows, dtype=torch.float32, device=scores.device) if each is None else each
     factor = share if isinstance(share, Tensor) else torch.full((), share, device=scores.device)
     block = min(BLOCK, 1 << (columns - 1).bit_length())
     launch.run(
         "slopes", rows,
         scores, targets, nats, factor.float(), scores.stride(0), vocabulary, columns, cap or 0.0,
-        capped=cap is not None, wanted=wanted, masked=MASKED, block=block, num_warps=max(1, block // OF_A_WARP),
+        capped=cap is not None, wanted=wanted, shared=factor.ndim == 0, masked=MASKED, block=block, num_warps=max(1, block // OF_A_WARP),
     )  # fmt: skip
     return nats.sum()

@@ -8,9 +8,9 @@ import triton.language as tl
 @triton.jit  # type: ignore[misc,unused-ignore]
 def slopes(  # type: ignore[no-untyped-def]
     scores, targets, nats, factor, stride, vocabulary, columns, cap,
-    capped: tl.constexpr, wanted: tl.constexpr, masked: tl.constexpr, block: tl.constexpr,
+    capped: tl.constexpr, wanted: tl.constexpr, shared: tl.constexpr, masked: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """One row: its nats, and its gradient in place of its logits."""
+    """One row: its nats, and its gradient in place of its logits. Rows have a factor in common if `shared`."""
     row = tl.program_id(0).to(tl.int64)
     scores += row * stride
     target = tl.load(targets + row)
@@ -37,6 +37,8 @@ def slopes(  # type: ignore[no-untyped-def]
     sum_of_all = tl.sum(total * tl.exp(most - highest), axis=0)
     tl.store(nats + row, tl.where(counts, tl.log(sum_of_all) + highest - picked, 0.0))
     if wanted:
+        if not shared:
+            factor += row
         share = tl.where(counts, tl.load(factor), 0.0)
         for start in range(0, columns, block):
             at = start + offsets

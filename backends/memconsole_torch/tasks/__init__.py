@@ -7,8 +7,9 @@ from typing import Any
 
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
-from memconsole.plan.tasks import task_of_model
+from memconsole.plan.tasks import task_for
 from memconsole_torch.tasks.language import Language
+from memconsole_torch.tasks.preference import Preference
 from memconsole_torch.tasks.recommendation import Recommendation
 from memconsole_torch.tasks.regression import Regression
 from memconsole_torch.tasks.task import Task
@@ -17,9 +18,10 @@ TASKS: dict[str, Callable[[Plan, Any], Task]] = {
     "language": Language,
     "regression": Regression,
     "recommendation": Recommendation,
+    "preference": Preference,
 }
 
 
 def of(plan: Plan, model: Model) -> Task:
-    """The task that `model` is made for, as `plan` trains it."""
-    return TASKS[task_of_model(model).name](plan, model)
+    """What `plan` trains `model` to do."""
+    return TASKS[task_for(plan, model).name](plan, model)

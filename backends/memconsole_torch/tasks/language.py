@@ -28,29 +28,29 @@ class Language:
             )
         self._architecture = architecture
         self.criterion = fused_loss.chunked if plan.optimize.fused_loss else fused_loss.whole
-        self._cap = architecture.logit_cap
+        self.cap = architecture.logit_cap
 
     def module(self) -> nn.Module:
         return Decoder(self._architecture)
 
     def loss(self, module: nn.Module, rows: MicroBatch, share: Tensor | float) -> Tensor:
-        hidden = _hidden(module, rows)
+        hidden = hidden_states(module, rows)
         head, targets = module.head_weight, rows["targets"]
-        return self.criterion(hidden, head, targets, share=share, cap=self._cap)
+        return self.criterion(hidden, head, targets, share=share, cap=self.cap)
 
     def sums(self, module: nn.Module, rows: MicroBatch) -> Tensor:
         """Always computes the head in chunks, so evaluation never needs the full logits."""
-        hidden = _hidden(module, rows)
+        hidden = hidden_states(module, rows)
         head: Tensor = module.head_weight  # type: ignore[assignment,unused-ignore]
-        return fused_loss.chunked(hidden, head, rows["targets"], cap=self._cap).view(1)
+        return fused_loss.chunked(hidden, head, rows["targets"], cap=self.cap).view(1)
 
     def outputs(self, module: nn.Module, rows: MicroBatch) -> Tensor:
         """Logits (B, T, V)."""
         assert isinstance(module, Decoder)
-        return module.scores(_hidden(module, rows))
+        return module.scores(hidden_states(module, rows))
 
 
-def _hidden(module: nn.Module, rows: MicroBatch) -> Tensor:
+def hidden_states(module: nn.Module, rows: MicroBatch) -> Tensor:
     """Final hidden states (B, T, H)."""
     found: Tensor
     if "documents" in rows:

@@ -18,7 +18,7 @@ from memconsole.memory.activations.torch_timeline import EMBEDDING_FEW
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, replace
-from memconsole.plan.tasks import Input, task_of_model
+from memconsole.plan.tasks import Input, task_for
 from memconsole_torch import devices
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.models import pretrained
@@ -99,13 +99,13 @@ def trace(
             # A CPU holds the rows of the whole step; other devices are sent one micro-batch at a time.
             held = micro_batches * gang.size if kind == "cpu" else 0
             engine._to_device = partial(_row, live, held == 0)  # type: ignore[method-assign]
-            inputs = task_of_model(model).inputs(plan, model)
+            inputs = task_for(plan, model).inputs(plan, model)
             with _phases(engine, live), trace_gang.declared(live):
                 for _ in range(steps):
                     _train(engine, live, plan, inputs, held)
                 live.phase = "evaluation"
                 shown = replace(plan, {"data.sequence_length": evaluated.length})
-                inputs = task_of_model(model).inputs(shown, model)
+                inputs = task_for(shown, model).inputs(shown, model)
                 with (
                     _held(live, inputs, held * evaluated.batch),
                     patch.object(chunked, "__defaults__", (evaluated.chunk,)),

@@ -104,7 +104,7 @@ class BatchStream:
         most = max(AHEAD_BYTES // (rows.row_bytes * shape.rows), 2)
         ahead = min(max(window, AHEAD_BATCHES), most)
         self._queue: queue.Queue[_Ahead | BaseException] = queue.Queue(maxsize=ahead)
-        self._first: Item | None = None
+        self._first: _Ahead | None = None
         self._waited_seconds = 0.0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="data", daemon=True)
@@ -115,6 +115,9 @@ class BatchStream:
 
         Raises what the source raises.
         """
+        return self._made(self._take(waiting))
+
+    def _take(self, waiting: Callable[[], None] | None) -> _Ahead:
         if self._first is not None:
             first, self._first = self._first, None
             return first
@@ -130,15 +133,18 @@ class BatchStream:
                 self._waited_seconds += time.monotonic() - began
             if isinstance(ahead, BaseException):
                 raise ahead
-            if ahead.joined is None:
-                return Item(ahead.epoch, None, 0, ahead.state)
-            return Item(ahead.epoch, *self._rows.batch(ahead.joined, self._shape), ahead.state)
+            return ahead
+
+    def _made(self, ahead: _Ahead) -> Item:
+        if ahead.joined is None:
+            return Item(ahead.epoch, None, 0, ahead.state)
+        return Item(ahead.epoch, *self._rows.batch(ahead.joined, self._shape), ahead.state)
 
     def peek(self, waiting: Callable[[], None] | None = None) -> Item:
         """Return the next item without consuming it. `waiting` and errors are as in `next`."""
         self.fill(waiting)
         assert self._first is not None
-        return self._first
+        return self._made(self._first)
 
     def fill(self, waiting: Callable[[], None] | None = None) -> None:
         """Wait for the first item, and, if rows are at hand, until the queue is full. By then most of
@@ -148,7 +154,7 @@ class BatchStream:
         in `next`.
         """
         if self._first is None:
-            self._first = self.next(waiting)
+            self._first = self._take(waiting)
         while self._rows.at_hand and not self._queue.full() and self._thread.is_alive():
             if waiting is not None:
                 waiting()

@@ -152,6 +152,7 @@ def set_up(attempt: Attempt) -> Job:
             trainable_parameters=engine.trainable_parameters,
             weights=_origin(begun, weights),
         )
+        data.measure_start(engine, evaluation_shape(plan, shape), stored is not None, say)
         print(f"  Model initialized with {engine.parameters:,} parameters", flush=True)
     except BaseException:
         stream.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from memconsole.plan.tasks.language import MASKED
 from memconsole.runs.record.log import events
 from memconsole_trainer.data.sources.hdf5 import TokenRows
 from memconsole_trainer.data.sources.text_warnings import text_warnings
-from memconsole_trainer.data.stream import BatchShape
+from memconsole_trainer.data.stream import BatchShape, Rows
 from memconsole_trainer.data.text.opened import open_text
 from memconsole_trainer.data.text.portion import boundary
 from memconsole_trainer.data.text.prepared import Prepared, prepare
@@ -42,9 +43,26 @@ _WIDER = "raise data.tokenizer_examples or data.vocab_size, or set data.characte
 """What makes a tokenizer of characters know more text."""
 
 
+class Opened(NamedTuple):
+    """What `LanguageData` is made of."""
+
+    plan: Plan
+    architecture: Architecture
+    prepared: Prepared
+    tokenizer_hash: str
+    asked: Asked | None = None
+
+
 def open_data(
     plan: Plan, model: Model, directory: Path, say: Teller, known: Mapping[str, str]
 ) -> LanguageData:
+    """Open the data of a run. Raises `PlanError` and `DataError`."""
+    return LanguageData(*opened_text(plan, model, directory, say, known))
+
+
+def opened_text(
+    plan: Plan, model: Model, directory: Path, say: Teller, known: Mapping[str, str]
+) -> Opened:
     """Open source, tokenizer, train rows and held-out rows of a run. Raises `PlanError` and
     `DataError`."""
     assert isinstance(model, Architecture)
@@ -85,7 +103,7 @@ def open_data(
     if isinstance(opened.first.source, TokenRows) and tokenizer is None:
         say.warning("rows of tokens without data.tokenizer: samples are shown as token ids")
     asked = asked_records(plan, model, opened, tokenizer) if tokenizer is not None else None
-    return LanguageData(plan, model, found, file_fingerprint(saved) if tokenizer else "", asked)
+    return Opened(plan, model, found, file_fingerprint(saved) if tokenizer else "", asked)
 
 
 class LanguageData:
@@ -117,7 +135,10 @@ class LanguageData:
     def fitted(self, model: Model) -> Model:
         return model
 
-    def rows(self, shuffle_buffer: int | None = None) -> TextRows:
+    def measure_start(self, engine: Engine, shape: BatchShape, resumed: bool, say: Teller) -> None:
+        """Nothing of the starting model is needed."""
+
+    def rows(self, shuffle_buffer: int | None = None) -> Rows:
         plan = self._plan
         first, *others = self._prepared.portions
         mixed = [Other(Source(portion.blocks, portion.held), portion.share) for portion in others]

@@ -132,6 +132,9 @@ class RatingData:
     def fitted(self, model: Model) -> Model:
         return fitted(self._model, self._named)
 
+    def measure_start(self, engine: Engine, shape: BatchShape, resumed: bool, say: Teller) -> None:
+        """Nothing of the starting model is needed."""
+
     def rows(self, shuffle_buffer: int | None = None) -> HistoryRows:
         """The training rows. They are in memory, so that no window is needed."""
         return HistoryRows(self._plan, self._histories)

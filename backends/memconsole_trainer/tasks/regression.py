@@ -105,6 +105,9 @@ class WindowData:
     def fitted(self, model: Model) -> Model:
         return model
 
+    def measure_start(self, engine: Engine, shape: BatchShape, resumed: bool, say: Teller) -> None:
+        """Nothing of the starting model is needed."""
+
     def rows(self, shuffle_buffer: int | None = None) -> WindowRows:
         return WindowRows(self._plan, self._file, self._split, shuffle_buffer)
 

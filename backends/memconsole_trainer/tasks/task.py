@@ -56,6 +56,12 @@ class TaskData(Protocol):
         """`model` with what it needs to know of the data: a recommender, which of its items the data lack."""
         ...
 
+    def measure_start(self, engine: Engine, shape: BatchShape, resumed: bool, say: Teller) -> None:
+        """Measure what training needs to know of the model that it starts from, which `engine` holds, in batches of
+        `shape`. Of a run that is `resumed` from a checkpoint it is read from the run's directory. Raises `DataError`
+        and `StopRequestedError`."""
+        ...
+
     def rows(self, shuffle_buffer: int | None = None) -> Rows:
         """The training rows, shuffled in windows of `shuffle_buffer` rows; None: the plan's number of rows."""
         ...

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections.optimize import LoraTargets
-from memconsole.plan.tasks import task_of_model
+from memconsole.plan.tasks import task_for
 from memconsole.plan.training.trained import adapter_scale, frozen_names, has_adapter
 from memconsole_trainer.engine import WeightsError, WeightSource
 from memconsole_trainer.randomness import drawn
@@ -48,7 +48,7 @@ def adapters_of(plan: Plan, model: Model) -> Iterator[Parameter]:
 def trained_parameters(plan: Plan, model: Model) -> list[Parameter]:
     """The parameters the optimizer updates: the adapters if there are any, and the weights that the
     task trains."""
-    own = task_of_model(model).trained(plan, model)
+    own = task_for(plan, model).trained(plan, model)
     return [*adapters_of(plan, model), *own]
 
 

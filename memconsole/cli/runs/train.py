@@ -22,6 +22,7 @@ from memconsole.cli.runs.memory_report import document, memory_lines, remedies_a
 from memconsole.cli.runs.progress import ProgressLines, summary
 from memconsole.cli.tables import columns
 from memconsole.devices.reading import Devices
+from memconsole.plan import catalog
 from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.plan import Plan, PlanError, quote, replace
 from memconsole.runs.act.control import request
@@ -142,6 +143,8 @@ def weights_of(named: str) -> Plan:
     changes: dict[str, object] = {"model.weights": str(found[0])}
     if (run.path / TOKENIZER_JSON).is_file():
         changes["data.tokenizer"] = str(run.path / TOKENIZER_JSON)
+        if catalog.is_sized(plan):  # else the tokenizer, which may have fewer entries, would decide the model's size
+            changes["data.vocab_size"] = catalog.architecture(plan).vocab_size
     return replace(plan, changes)
 
 

@@ -25,7 +25,7 @@ from memconsole.plan.models.model import Model
 from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.sections.optimize import Checkpointing
-from memconsole.plan.tasks import task_of_model
+from memconsole.plan.tasks import task_for
 
 LOW, HIGH = 0.5, 2.0
 """Factors that bound the error of the rule's bytes."""
@@ -105,7 +105,7 @@ def loss_bytes(step: StepSizes, rows: int, *, training: bool = True) -> int:
     if isinstance(step.model, Recommender):
         found = recommender.loss_bytes if training else recommender.evaluation_bytes
         return found(step.model, rows * step.sequence)
-    units = rows * task_of_model(step.model).units_per_row(step.plan)
+    units = rows * task_for(step.plan, step.model).units_per_row(step.plan)
     return 3 * 4 * units * block_of(step.model).head
 
 

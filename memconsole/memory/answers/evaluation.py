@@ -23,9 +23,9 @@ def fewer_at_once(plan: Plan, table: MemoryTable, keep: frozenset[str]) -> Plan 
     """`plan`, whose table is given, with half as many rows in an evaluation batch and as many evaluated. None if
     another phase is the peak, if there is one row, or if `keep` has a setting that would change."""
     rows = plan.evaluation_batch
-    if table.peak_phase != EVALUATION or rows == 1:
+    if table.peak_phase != EVALUATION or rows == plan.rows_together:
         return None
-    fewer = half(rows)
+    fewer = half(rows, plan.rows_together)
     counts = {key: plans.get(plan, key) * (rows // fewer) for key in COUNTED}
     changes = {ROWS: fewer, **{key: count for key, count in counts.items() if count}}
     try:

@@ -18,7 +18,7 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import DataChoice, Plan, PlanError
-from memconsole.plan.tasks import task_of_model
+from memconsole.plan.tasks import task_for
 from memconsole.units import GIB
 
 ROW_OVERHEAD_BYTES = 152
@@ -80,7 +80,7 @@ def waiting_bytes(plan: Plan, model: Model) -> int:
     """Host bytes of numeric rows: those in the shuffle buffer, and the batches that wait for the device. They are
     loaded before the model is built, so a CPU's tensors do not include them. The buffer is not counted larger than the
     file, if its size is known. A task without a buffer has all rows in memory."""
-    buffered = "data.shuffle_buffer" not in task_of_model(model).not_applicable(plan)
+    buffered = "data.shuffle_buffer" not in task_for(plan, model).not_applicable(plan)
     row, rows = row_bytes(plan, model), plan.data.shuffle_buffer if buffered else 0
     each = plan.train.batch_size * plan.optimize.accumulation_steps
     most = max(AHEAD_BYTES // (row * each), 2)
@@ -132,7 +132,7 @@ def _train_share(plan: Plan) -> float:
 
 def units_per_row(plan: Plan, model: Model) -> int:
     """The task's units (tokens, windows or interactions) in a row, without the padding that is expected in it."""
-    return max(1, round(row_fill(plan, model) * task_of_model(model).units_per_row(plan)))
+    return max(1, round(row_fill(plan, model) * task_for(plan, model).units_per_row(plan)))
 
 
 def units_per_step(plan: Plan, model: Model) -> int:

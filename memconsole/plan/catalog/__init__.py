@@ -100,6 +100,7 @@ _OF_LANGUAGE = (
     "data.stride",
     "data.isolate_documents",
     "optimize.fused_loss",
+    "train.objective",
     "train.dropout",
     "train.attention_dropout",
 )
@@ -158,6 +159,12 @@ def architecture(plan: Plan) -> Architecture:
         vocab_size or default_vocab_size(target),
         max(SIZED_POSITIONS, plan.data.sequence_length),
     )
+
+
+def is_sized(plan: Plan) -> bool:
+    """Whether the plan's model is a decoder whose sizes follow `model.target_params` and the vocabulary."""
+    entry = models().get(plan.model.name)
+    return entry is not None and entry.task == "language" and entry.architecture is None
 
 
 def model(plan: Plan) -> Model:

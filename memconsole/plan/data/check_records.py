@@ -33,8 +33,11 @@ def check_records(plan: Plan) -> None:
     """Raise `PlanError` for the first setting of records that does not fit."""
     d, entry = plan.data, catalog.dataset(plan)
     found = template_of(plan)
-    if d.loss_on == "answers" and (found is None or not found.marks_answers):
-        raise PlanError(f"data.loss_on = answers: {_why_none(found)}", "data.loss_on")
+    if plan.learns_answers and (found is None or not found.marks_answers):
+        key, value = "data.loss_on", "answers"
+        if plan.train.objective == "dpo":
+            key, value = "train.objective", "dpo"
+        raise PlanError(f"{key} = {value}: {_why_none(found)}", key)
     tokenizer = given_tokenizer(plan)
     given = tokenizer.words if tokenizer is not None else ""
     if d.lowercase and given:

@@ -12,7 +12,7 @@ from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError
 
 KNOWN_SECONDS = 5.0
 """Seconds for which a count is used before its file is read again."""
-_known: dict[tuple[DataChoice, ModelChoice], tuple[float, int | None]] = {}
+_known: dict[tuple[DataChoice, ModelChoice, str], tuple[float, int | None]] = {}
 
 
 def counted_tokens(plan: Plan) -> int | None:
@@ -28,7 +28,7 @@ def keep_counted(plan: Plan, train_tokens: int) -> None:
 
 def kept_count(plan: Plan, name: Callable[[Plan], str]) -> int | None:
     """The count that was kept as `name(plan)`; None if there is none. Damaged files are ignored."""
-    key, now = (plan.data, plan.model), time.monotonic()
+    key, now = (plan.data, plan.model, plan.train.objective), time.monotonic()
     found = _known.get(key)
     if found is None or now - found[0] > KNOWN_SECONDS:
         if len(_known) > 256:
@@ -54,10 +54,12 @@ def _read(plan: Plan, name: Callable[[Plan], str]) -> int | None:
 
 
 def _name(plan: Plan) -> str:
-    words = (
+    words: tuple[object, ...] = (
         lengths_key(plan),
         plan.data.validation,
         plan.data.validation_fraction,
         plan.data.held_out,
     )
+    if plan.train.objective == "dpo":  # each answer has a row of its own
+        words = (*words, plan.data.sequence_length)
     return hashlib.sha256(repr(words).encode()).hexdigest()

@@ -21,7 +21,7 @@ from memconsole.plan.errors import PlanError
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.plan import DataChoice, Plan
-from memconsole.plan.tasks import task_of_model
+from memconsole.plan.tasks import task_for
 
 SAMPLE_BYTES = 1 << 18
 """How much of a rating file is read to guess how many rows it gives."""
@@ -63,7 +63,7 @@ def row_fill(plan: Plan, model: Model) -> float:
 
 def row_bytes(plan: Plan, model: Model) -> int:
     """Bytes of one row of a batch, all arrays together."""
-    return sum(array.row_bytes for array in task_of_model(model).inputs(plan, model))
+    return sum(array.row_bytes for array in task_for(plan, model).inputs(plan, model))
 
 
 def _file(plan: Plan) -> DatasetEntry | None:

@@ -48,5 +48,15 @@ class Plan(Section, frozen=True, kw_only=True):
         return self.effective_batch * self.data.sequence_length
 
     @property
+    def rows_together(self) -> int:
+        """Rows that no micro-batch may part: with DPO both answers of a pair, otherwise single rows."""
+        return 2 if self.train.objective == "dpo" else 1
+
+    @property
+    def learns_answers(self) -> bool:
+        """Whether only the answers of records count in the loss."""
+        return self.data.loss_on == "answers" or self.train.objective == "dpo"
+
+    @property
     def stride(self) -> int:
         return self.data.stride or self.data.sequence_length

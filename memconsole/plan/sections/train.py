@@ -8,12 +8,21 @@ from msgspec import Meta
 
 from memconsole.plan.sections.section import MOST, Section, about
 
+Objective = Literal["next-token", "dpo"]
 Schedule = Literal["constant", "linear", "cosine", "wsd"]
 OnOutOfMemory = Literal["stop", "halve"]
 LearningRateScale = Literal["none", "sqrt", "linear"]
 
 
 class TrainChoice(Section, frozen=True, kw_only=True):
+    objective: Annotated[
+        Objective,
+        about("what text teaches: the next token, or with DPO which of two answers is preferred"),
+    ] = "next-token"
+    dpo_beta: Annotated[
+        float,
+        about("DPO: how strongly the model is held near the weights it starts from", gt=0.0),
+    ] = 0.1
     epochs: Annotated[int, about("passes over the data", ge=1, le=1_000_000)] = 3
     max_steps: Annotated[
         Annotated[int, Meta(ge=1, le=MOST)] | None, about("stop after this many optimizer steps")

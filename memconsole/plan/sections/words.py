@@ -41,6 +41,8 @@ WORDS: dict[str, str] = {
     "device.name": "gpu cuda cpu mps tpu accelerator",
     "device.count": "gpus nproc world_size devices",
     "device.threads": "num_threads cores omp_num_threads workers",
+    "train.objective": "dpo preference rlhf alignment chosen rejected sft loss_type",
+    "train.dpo_beta": "beta kl",
     "train.epochs": "num_train_epochs num_epochs passes",
     "train.max_steps": "iterations max_iters steps num_steps",
     "train.batch_size": "bs batch micro_batch_size per_device_train_batch_size mbs",

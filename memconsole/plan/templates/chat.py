@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 COLUMNS = ("messages", "conversations", "prompt and completion")
-"""The layouts: OpenAI's, ShareGPT's, and pairs of a question and its answer."""
+"""The layouts: OpenAI's, ShareGPT's, and a question with its answer."""
 ROLES = {
     **dict.fromkeys(("human", "prompter"), "user"),
     **dict.fromkeys(("gpt", "chatgpt", "bot", "bing", "bard", "model"), "assistant"),

@@ -61,16 +61,16 @@ def templates_with_fields(columns: Iterable[str]) -> tuple[str, ...]:
 
 
 def template_of(plan: Plan) -> Template | None:
-    """The plan's template; None for plain text. Raises `PlanError`."""
+    """The plan's template, which with DPO writes pairs; None for plain text. Raises `PlanError`."""
     name = plan.data.template
     if name is None:
         return None
     source, variables = source_of(plan)
     given = plan.data.tokenizer or catalog.model_directory(plan)
     guarded = control_tokens(given) if given is not None else None
-    learns_answers = plan.data.loss_on == "answers"
     of_model = name == MODEL
-    return _compiled(source, tuple(variables.items()), guarded, learns_answers, of_model)
+    known, pairs = tuple(variables.items()), plan.train.objective == "dpo"
+    return _compiled(source, known, guarded, plan.learns_answers, of_model, pairs)
 
 
 def source_of(plan: Plan) -> tuple[str, dict[str, str]]:
@@ -128,14 +128,17 @@ def _compiled(
     guarded: tuple[str, ...] | None = None,
     learns_answers: bool = True,
     of_model: bool = False,
+    pairs: bool = False,
 ) -> Template:
+    from memconsole.plan.templates.preference import PairTemplate
     from memconsole.plan.templates.template import (  # Jinja takes 60 ms
         Template,
         TemplateSyntaxError,
     )
 
+    kind = PairTemplate if pairs else Template
     try:
-        return Template(source, guarded, dict(variables), learns_answers, of_model)
+        return kind(source, guarded, dict(variables), learns_answers, of_model)
     except TemplateSyntaxError as error:
         where = f" (line {error.lineno})" if error.lineno > 1 else ""
         raise _error(source, f"not a template{where}: {error.message}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Self
 
 ANSWER, ANSWERED, CUT = "\ufdd0", "\ufdd1", "\ufdd2"
 """Marks within a rendering: where an answer begins and ends, and where the text is tokenized in two
@@ -39,7 +40,7 @@ class Rendered(str):
         unwritten: tuple[str, ...] = (),
         unwritten_roles: tuple[str, ...] = (),
         unknown_roles: tuple[str, ...] = (),
-    ) -> Rendered:
+    ) -> Self:
         made = super().__new__(cls, text)
         made.answers, made.cuts, made.only_read = answers, cuts, only_read
         made.unwritten, made.unwritten_roles, made.unknown_roles = (

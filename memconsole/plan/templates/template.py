@@ -154,7 +154,7 @@ class Template:
         made = (END_OF_TEXT, *self.tags)
         guards = sorted({*(made if guarded is None else guarded)}, key=lambda t: (-len(t), t))
         known_values = tuple(sorted(self._variables.items()))
-        self.identity = (source, tuple(guards), known_values, of_model)
+        self.identity: tuple[object, ...] = (source, tuple(guards), known_values, of_model)
         """Two templates of the same identity write the same."""
         self._guarded = re.compile("|".join(map(re.escape, guards))) if guards else None
 

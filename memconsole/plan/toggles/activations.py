@@ -48,7 +48,7 @@ CHECKPOINTING = Optimization(
 
 
 def _accumulation_values(plan: Plan) -> tuple[Any, ...]:
-    rows = plan.train.batch_size * plan.optimize.accumulation_steps
+    rows = plan.train.batch_size * plan.optimize.accumulation_steps // plan.rows_together
     steps = tuple(n for n in (1, 2, 4, 8, 16, 32, 64) if rows % n == 0 and n <= rows)
     present = plan.optimize.accumulation_steps
     return steps if present in steps else tuple(sorted({*steps, present}))

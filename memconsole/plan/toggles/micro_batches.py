@@ -10,16 +10,18 @@ FEW = 8
 """Up to this many divisors of the rows, a search tries all of them. Each one multiplies its time."""
 
 
-def half(rows: int) -> int:
-    """The largest divisor of `rows` up to half of it, which keeps the effective batch equal."""
-    return next((n for n in range(rows // 2, 0, -1) if rows % n == 0), rows)
+def half(rows: int, together: int = 1) -> int:
+    """The largest divisor of `rows` up to half of it, which keeps the effective batch equal, and so that `together` rows
+    are never parted."""
+    groups = rows // together
+    return together * next((n for n in range(groups // 2, 0, -1) if groups % n == 0), groups)
 
 
 def searched_steps(plan: Plan) -> tuple[int, ...]:
     """The numbers that a search tries: every divisor of a device's rows. Where those are many: the plan's number, and
     those at which the rows, or the plan's micro-batch, are halved down to one row. Where training depends on the number,
-    it is the plan's alone."""
-    batch, present = plan.train.batch_size, plan.optimize.accumulation_steps
+    it is the plan's alone. Rows that belong together count as one."""
+    batch, present = plan.train.batch_size // plan.rows_together, plan.optimize.accumulation_steps
     if plan.hybrid.sums_gradients:
         return (present,)
     rows = batch * present

@@ -23,7 +23,8 @@ def none_or(numbers: set[int], present: int | None) -> tuple[Any, ...]:
 
 
 def _batch_values(plan: Plan) -> tuple[Any, ...]:
-    return tuple(sorted({1, 2, 4, 8, 16, 32, 64, 128, plan.train.batch_size}))
+    sizes = {1, 2, 4, 8, 16, 32, 64, 128} if plan.rows_together == 1 else {2, 4, 8, 16, 32, 64, 128}
+    return tuple(sorted({*sizes, plan.train.batch_size}))
 
 
 BATCH_SIZE = Optimization(
@@ -46,7 +47,7 @@ BATCH_SIZE = Optimization(
 
 
 def _evaluation_values(plan: Plan) -> tuple[Any, ...]:
-    return none_or({1, 4, 16, 64}, plan.train.evaluation_batch_size)
+    return none_or({plan.rows_together, 4, 16, 64}, plan.train.evaluation_batch_size)
 
 
 def _fewer_rows(plan: Plan) -> tuple[Any, ...]:

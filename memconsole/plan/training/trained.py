@@ -7,7 +7,7 @@ from functools import lru_cache
 from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.sections import Plan
 from memconsole.plan.sections.optimize import LoraTargets
-from memconsole.plan.tasks import task_of_model
+from memconsole.plan.tasks import task_for
 
 
 def frozen_names(plan: Plan, model: Model) -> tuple[str, ...]:
@@ -16,7 +16,7 @@ def frozen_names(plan: Plan, model: Model) -> tuple[str, ...]:
     Empty if the task trains every weight that the loss depends on. Adapters are no weights of the
     model: with them, all weights of the model are frozen.
     """
-    trained = task_of_model(model).trained(plan, model)
+    trained = task_for(plan, model).trained(plan, model)
     names, used = _names(model)
     if len(trained) == used:
         return ()

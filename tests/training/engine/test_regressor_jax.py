@@ -215,7 +215,7 @@ def test_gradients_are_the_slopes_of_the_loss_written_out_in_float64() -> None:
 
 
 def test_weights_below_a_frozen_body_get_the_gradients_they_would_have() -> None:
-    task, plan, rows = tasks.of(MODEL), plan_with(), batch(micro_batches=2)
+    task, plan, rows = tasks.of(plan_with(), MODEL), plan_with(), batch(micro_batches=2)
     source = InitialWeights(MODEL, 1)
     programs = Programs.of(plan, MODEL, "cpu", jax.devices()[0])
     arrays = {n: jax.numpy.asarray(s.gather(source.tensor)) for n, s in programs.trained.items()}

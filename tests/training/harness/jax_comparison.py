@@ -20,7 +20,7 @@ from memconsole_trainer.engine import Array, Batch, WeightSource
 def outputs(model: Model, weights: WeightSource, arrays: Mapping[str, Array]) -> Array:
     """The model's outputs, float32, for the arrays of one micro-batch."""
     stored = {n: jnp.asarray(s.gather(weights.tensor)) for n, s in stacks(model).items()}
-    task, own = tasks.of(model), {n: jnp.asarray(x) for n, x in arrays.items()}
+    task, own = tasks.of(Plan(), model), {n: jnp.asarray(x) for n, x in arrays.items()}
     return np.array(jax.jit(lambda *found: task.outputs(Plan(), model, *found))(stored, own))
 
 
@@ -35,7 +35,7 @@ def logits(
 
 def gradients(model: Model, weights: WeightSource, batch: Batch) -> dict[str, Array]:
     """Gradients of the batch's mean loss in float32, by canonical name."""
-    found, task = stacks(model), tasks.of(model)
+    found, task = stacks(model), tasks.of(Plan(), model)
     arrays = {n: jnp.asarray(s.gather(weights.tensor)) for n, s in found.items()}
     trained = {n: x for n, x in arrays.items() if found[n].used}
     kept = {n: x for n, x in arrays.items() if not found[n].used}

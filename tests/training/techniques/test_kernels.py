@@ -29,14 +29,16 @@ torch.manual_seed(0)
 for dtype, tolerance in (torch.float32, 1e-6), (torch.bfloat16, 4e-3), (torch.float16, 1e-4):
     for cap in None, 5.0:
         for vocabulary, padding in (100, 28), (128, 0), (7, 57):
-            for share in 0.25, torch.tensor(0.125):
+            for share in 0.25, torch.tensor(0.125), torch.linspace(-1, 1, 9)[:, None]:
                 scores = (4 * torch.randn(9, vocabulary + padding)).to(dtype)
                 targets = torch.randint(0, vocabulary, (9,))
                 targets[3] = MASKED
                 wanted = scores[:, :vocabulary].clone().float()
-                nats = fused_loss._into_slopes(wanted, targets, share, True, cap)
+                each, own = torch.empty(9), torch.empty(9)
+                nats = fused_loss._into_slopes(wanted, targets, share, True, cap, each)
                 untouched = scores.clone()
-                only = loss.into_slopes(untouched, targets, share, vocabulary, cap, False)
+                only = loss.into_slopes(untouched, targets, share, vocabulary, cap, False, own)
+                torch.testing.assert_close(own, each, rtol=1e-5, atol=1e-6)
                 assert torch.equal(untouched, scores)
                 found = loss.into_slopes(scores, targets, share, vocabulary, cap, True)
                 torch.testing.assert_close(found, nats, rtol=1e-5, atol=0)
@@ -142,7 +144,7 @@ TYPES = {
     "codes": "*u8",
 }
 CONSTANTS: dict[str, dict[str, Any]] = {
-    "slopes": {"capped": True, "wanted": True, "masked": -100, "block": 1024},
+    "slopes": {"capped": True, "wanted": True, "shared": False, "masked": -100, "block": 1024},
     "adamw": {
         "held": False,
         "narrow": True,

@@ -51,7 +51,7 @@ def plain_nats(
     `begun` (V, C), float32, is the sum of the head's gradients so far. If it is given, the gradient with
     respect to `begun` is this sum plus the head's gradient, and the gradient with respect to `head` is
     None. This is only correct if this function's result itself is differentiated, and not a function of
-    it. With a `cap`, logits x become cap · tanh(x / cap) (Gemma 2).
+    it. With a `cap`, logits x become cap · tanh(x / cap) (Gemma 2). Each target may have its own share (B, T).
     """
     return _plain_forward(hidden, head, targets, share, begun, cap)[0]
 
@@ -68,14 +68,15 @@ def _plain_forward(
     logits = rows @ _narrowed(head, hidden).T  # (N, V)
     nats, picked = _nats(_of_vocabulary(logits, head.shape[0], cap), labels)
     kept = hidden, head, labels, logits, (nats, picked), share, begun
-    return _total(nats, labels) * share, kept
+    return _total(nats, labels, share), kept
 
 
 def _plain_backward(cap: float | None, kept: Any, cotangent: Array) -> tuple[Any, ...]:
     """The full logits were kept; their gradient overwrites them."""
     hidden, head, labels, logits, (nats, picked), share, begun = kept
     whole = _of_vocabulary(logits, head.shape[0], cap)
-    slope = (_slope(whole, labels, nats, picked, cap) * (share * cotangent)).astype(logits.dtype)
+    factor = _column(share) * cotangent
+    slope = (_slope(whole, labels, nats, picked, cap) * factor).astype(logits.dtype)
     rows = hidden.reshape(-1, hidden.shape[-1])
     # In this order XLA on a CPU makes a transposed copy of the rows; in the other order, of the
     # larger slopes.
@@ -101,13 +102,11 @@ def chunked_nats(
     """`plain_nats` without the full logits."""
 
     def of_rows(hidden: Array, targets: Array, head: Array) -> tuple[Array, None]:
-        parts, labels = _chunks(hidden, targets)
-
         def step(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
             h, target = part
             return total + _total(_nats(_logits(h, head, cap), target)[0], target), None
 
-        return lax.scan(step, jnp.float32(0.0), (parts, labels))
+        return lax.scan(step, jnp.float32(0.0), _chunks(hidden, targets))
 
     total, _ = on_own_rows(of_rows, (hidden, targets), (head,))
     return total * share
@@ -121,33 +120,39 @@ def _chunked_forward(
     begun: Array | None,
     cap: float | None,
 ) -> tuple[Array, Any]:
-    def of_rows(hidden: Array, targets: Array, head: Array, share: Array, start: Array) -> Any:
-        parts, labels = _chunks(hidden, targets)
+    apiece = jnp.ndim(share) > 0  # each target has its own
+
+    def of_rows(hidden: Array, targets: Array, shares: Array, head: Array, start: Array) -> Any:
         head = _of_these_rows(head, hidden)
         matrix = head.astype(hidden.dtype)
 
-        def step(carry: tuple[Array, Array], part: tuple[Array, Array]) -> tuple[Any, Array]:
+        def step(carry: tuple[Array, Array], part: tuple[Array, ...]) -> tuple[Any, Array]:
             total, head_gradient = carry
-            h, target = part  # (R, C), (R,)
+            h, target, *own = part  # (R, C), (R,)
+            factor = own[0] if own else shares
             logits = _logits(h, head, cap)  # (R, V)
             nats, picked = _nats(logits, target)
-            slope = (_slope(logits, target, nats, picked, cap) * share).astype(h.dtype)
+            slope = (_slope(logits, target, nats, picked, cap) * _column(factor)).astype(h.dtype)
             head_gradient += jnp.matmul(slope.T, h, preferred_element_type=jnp.float32)
-            return (total + _total(nats, target), head_gradient), slope @ matrix
+            return (total + _total(nats, target, factor), head_gradient), slope @ matrix
 
-        sums, slopes = lax.scan(step, (jnp.float32(0.0), start), (parts, labels))
+        parts = _chunks(hidden, targets, *([shares] if apiece else []))
+        sums, slopes = lax.scan(step, (jnp.float32(0.0), start), parts)
         b, t, c = hidden.shape
         return sums, slopes.reshape(-1, c)[: b * t].reshape(b, t, c)
 
     # Devices begin with zero, because their sums are added up.
     apart = rows_of_each(len(hidden)) < len(hidden)
     start = jnp.zeros(head.shape, jnp.float32) if begun is None or apart else begun
-    whole = head, jnp.float32(share), start
-    (total, head_gradient), hidden_gradient = on_own_rows(of_rows, (hidden, targets), whole)
+    inputs = hidden, targets, jnp.asarray(share, jnp.float32), head, start
+    of_each = 3 if apiece else 2
+    (total, head_gradient), hidden_gradient = on_own_rows(
+        of_rows, inputs[:of_each], inputs[of_each:]
+    )
     head_gradient = shared_out(head_gradient)
     if begun is None:
-        return total * share, (hidden_gradient, head_gradient.astype(head.dtype), None)
-    return total * share, (hidden_gradient, None, begun + head_gradient if apart else head_gradient)
+        return total, (hidden_gradient, head_gradient.astype(head.dtype), None)
+    return total, (hidden_gradient, None, begun + head_gradient if apart else head_gradient)
 
 
 def _chunked_backward(cap: float | None, kept: Any, cotangent: Array) -> tuple[Any, ...]:
@@ -171,9 +176,28 @@ def _nats(logits: Array, targets: Array) -> tuple[Array, Array]:
     return jax.nn.logsumexp(logits, axis=-1) - picked, picked
 
 
-def _total(nats: Array, targets: Array) -> Array:
-    """The sum over unmasked targets."""
-    return jnp.sum(jnp.where(targets != MASKED, nats, 0.0))
+def nats_of_rows(hidden: Array, head: Array, targets: Array, cap: float | None = None) -> Array:
+    """The summed nats of each row's unmasked targets (B,), from hidden (B, T, C) and head (V, C), without the full
+    logits. Not to be differentiated."""
+
+    def step(_: None, part: tuple[Array, Array]) -> tuple[None, Array]:
+        h, target = part
+        return None, jnp.where(target != MASKED, _nats(_logits(h, head, cap), target)[0], 0.0)
+
+    _, nats = lax.scan(step, None, _chunks(hidden, targets))
+    return nats.reshape(-1)[: targets.size].reshape(targets.shape).sum(-1)
+
+
+def _total(nats: Array, targets: Array, share: Array | float = 1.0) -> Array:
+    """The sum over unmasked targets, times their `share`."""
+    if jnp.ndim(share):
+        return jnp.sum(jnp.where(targets != MASKED, nats * jnp.reshape(share, -1), 0.0))
+    return jnp.sum(jnp.where(targets != MASKED, nats, 0.0)) * share
+
+
+def _column(share: Array | float) -> Array | float:
+    """A share that is multiplied with logits (N, V): as it is, or that of each target (N, 1)."""
+    return jnp.reshape(share, (-1, 1)) if jnp.ndim(share) else share
 
 
 def _slope(logits: Array, targets: Array, nats: Array, picked: Array, cap: float | None) -> Array:
@@ -223,14 +247,16 @@ def _capped(logits: Array, cap: float | None) -> Array:
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
-def _chunks(hidden: Array, targets: Array) -> tuple[Array, Array]:
-    """Hidden as (chunks, R, C) and targets as (chunks, R); the last chunk is padded with masked
-    rows."""
+def _chunks(hidden: Array, targets: Array, *shares: Array) -> tuple[Array, ...]:
+    """Hidden as (chunks, R, C), targets as (chunks, R) and so their shares, if given; the last chunk is padded with
+    masked rows."""
     c = hidden.shape[-1]
     rows, labels = hidden.reshape(-1, c), targets.reshape(-1)
+    own = [share.reshape(-1) for share in shares]
     size = chunk_tokens(rows.shape[0])
     missing = -rows.shape[0] % size
     if missing:
         rows = jnp.pad(rows, ((0, missing), (0, 0)))
         labels = jnp.pad(labels, (0, missing), constant_values=MASKED)
-    return rows.reshape(-1, size, c), labels.reshape(-1, size)
+        own = [jnp.pad(share, (0, missing)) for share in own]
+    return (rows.reshape(-1, size, c), *(flat.reshape(-1, size) for flat in (labels, *own)))

@@ -6,6 +6,9 @@ return the summed nats of the unmasked targets times `share`, as an fp32 scalar.
 before anything is rounded to 16 bits, because in fp16 sums over many tokens would overflow. With a
 `cap`, the logits x are cap · tanh(x / cap) (Gemma 2). torch's
 own `F.linear_cross_entropy` chunks only on request, and sums a bf16 loss in bf16.
+
+A loss that depends on the nats in another way than by their sum has the gradient of a sum with a share for each
+target: its derivatives with respect to the nats. Give these as `share` (N, 1), and the loss as `value`, which is returned.
 """
 
 from __future__ import annotations
@@ -39,9 +42,10 @@ def whole(
     *,
     share: Share = 1.0,
     cap: float | None = None,
+    value: Tensor | None = None,
 ) -> Tensor:
     """Summed nats from the full logits. Differentiable once."""
-    found: Tensor = _Whole.apply(hidden, weight, targets, share, cap)
+    found: Tensor = _Whole.apply(hidden, weight, targets, share, cap, value)
     return found
 
 
@@ -53,7 +57,13 @@ class _Whole(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, share: Share, cap: float | None
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        share: Share,
+        cap: float | None,
+        value: Tensor | None,
     ) -> Tensor:
         rows, head = _operands(hidden, weight, cap)
         ctx.trained = ctx.needs_input_grad[:2]
@@ -65,10 +75,10 @@ class _Whole(torch.autograd.Function):
             if wanted:
                 ctx.save_for_backward(rows if ctx.trained[1] else None, weight)
                 ctx.slopes = slopes
-        return nats * share
+        return nats * share if value is None else value.clone()
 
     @staticmethod
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         (rows, weight), slopes, by_rows, by_weight = ctx.saved_tensors, ctx.slopes, None, None
         ctx.slopes = None
         if ctx.trained[0]:
@@ -82,7 +92,7 @@ class _Whole(torch.autograd.Function):
             if len(by_weight) > len(weight):
                 by_weight = by_weight[: len(weight)]  # autograd adds to no view in place
             by_weight = by_weight.to(ctx.kinds[1])
-        return by_rows, by_weight, None, None, None
+        return by_rows, by_weight, None, None, None, None
 
 
 def chunked(
@@ -93,10 +103,11 @@ def chunked(
     *,
     share: Share = 1.0,
     cap: float | None = None,
+    value: Tensor | None = None,
 ) -> Tensor:
     """Summed nats, computed from the logits of `chunk` tokens at a time. Differentiable once."""
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        found: Tensor = _Chunked.apply(hidden, weight, targets, chunk, share, cap)
+        found: Tensor = _Chunked.apply(hidden, weight, targets, chunk, share, cap, value)
         return found
     nats, _, _ = _over_chunks(hidden, weight, targets, chunk, 1.0, cap, False, False)
     return nats * share
@@ -117,16 +128,36 @@ class _Chunked(torch.autograd.Function):
         chunk: int,
         share: Share,
         cap: float | None,
+        value: Tensor | None,
     ) -> Tensor:
         wanted = hidden.requires_grad, weight.requires_grad
         nats, *ctx.gradients = _over_chunks(hidden, weight, targets, chunk, share, cap, *wanted)
-        return nats * share
+        return nats * share if value is None else value.clone()
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight = (None if g is None else g.mul_(scale) for g in ctx.gradients)
         ctx.gradients = None
-        return hidden, weight, None, None, None, None
+        return hidden, weight, None, None, None, None, None
+
+
+@torch.no_grad()
+def nats_of_rows(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    cap: float | None = None,
+) -> Tensor:
+    """The summed nats of each row's unmasked targets (B,), fp32, from hidden states (B, T, H). Never all logits exist."""
+    rows, head = _operands(hidden, weight, cap)
+    labels = targets.flatten().long()
+    nats = torch.empty(len(labels), dtype=torch.float32, device=rows.device)
+    with torch.autocast(rows.device.type, enabled=False):
+        for start in range(0, len(labels), CHUNK_TOKENS):
+            part = slice(start, start + CHUNK_TOKENS)
+            _scored(rows[part], head, len(weight), labels[part], 1.0, False, cap, nats[part])
+    return nats.view(targets.shape).sum(-1)
 
 
 @torch.no_grad()
@@ -152,7 +183,8 @@ def _over_chunks(
         for start in range(0, rows.shape[0], chunk):
             part = slice(start, start + chunk)
             x = rows[part]
-            lost, gradient = _scored(x, head, len(weight), labels[part], share, wanted, cap)
+            own = _share_of(share, part)
+            lost, gradient = _scored(x, head, len(weight), labels[part], own, wanted, cap)
             nats += lost
             if gradient is None:
                 continue
@@ -176,16 +208,23 @@ def _scored(
     share: Share,
     wanted: bool,
     cap: float | None,
+    each: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Summed nats of rows (N, H) and int64 labels (N,), and if `wanted` the gradient of `share` times the nats with
-    respect to the logits (N, V), in the type of the rows. It overwrites the logits."""
+    respect to the logits (N, V), in the type of the rows. It overwrites the logits. The nats of each label go into `each`
+    (N,), if it is given."""
     scores = product(rows, head)
     if launch.runs_on(scores.device):
-        nats = loss.into_slopes(scores, labels, share, vocabulary, cap, wanted)
+        nats = loss.into_slopes(scores, labels, share, vocabulary, cap, wanted, each)
         return nats, scores if wanted else None
     scores = _only(scores.float(), vocabulary)
-    nats = _into_slopes(scores, labels, share, wanted, cap)
+    nats = _into_slopes(scores, labels, share, wanted, cap, each)
     return nats, scores.to(rows.dtype) if wanted else None
+
+
+def _share_of(share: Share, part: slice) -> Share:
+    """The share of some targets, if each has its own."""
+    return share[part] if isinstance(share, Tensor) and share.ndim else share
 
 
 def _operands(hidden: Tensor, weight: Tensor, cap: float | None) -> tuple[Tensor, Tensor]:
@@ -221,10 +260,16 @@ def _only(scores: Tensor, vocabulary: int) -> Tensor:
 
 
 def _into_slopes(
-    scores: Tensor, targets: Tensor, share: Share, wanted: bool, cap: float | None = None
+    scores: Tensor,
+    targets: Tensor,
+    share: Share,
+    wanted: bool,
+    cap: float | None = None,
+    each: Tensor | None = None,
 ) -> Tensor:
     """Summed nats of fp32 logits (N, V) and targets (N,). Overwrites the logits, if `wanted` with
-    the gradient of `share` times the nats: softmax - onehot on unmasked rows and 0 on masked ones.
+    the gradient of `share` times the nats: softmax - onehot on unmasked rows and 0 on masked ones. The nats of each target
+    go into `each` (N,), if it is given.
 
     On a CPU a few rows at a time, so that they stay in its cache from one operation to the next.
     """
@@ -241,9 +286,12 @@ def _into_slopes(
             part.mul_(cap)
         picked, most = part.gather(1, labels), part.amax(-1, keepdim=True)
         total = part.sub_(most).exp_().sum(-1, keepdim=True)
-        nats += ((total.log() + most - picked) * counts).sum()
+        lost = (total.log() + most - picked) * counts
+        nats += lost.sum()
+        if each is not None:
+            each[rows] = lost[:, 0]
         if wanted:
-            factor = counts * share
+            factor = counts * _share_of(share, rows)
             part.mul_(factor / total).scatter_add_(1, labels, -factor.to(part.dtype))
         if bend is not None:
             part.mul_(bend)

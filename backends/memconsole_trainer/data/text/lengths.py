@@ -19,10 +19,11 @@ from memconsole_trainer.data.sources.documents import (
     StreamDocuments,
 )
 from memconsole_trainer.data.sources.hdf5 import TokenRows
+from memconsole_trainer.data.text.blocks.pair_blocks import pairs_of
 from memconsole_trainer.data.text.opened import alone
 from memconsole_trainer.data.text.run_tokenizer import make_tokenizer
 from memconsole_trainer.data.text.tokens.marked import encode
-from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, Tokens
+from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 
 MOST_BYTES = 2 << 20
 """About how many bytes of text are tokenized. If a source is larger, evenly spaced documents are tokenized."""
@@ -50,7 +51,7 @@ def measure_lengths(plan: Plan, source: Documents | TokenRows) -> Lengths:
     tokenizer, words = _tokenizer(plan, source)
     found = _Found()
     for texts in _texts(source, found):
-        found.tokens += map(len, _encoded(plan, tokenizer, texts))
+        found.tokens += _counted(plan, tokenizer, texts)
     if not found.tokens:
         raise DataError(f"{plan.data.source}: holds no documents")
     ordered = sorted(found.tokens)
@@ -65,11 +66,14 @@ def measure_lengths(plan: Plan, source: Documents | TokenRows) -> Lengths:
     )
 
 
-def _encoded(plan: Plan, tokenizer: Tokenizer, texts: list[str]) -> list[Tokens]:
-    """The tokens of each text. The tags that a template writes are single tokens."""
+def _counted(plan: Plan, tokenizer: Tokenizer, texts: list[str]) -> list[int]:
+    """The number of tokens of each text; of a pair, of its longer answer. The tags that a template writes are single
+    tokens."""
     if plan.data.template is None:
-        return tokenizer.encode_each(texts)
-    return [one.tokens for one in encode(tokenizer, texts, False, offsets=False)]
+        return [len(tokens) for tokens in tokenizer.encode_each(texts)]
+    if plan.train.objective == "dpo":
+        return [pair.shape[1] for pair in pairs_of(tokenizer, texts)]
+    return [len(one.tokens) for one in encode(tokenizer, texts, False, offsets=False)]
 
 
 def _tokenizer(plan: Plan, source: Documents) -> tuple[Tokenizer, str]:

@@ -15,6 +15,7 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.templates.chat import LEARNED, REASONING, TOOLS
 from memconsole_trainer.data.sources.documents import DataError, Documents
 from memconsole_trainer.data.sources.hdf5 import TokenRows
+from memconsole_trainer.data.text.blocks.pair_blocks import PairBlocks
 from memconsole_trainer.data.text.blocks.record_blocks import RecordBlocks
 from memconsole_trainer.data.text.blocks.text_blocks import TextBlocks
 from memconsole_trainer.data.text.blocks.token_key import open_cache
@@ -141,8 +142,12 @@ def _blocks(
         return RowBlocks(source, split, vocab_size, row_tokens, plan.stride, tokenizer)
     assert tokenizer is not None
     if plan.data.template is not None:
-        answers_only, between = plan.data.loss_on == "answers", boundary(plan, tokenizer)
-        blocks: TextBlocks = RecordBlocks(source, split, tokenizer, length, answers_only, between)
+        blocks: TextBlocks
+        if plan.train.objective == "dpo":
+            blocks = PairBlocks(source, split, tokenizer, length)
+        else:
+            answers_only, between = plan.learns_answers, boundary(plan, tokenizer)
+            blocks = RecordBlocks(source, split, tokenizer, length, answers_only, between)
     else:
         blocks = TextBlocks(source, split, tokenizer, length, plan.stride)
     blocks.left_out = left_out
@@ -153,7 +158,7 @@ def _blocks(
 def _nothing_learned(plan: Plan, source: Documents | TokenRows, exact: bool) -> str:
     """Why no token of the train documents is learned, and what is allowed."""
     documents = "train documents" if exact else "train documents looked at"
-    if plan.data.template is not None and plan.data.loss_on == "answers":
+    if plan.data.template is not None and plan.learns_answers:
         assert not isinstance(source, TokenRows)
         texts = source.read(0, min(source.block_size, source.count or source.block_size))
         if any(getattr(text, "only_read", ()) for text in texts):

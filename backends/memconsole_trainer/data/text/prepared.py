@@ -16,6 +16,7 @@ from memconsole.plan.plan import Plan
 from memconsole_trainer.data.sources.hashes import DataHashes
 from memconsole_trainer.data.sources.hdf5 import TokenRows
 from memconsole_trainer.data.stream import BatchShape
+from memconsole_trainer.data.text.blocks.pair_blocks import held_out_pairs
 from memconsole_trainer.data.text.blocks.record_blocks import held_out_records
 from memconsole_trainer.data.text.opened import TextPart, TextSources
 from memconsole_trainer.data.text.portion import Portion, boundary, prepare_part
@@ -117,6 +118,7 @@ def _held_out(
         return validation.from_rows(source, split, size, row_tokens, tokenizer, most)
     assert tokenizer is not None
     if plan.data.template is not None:
-        answers_only = plan.data.loss_on == "answers"
-        return held_out_records(source, split, tokenizer, length, answers_only, most)
+        if plan.train.objective == "dpo":
+            return held_out_pairs(source, split, tokenizer, length, most)
+        return held_out_records(source, split, tokenizer, length, plan.learns_answers, most)
     return validation.from_texts(source, split, tokenizer, length, most)

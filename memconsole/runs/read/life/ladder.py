@@ -105,9 +105,11 @@ def next_rung(plan: Plan, attempt: int, phase: str) -> Rung | None:
         return None  # build holds only weights and optimizer; JAX compiles its step there
     rows, evaluated = t.batch_size, t.evaluation_batch_size
     if evaluated is not None and phase in ("evaluate", "preflight"):
-        evaluated = max(1, evaluated // 2)
+        evaluated = max(
+            plan.rows_together, evaluated // 2 // plan.rows_together * plan.rows_together
+        )
     if phase != "evaluate" or t.evaluation_batch_size is None:
-        rows = half(rows)
+        rows = half(rows, plan.rows_together)
     if (rows, evaluated) == (t.batch_size, t.evaluation_batch_size):
         return None
     return Rung(

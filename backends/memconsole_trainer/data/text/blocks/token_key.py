@@ -74,7 +74,7 @@ def _identity(
         data.max_examples,
         (blocks.fraction, data.held_out),
         sorted(blocks.left_out),
-        data.loss_on,
+        plan.learns_answers,
         data.isolate_documents,
         rows,
     )

@@ -64,6 +64,8 @@ class Validation:
     """How to tell documents apart, if they are isolated."""
     unknown: int | None = None
     """The token of text that the tokenizer does not know, if it has one."""
+    together: int = 1
+    """So many rows in succession belong together. A batch holds all of them."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -71,9 +73,10 @@ class Validation:
     def batches(self, shape: BatchShape, limit: int) -> Iterator[Batch]:
         """Yield batches (1, micro_batch, sequence_length), the last one padded. A `limit` of them, 0
         for none, is spread over all rows."""
-        one = dataclasses.replace(shape, micro_batches=1)
-        for numbers in evaluated_rows(len(self), one.rows, limit):
-            yield make_batch([self.rows[i] for i in numbers.tolist()], one, self.boundary)
+        one, each = dataclasses.replace(shape, micro_batches=1), self.together
+        for groups in evaluated_rows(len(self) // each, one.rows // each, limit):
+            numbers = [each * group + i for group in groups.tolist() for i in range(each)]
+            yield make_batch([self.rows[i] for i in numbers], one, self.boundary)
 
     def unigram_loss(self, counts: NDArray[np.int64], shape: BatchShape, limit: int) -> float:
         """Nats per target of the unigram model of `counts` (vocab_size,), with add-one smoothing,

@@ -1,0 +1,100 @@
+"""Preferences: records with a chosen and a rejected answer to the same prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from memconsole.plan.templates.chat import Message, RecordError, messages_of
+from memconsole.plan.templates.rendered import Rendered
+from memconsole.plan.templates.template import Question, Template
+
+CHOSEN, REJECTED = "chosen", "rejected"
+FIELDS = ("prompt", CHOSEN, REJECTED)
+"""The layout, as TRL names it. The prompt may be missing if both answers are whole chats."""
+
+
+class Pair(Rendered):
+    """Both answers of a record, each rendered with the prompt. As a text it is one after the other."""
+
+    chosen: Rendered
+    rejected: Rendered
+
+    @classmethod
+    def of(cls, chosen: Rendered, rejected: Rendered) -> Self:
+        """The pair of these texts. Places and what the template does not write are those of the chosen one."""
+        made = cls(
+            chosen + rejected,
+            chosen.answers,
+            chosen.cuts,
+            chosen.only_read,
+            chosen.unwritten,
+            chosen.unwritten_roles,
+            chosen.unknown_roles,
+        )
+        made.chosen, made.rejected = chosen, rejected
+        return made
+
+
+class PairTemplate(Template):
+    """Writes records with preferences: as the template writes a record, once with each answer. A question has the chosen
+    answer."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.identity = (*self.identity, FIELDS)
+
+    def render(self, record: Mapping[str, Any]) -> Pair:
+        """Both answers as texts. Raises `RecordError`."""
+        chosen, rejected = (
+            super(PairTemplate, self).render(answered(record, f)) for f in FIELDS[1:]
+        )
+        if chosen == rejected:
+            raise RecordError(f'fields "{CHOSEN}" and "{REJECTED}" hold the same answer')
+        return Pair.of(chosen, rejected)
+
+    def question(self, record: Mapping[str, Any]) -> Question:
+        """What comes before the answer of `record`, which may be a prompt without answers. Raises `RecordError`."""
+        return super().question(_with_chosen(record))
+
+    def answers(self, record: Mapping[str, Any]) -> dict[str, str]:
+        """The chosen answer by name; empty if there is none. Raises `RecordError`."""
+        return super().answers(_with_chosen(record))
+
+
+def _with_chosen(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    return answered(record, CHOSEN) if CHOSEN in record else record
+
+
+def answered(record: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """`record` with the answer in `field` alone, in a layout of other records: `prompt` and `completion`, or `messages` if
+    the answer is a whole chat. Raises `RecordError`."""
+    for name in (CHOSEN, REJECTED):
+        if record.get(name) is None:
+            listed = ", ".join(map(str, record)) or "no fields"
+            what = "is null" if name in record else f"is missing: the record has {listed}"
+            raise RecordError(f'field "{name}" {what}; DPO learns from {", ".join(FIELDS)}')
+    rest = {name: value for name, value in record.items() if name not in FIELDS}
+    prompt, answer = record.get("prompt"), record[field]
+    if isinstance(answer, str) and not _is_list(answer):
+        if prompt is None:
+            raise RecordError(f'field "prompt" is missing, and "{field}" is no chat that holds it')
+        return {**rest, "prompt": prompt, "completion": answer}
+    said = messages_of({"messages": answer})
+    if said[-1]["role"] != "assistant":
+        raise RecordError(f'field "{field}" does not end with a message of the assistant')
+    if said[0]["role"] == "assistant" and prompt is not None:
+        return {**rest, "messages": [*_asked(prompt), *said]}
+    return {**rest, "messages": said}
+
+
+def _asked(prompt: Any) -> list[Message]:
+    """The messages of a prompt, which may be the text of one. Raises `RecordError`."""
+    if isinstance(prompt, str) and not _is_list(prompt):
+        return [{"role": "user", "content": prompt}]
+    return messages_of({"messages": prompt})
+
+
+def _is_list(text: str) -> bool:
+    """Whether a text is the JSON of a list of messages, as tables often hold it."""
+    return text.startswith("[{") and text.rstrip().endswith("}]")
