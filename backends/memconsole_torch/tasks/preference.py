@@ -22,16 +22,11 @@ class Preference(Language):
     def __init__(self, plan: Plan, architecture: Architecture) -> None:
         super().__init__(plan, architecture)
         self._beta = plan.train.dpo_beta
+        self._nats, self.criterion = self.criterion, self._summed
 
     def loss(self, module: nn.Module, rows: MicroBatch, share: Tensor | float) -> Tensor:
-        """The head is computed twice: for the log-likelihoods, which the derivatives depend on, and for its gradients."""
         hidden = hidden_states(module, rows)
-        head, targets = module.head_weight, rows["targets"]
-        nats = nats_of_rows(hidden, head, targets, cap=self.cap)
-        pairs = self._pairs(nats, targets, rows["reference"])
-        own = (pairs.slopes * share)[:, None].expand_as(targets).reshape(-1, 1)
-        value = pairs.losses.sum() * share
-        return self.criterion(hidden, head, targets, share=own, cap=self.cap, value=value)
+        return self.criterion(hidden, module.head_weight, rows["targets"], rows["reference"], share)
 
     def sums(self, module: nn.Module, rows: MicroBatch) -> Tensor:
         nats = self.outputs(module, rows).neg()
@@ -45,6 +40,17 @@ class Preference(Language):
         hidden = hidden_states(module, rows)
         head: Tensor = module.head_weight  # type: ignore[assignment,unused-ignore]
         return nats_of_rows(hidden, head, rows["targets"], cap=self.cap).neg()
+
+    def _summed(
+        self, hidden: Tensor, head: Tensor, targets: Tensor, reference: Tensor, share: Tensor | float
+    ) -> Tensor:
+        """The summed loss times `share`, from hidden states (B, T, H). The head is computed twice: for the log-likelihoods,
+        which the derivatives depend on, and for its gradients."""
+        nats = nats_of_rows(hidden, head, targets, cap=self.cap)
+        pairs = self._pairs(nats, targets, reference)
+        own = (pairs.slopes * share)[:, None].expand_as(targets).reshape(-1, 1)
+        value = pairs.losses.sum() * share
+        return self._nats(hidden, head, targets, share=own, cap=self.cap, value=value)
 
     @torch.no_grad()
     def _pairs(self, nats: Tensor, targets: Tensor, reference: Tensor) -> _Pairs:
