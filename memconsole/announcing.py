@@ -129,7 +129,7 @@ def _time(plan: Plan, found: Estimate) -> str:
     step = f"{format_step(found.step_seconds)} a step"
     if found.run_seconds is None:
         return f"~{step}"
-    start = format_duration(start_seconds(plan, catalog.model(plan)))
+    start = format_duration(start_seconds(plan, catalog.model(plan), found.table.budget))
     return (
         f"~{format_duration(found.run_seconds)}, {step}, {start} of it to start; evaluations and "
         "checkpoints come on top"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memconsole.memory.seconds import seconds_per_unit, step_seconds
+from memconsole.memory.seconds import forward_share, seconds_per_unit, step_seconds
 from memconsole.memory.state.data import training_units, units_per_step
 from memconsole.memory.state.optimizer_state import state_bytes
 from memconsole.memory.state.sizes import sizes
@@ -59,8 +59,9 @@ def steps_are_known(plan: Plan) -> bool:
     return not plan.data.mix and count(plan) is not None
 
 
-def start_seconds(plan: Plan, model: Model) -> float:
-    """Estimated seconds before the second step: importing, reading data, building, rehearsing, compiling."""
+def start_seconds(plan: Plan, model: Model, budget: Budget) -> float:
+    """Estimated seconds before the second step: importing, reading data, building, rehearsing, compiling, and with DPO
+    scoring all training pairs with the starting weights."""
     seconds = START_SECONDS.get(plan.backend, START_SECONDS["torch"])
     if plan.optimize.compile:
         unrolls = plan.backend == "jax"
@@ -68,6 +69,9 @@ def start_seconds(plan: Plan, model: Model) -> float:
     seconds += 4 * sizes(model).total / BUILT
     trained = trained_group(plan, model)
     checkpoint = 4 * trained.elements + state_bytes(plan.optimize.optimizer, trained)
+    if plan.train.objective == "dpo" and isinstance(model, Architecture):
+        steps = epoch_steps(plan, model) or 0
+        seconds += steps * step_seconds(plan, model, budget) * forward_share(plan, model)
     return seconds + (checkpoint / REHEARSED if plan.train.preflight else 0.0)
 
 
@@ -76,7 +80,7 @@ def run_seconds(plan: Plan, model: Model, budget: Budget) -> float | None:
     steps = run_steps(plan, model)
     if steps is None:
         return None
-    return start_seconds(plan, model) + steps * step_seconds(plan, model, budget)
+    return start_seconds(plan, model, budget) + steps * step_seconds(plan, model, budget)
 
 
 def seconds_per_unit_of_run(plan: Plan, model: Model, budget: Budget) -> float:
@@ -84,5 +88,5 @@ def seconds_per_unit_of_run(plan: Plan, model: Model, budget: Budget) -> float:
     length of the run is unknown, the start is not counted."""
     steps = run_steps(plan, model)
     each = seconds_per_unit(plan, model, budget)
-    start = start_seconds(plan, model)
+    start = start_seconds(plan, model, budget)
     return each + (start / (steps * units_per_step(plan, model)) if steps else 0.0)

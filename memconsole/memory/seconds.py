@@ -77,6 +77,8 @@ def step_flops(plan: Plan, model: Model) -> float:
     forward = forward_flops_per_token(architecture, plan.data.sequence_length)
     head = 2 * sizes(architecture).head_matrix
     total = _passes(plan, model) * forward
+    if plan.train.objective == "dpo":
+        total += head  # first for the likelihoods that the gradients depend on
     if o.gradient_checkpointing == "full":
         total += forward - head
     elif o.gradient_checkpointing == "attention":
@@ -85,6 +87,14 @@ def step_flops(plan: Plan, model: Model) -> float:
         total += 0.05 * (forward - head)
     tokens = plan.micro_batch_tokens * o.accumulation_steps
     return float(total) * tokens
+
+
+def forward_share(plan: Plan, model: Architecture) -> float:
+    """The share of a step's FLOPs that a forward pass over the same rows has."""
+    rows = plan.micro_batch_tokens * plan.optimize.accumulation_steps
+    return (
+        rows * forward_flops_per_token(model, plan.data.sequence_length) / step_flops(plan, model)
+    )
 
 
 def _step_flops_in_general(plan: Plan, model: Model) -> float:

@@ -46,7 +46,9 @@ class Preference(Language):
             own = nats_of_rows(hidden, head, targets, cap)
             pairs = of_pairs(own, targets, arrays["reference"], plan.train.dpo_beta)
             shares = jnp.broadcast_to((pairs.slopes * share)[:, None], targets.shape)
-            summed = nats(found.hidden, found.head, targets, shares, found.begun, cap)
+            # Otherwise XLA may hold the logits of both passes at once.
+            after, shares = lax.optimization_barrier((found.hidden, shares))
+            summed = nats(after, found.head, targets, shares, found.begun, cap)
             value = jnp.sum(pairs.losses) * share
             return summed + lax.stop_gradient(
                 value - summed

@@ -126,8 +126,8 @@ def _read(file: Path) -> NDArray[np.void]:
     except (OSError, ValueError, EOFError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise DataError(
-            f"{file}: cannot be read ({why}); it holds what the starting weights say of the answers, which the weights of "
-            "a checkpoint cannot tell; put it back, or begin again: memconsole resume RUN --from-scratch"
+            f"{file}: cannot be read ({why}); it holds the log-likelihoods under the starting weights, which a checkpoint does "
+            "not tell; put it back, or begin again: memconsole resume RUN --from-scratch"
         ) from None
     if found.dtype != SCORED:
         raise DataError(f"{file}: holds no likelihoods of answers; put it back")

@@ -107,9 +107,9 @@ def _time(report: FitReport) -> str:
 
 def _whole_run(report: FitReport) -> tuple[float | None, float]:
     """Seconds of the run with the fitted plan, None if its length is not known, and of its start."""
-    plan = report.found.plan
-    start = start_seconds(plan, model_of(plan))
-    whole = run_seconds(plan, model_of(plan), report.found.after.budget)
+    plan, budget = report.found.plan, report.found.after.budget
+    start = start_seconds(plan, model_of(plan), budget)
+    whole = run_seconds(plan, model_of(plan), budget)
     return None if whole is None else start + (whole - start) * report.pace, start
 
 

@@ -290,7 +290,7 @@ def _run_lines(plan: Plan, found: Estimate) -> list[str]:
     """Steps and time of the whole run, if they are known."""
     if found.run_steps is None or found.run_seconds is None:
         return []
-    start = format_duration(start_seconds(plan, catalog.model(plan)))
+    start = format_duration(start_seconds(plan, catalog.model(plan), found.table.budget))
     known = steps_are_known(plan)
     steps = f"{'' if known else Tier.FORMULA}{found.run_steps:,} steps"
     guess = (

@@ -20,7 +20,7 @@ from memconsole_trainer.weights.initialize import InitialWeights
 
 torch.set_num_threads(1)
 
-LENGTH, ROWS = 8, 3
+LENGTH, ROWS, PADDED = 8, 4, 2
 CREATE: dict[str, Callable[[Plan, None], Engine]] = {
     "torch": torch_engine.create,
     "jax": jax_engine.create,
@@ -30,6 +30,7 @@ SMALLEST = {
     for entry in sorted(catalog.models().values(), key=lambda e: -(e.parameters or 0))
 }
 """A small model of each task; one of no fixed size comes last."""
+SMALLEST["preference"] = SMALLEST["language"]
 
 
 def test_both_backends_train_every_task() -> None:
@@ -45,6 +46,7 @@ def plan_of(task: str, backend: str) -> Plan:
             "backend": backend,
             "device.name": "cpu",
             "model.name": SMALLEST[task],
+            "train.objective": "dpo" if task == "preference" else "next-token",
             "data.sequence_length": LENGTH,
             "train.batch_size": ROWS,
         },
@@ -77,8 +79,8 @@ def test_both_backends_sum_the_same_and_padding_counts_nothing(task: str) -> Non
         whole = summed(engine, batch_of(plan, ROWS, 0))
         assert len(whole) == 1 + TASKS[task].sums(model), f"{backend}: loss, then each measure"
         assert whole[0] > 0
-        padded = summed(engine, batch_of(plan, ROWS - 1, 1))
-        fewer = batch_of(plan, ROWS - 1, 0)
+        padded = summed(engine, batch_of(plan, ROWS - PADDED, PADDED))
+        fewer = batch_of(plan, ROWS - PADDED, 0)
         assert padded == pytest.approx(summed(engine, fewer), rel=1e-5, abs=1e-6), backend
         sums[backend] = whole
     assert sums["torch"] == pytest.approx(sums["jax"], rel=1e-3, abs=1e-3)

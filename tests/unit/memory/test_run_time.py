@@ -23,7 +23,7 @@ settings in `memory/run_time.py`."""
 
 def start(**changes: Any) -> float:
     plan = replace(Plan(), {key.replace("__", "."): value for key, value in changes.items()})
-    return start_seconds(plan, model_of(plan))
+    return start_seconds(plan, model_of(plan), card(2**36, "cpu"))
 
 
 @pytest.mark.parametrize(("backend", "model"), MEASURED)
@@ -60,5 +60,5 @@ def test_the_start_is_part_of_the_run() -> None:
     budget = card(2**36, "cpu")
     found = estimate(plan, budget)
     assert found.run_seconds == run_seconds(plan, model_of(plan), budget)
-    begun = start_seconds(plan, model_of(plan))
+    begun = start_seconds(plan, model_of(plan), budget)
     assert found.run_seconds == pytest.approx(begun + 10 * found.step_seconds)

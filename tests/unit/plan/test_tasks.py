@@ -10,7 +10,8 @@ from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import ModelChoice, Plan, PlanError, get, replace
-from memconsole.plan.tasks import TASKS, Task, task_of, task_of_model
+from memconsole.plan.tasks import TASKS, Task, task_for, task_of, task_of_model
+from memconsole.plan.tasks.preference import PREFERENCE
 
 
 @pytest.fixture(params=TASKS)
@@ -19,8 +20,12 @@ def task(request: pytest.FixtureRequest) -> Task:
 
 
 def plans_of(task: Task) -> list[Plan]:
-    entries = [entry for entry in catalog.models().values() if entry.task == task.name]
-    return [Plan(model=ModelChoice(name=entry.name)) for entry in entries]
+    """Plans of the task with every model of the catalog. Language models may also learn preferences."""
+    prefers = task is PREFERENCE
+    name = "language" if prefers else task.name
+    entries = [entry for entry in catalog.models().values() if entry.task == name]
+    plans = [Plan(model=ModelChoice(name=entry.name)) for entry in entries]
+    return [replace(plan, {"train.objective": "dpo"}) for plan in plans] if prefers else plans
 
 
 def test_every_catalog_model_is_of_a_registered_task() -> None:
@@ -37,11 +42,12 @@ def test_the_task_of_a_plan_is_the_task_of_its_model(task: Task) -> None:
     for plan in plans_of(task):
         model = catalog.model(plan)
         assert type(model) is task.model_type, f"{plan.model.name}: a record of its own is needed"
-        assert task_of(plan) is task_of_model(model) is task
+        assert task_of(plan) is task_for(plan, model) is task
 
 
 def test_no_two_tasks_have_the_same_record() -> None:
-    records: list[type[Model]] = [task.model_type for task in TASKS.values()]
+    tasks = [task for task in TASKS.values() if task is not PREFERENCE]
+    records: list[type[Model]] = [task.model_type for task in tasks]
     assert len(set(records)) == len(records), records
 
 

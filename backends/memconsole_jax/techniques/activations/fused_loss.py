@@ -179,6 +179,7 @@ def _nats(logits: Array, targets: Array) -> tuple[Array, Array]:
 def nats_of_rows(hidden: Array, head: Array, targets: Array, cap: float | None = None) -> Array:
     """The summed nats of each row's unmasked targets (B,), from hidden (B, T, C) and head (V, C), without the full
     logits. Not to be differentiated."""
+    head = _of_these_rows(head, hidden)
 
     def step(_: None, part: tuple[Array, Array]) -> tuple[None, Array]:
         h, target = part

@@ -1,0 +1,160 @@
+"""Preferences: the layouts of their records, and plans that cannot learn them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memconsole.plan.check import check, check_start
+from memconsole.plan.plan import Plan, PlanError, replace
+from memconsole.plan.templates.chat import RecordError
+from memconsole.plan.templates.choice import template_of
+from memconsole.plan.templates.preference import Pair, answered
+from memconsole.plan.toggles.micro_batches import half, searched_steps
+from memconsole.plan.toggles.optimizations import BY_KEY
+from memconsole.runs.read.life.ladder import next_rung
+
+ASKED = [{"role": "user", "content": "Where?"}]
+YES, NO = ({"role": "assistant", "content": text} for text in ("Here.", "No."))
+PAIR = {"prompt": "Where?", "chosen": "Here.", "rejected": "No."}
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> str:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps(PAIR) + "\n")
+    return str(path)
+
+
+def plan(pairs: str = "pairs.jsonl", **changes: Any) -> Plan:
+    settings = {
+        "data.source": pairs,
+        "data.template": "chatml",
+        "train.objective": "dpo",
+        "train.batch_size": 4,
+        "device.name": "cpu",
+    }
+    return replace(Plan(), settings | {k.replace("__", "."): v for k, v in changes.items()})
+
+
+def rendered(record: dict[str, Any], template: str = "chatml") -> Pair:
+    found = template_of(plan(data__template=template))
+    assert found is not None
+    pair = found.render(record)
+    assert isinstance(pair, Pair)
+    return pair
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        PAIR,
+        {"prompt": ASKED, "chosen": [YES], "rejected": [NO]},
+        {"prompt": "Where?", "chosen": [YES], "rejected": [NO]},
+        {"chosen": [*ASKED, YES], "rejected": [*ASKED, NO]},
+        {"prompt": "Where?", "chosen": [*ASKED, YES], "rejected": [*ASKED, NO], "score_chosen": 8},
+        {"chosen": json.dumps([*ASKED, YES]), "rejected": json.dumps([*ASKED, NO])},
+    ],
+    ids=["text", "messages", "mixed", "whole chats", "prompt told twice", "JSON text"],
+)
+def test_every_layout_gives_the_same_pair(record: dict[str, Any]) -> None:
+    pair = rendered(record)
+    asked = "<|im_start|>user\nWhere?<|im_end|>\n<|im_start|>assistant\n"
+    assert pair.chosen == f"{asked}Here.<|im_end|>\n"
+    assert pair.rejected == f"{asked}No.<|im_end|>\n"
+    for answer, words in ((pair.chosen, "Here."), (pair.rejected, "No.")):
+        ((first, last),) = answer.answers
+        assert answer[first:last].startswith(words)
+        assert "Where" not in answer[first:last], "the prompt is not learned"
+
+
+def test_a_template_of_fields_writes_each_answer_as_the_completion() -> None:
+    pair = rendered(PAIR, "prompt")
+    assert (str(pair.chosen), str(pair.rejected)) == ("Where?Here.", "Where?No.")
+    own = rendered(PAIR, "Q: {{ prompt }} A:{% generation %} {{ completion }}{% endgeneration %}")
+    assert str(own.rejected) == "Q: Where? A: No."
+
+
+def test_a_chat_keeps_its_system_message_and_what_its_template_asks_for() -> None:
+    found = answered({**PAIR, "system": "Be brief.", "chat_template_kwargs": {"a": 1}}, "rejected")
+    assert found == {
+        "prompt": "Where?",
+        "completion": "No.",
+        "system": "Be brief.",
+        "chat_template_kwargs": {"a": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (
+            {"prompt": "a", "completion": "b"},
+            '"chosen" is missing: the record has prompt, completion',
+        ),
+        ({**PAIR, "rejected": None}, '"rejected" is null'),
+        ({"chosen": "a", "rejected": "b"}, '"prompt" is missing'),
+        ({**PAIR, "rejected": "Here."}, "hold the same answer"),
+        ({"chosen": ASKED, "rejected": [NO]}, "does not end with a message of the assistant"),
+        ({**PAIR, "chosen": [3]}, "expected a message"),
+    ],
+)
+def test_a_record_without_a_preference_is_refused(record: dict[str, Any], words: str) -> None:
+    with pytest.raises(RecordError, match=words):
+        rendered(record)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data__template": None}, "train.objective = dpo: needs data.template"),
+        ({"train__batch_size": 3}, "train.batch_size = 3: with DPO two rows are a pair"),
+        ({"train__evaluation_batch_size": 1}, "train.evaluation_batch_size = 1: with DPO"),
+        ({"data__mix": "a.jsonl=0.5"}, "data.mix"),
+        ({"hybrid__mode": "balanced"}, "hybrid.mode"),
+        ({"device__count": 2, "optimize__sharding": "ddp"}, "device.count = 2: DPO trains on one"),
+        ({"data__isolate_documents": True}, "data.isolate_documents"),
+        ({"data__template": "{{ prompt }}{{ completion }}"}, "the template marks no answer"),
+        (
+            {"model__name": "lqr", "data__template": None, "data__source": "windows.h5"},
+            "train.objective",
+        ),
+    ],
+)
+def test_plans_that_cannot_learn_preferences_are_refused(
+    changes: dict[str, Any], words: str, pairs: str
+) -> None:
+    with pytest.raises(PlanError, match=words):
+        check(plan(**{"pairs": pairs, **changes}))
+
+
+def test_preferences_are_learned_from_trained_weights_unless_random_ones_are_asked_for(
+    pairs: str,
+) -> None:
+    check(plan(pairs))
+    with pytest.raises(PlanError, match=r"train --from RUN.*model.weights = random"):
+        check_start(plan(pairs))
+    check_start(plan(pairs, model__weights="random"))
+
+
+def test_pairs_are_never_parted() -> None:
+    assert [half(rows, 2) for rows in (12, 6, 4, 2)] == [6, 2, 2, 2]
+    found = plan(train__batch_size=8, train__on_out_of_memory="halve")
+    assert all(8 // steps % 2 == 0 for steps in searched_steps(found))
+    for key in ("train.batch_size", "train.evaluation_batch_size"):
+        assert all(value is None or value % 2 == 0 for value in BY_KEY[key].values(found))
+    sizes = []
+    while (rung := next_rung(found, 1, "train")) is not None:
+        sizes.append(rung.batch_size)
+        found = replace(
+            found,
+            {
+                "train.batch_size": rung.batch_size,
+                "optimize.accumulation_steps": rung.accumulation_steps,
+            },
+        )
+    assert sizes == [4, 2]
+    assert found.effective_batch == 8
