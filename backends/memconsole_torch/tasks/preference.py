@@ -42,7 +42,12 @@ class Preference(Language):
         return nats_of_rows(hidden, head, rows["targets"], cap=self.cap).neg()
 
     def _summed(
-        self, hidden: Tensor, head: Tensor, targets: Tensor, reference: Tensor, share: Tensor | float
+        self,
+        hidden: Tensor,
+        head: Tensor,
+        targets: Tensor,
+        reference: Tensor,
+        share: Tensor | float,
     ) -> Tensor:
         """The summed loss times `share`, from hidden states (B, T, H). The head is computed twice: for the log-likelihoods,
         which the derivatives depend on, and for its gradients."""

@@ -18,7 +18,7 @@ from memconsole.plan.catalog.entries import DatasetEntry
 from memconsole.plan.catalog.folders import folder, plain_suffix
 from memconsole.plan.models.files import tokenizer_file
 from memconsole.plan.plan import Plan, PlanError, quote
-from memconsole.plan.templates.chat import COLUMNS, RecordError, is_chat
+from memconsole.plan.templates.chat import CHOSEN, COLUMNS, REJECTED, RecordError, is_chat
 from memconsole.plan.templates.choice import KEY, template_of, templates, templates_with_fields
 from memconsole.regular_file import open_regular
 
@@ -140,6 +140,8 @@ def _check_first(plan: Plan, entry: DatasetEntry, found: Template | None) -> Non
 
 def advice(columns: Mapping[str, str | None]) -> str:
     """What to set for a table with these columns, none of which is the text column; with their types, if known."""
+    if {CHOSEN, REJECTED} <= columns.keys():
+        return f"it holds preferences: set train.objective = dpo and {KEY}, for example to chatml"
     if is_chat(columns):
         named = "prompt" if "prompt" in columns else "chatml"
         return f"it holds chats ({', '.join(COLUMNS)}): set {KEY}, for example to {named}"

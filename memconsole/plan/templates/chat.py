@@ -22,6 +22,11 @@ OPTIONS = "chat_template_kwargs"
 """Field of a chat with values for its template, such as `enable_thinking`, as datasets of TRL have it."""
 FIELDS = ("system", "tools", OPTIONS)
 """What a chat may have beside its messages."""
+CHAT_COLUMNS = ("messages", "conversations", "prompt", "completion", *FIELDS)
+"""All fields of a chat that templates read."""
+CHOSEN, REJECTED = "chosen", "rejected"
+PREFERENCE = ("prompt", CHOSEN, REJECTED)
+"""The layout of preferences, as TRL names it. The prompt may be missing if both answers are whole chats."""
 LEARNED = ("weight", "train", "training")
 """Fields of a message that are 0 or false if it is not learned, as data for OpenAI, Mistral and Axolotl have them."""
 CALLS, TOOLS, REASONING = "calls of tools", "tools", "reasoning"
@@ -80,7 +85,8 @@ def _of_layout(record: Mapping[str, Any]) -> list[Message]:
     for column in ("messages", "conversations", "prompt", "completion"):
         if is_chat(record) and column in record and record[column] is None:
             raise RecordError(f'field "{column}" is null')
-    raise RecordError(f"is no chat: it has {_listed(record)}, expected {', '.join(COLUMNS)}")
+    hint = "; preferences are learned with train.objective = dpo" if "chosen" in record else ""
+    raise RecordError(f"is no chat: it has {_listed(record)}, expected {', '.join(COLUMNS)}{hint}")
 
 
 def tools_of(record: Mapping[str, Any]) -> list[Any] | None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-from memconsole.plan.templates.chat import Message, RecordError, messages_of
+from memconsole.plan.templates.chat import (
+    CHOSEN,
+    PREFERENCE,
+    REJECTED,
+    Message,
+    RecordError,
+    messages_of,
+)
 from memconsole.plan.templates.rendered import Rendered
 from memconsole.plan.templates.template import Question, Template
-
-CHOSEN, REJECTED = "chosen", "rejected"
-FIELDS = ("prompt", CHOSEN, REJECTED)
-"""The layout, as TRL names it. The prompt may be missing if both answers are whole chats."""
 
 
 class Pair(Rendered):
@@ -42,12 +45,17 @@ class PairTemplate(Template):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.identity = (*self.identity, FIELDS)
+        self.identity = (*self.identity, PREFERENCE)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Fields of a record that it may read."""
+        return (*super().columns, *PREFERENCE)
 
     def render(self, record: Mapping[str, Any]) -> Pair:
         """Both answers as texts. Raises `RecordError`."""
         chosen, rejected = (
-            super(PairTemplate, self).render(answered(record, f)) for f in FIELDS[1:]
+            super(PairTemplate, self).render(answered(record, f)) for f in (CHOSEN, REJECTED)
         )
         if chosen == rejected:
             raise RecordError(f'fields "{CHOSEN}" and "{REJECTED}" hold the same answer')
@@ -73,8 +81,8 @@ def answered(record: Mapping[str, Any], field: str) -> dict[str, Any]:
         if record.get(name) is None:
             listed = ", ".join(map(str, record)) or "no fields"
             what = "is null" if name in record else f"is missing: the record has {listed}"
-            raise RecordError(f'field "{name}" {what}; DPO learns from {", ".join(FIELDS)}')
-    rest = {name: value for name, value in record.items() if name not in FIELDS}
+            raise RecordError(f'field "{name}" {what}; DPO learns from {", ".join(PREFERENCE)}')
+    rest = {name: value for name, value in record.items() if name not in PREFERENCE}
     prompt, answer = record.get("prompt"), record[field]
     if isinstance(answer, str) and not _is_list(answer):
         if prompt is None:

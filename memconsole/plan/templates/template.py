@@ -21,6 +21,7 @@ from memconsole.plan.templates import calls
 from memconsole.plan.templates.chat import (
     CALLS,
     CHAT_ANSWER,
+    CHAT_COLUMNS,
     DEVELOPER,
     LEARNED,
     PARTS,
@@ -157,6 +158,11 @@ class Template:
         self.identity: tuple[object, ...] = (source, tuple(guards), known_values, of_model)
         """Two templates of the same identity write the same."""
         self._guarded = re.compile("|".join(map(re.escape, guards))) if guards else None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Fields of a record that it may read."""
+        return self.fields or CHAT_COLUMNS
 
     @property
     def marks_answers(self) -> bool:

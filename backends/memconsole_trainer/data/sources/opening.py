@@ -15,7 +15,6 @@ from memconsole.plan.catalog.sources import not_made
 from memconsole.plan.data.check_records import advice
 from memconsole.plan.machine import stdlib
 from memconsole.plan.plan import DataChoice, Plan, PlanError, nearest
-from memconsole.plan.templates.chat import OPTIONS
 from memconsole.plan.templates.choice import template_of
 from memconsole.regular_file import open_regular
 from memconsole.units import GIB
@@ -47,9 +46,6 @@ from memconsole_trainer.data.sources.unpacked import unpacked
 
 if TYPE_CHECKING:
     from memconsole.plan.templates.template import Template
-
-CHAT_FIELDS = ("messages", "conversations", "prompt", "completion", "system", "tools", OPTIONS)
-"""Columns of a table of chats that templates read."""
 
 
 def open_source(
@@ -133,7 +129,7 @@ def _records(
             # fraction. It is for files that hold something else than objects, such as columns.
             with suppress(DataError):
                 return made(JsonObjects(files, most, _plain(files, data, tick)))
-        table = open_table(kind, files, data, tick, template.fields or CHAT_FIELDS)
+        table = open_table(kind, files, data, tick, template.columns)
         found = TableRecords(table, str(files[0]), most, files)
     return made(found)
 
