@@ -75,9 +75,8 @@ def launch_rows(plan: Plan, found: Estimate) -> tuple[tuple[str, str], ...]:
     parameters = f"{format_count(found.parameters)} parameters"
     if found.trainable_parameters != found.parameters:
         parameters += f", {format_count(found.trainable_parameters)} trained"
-    rows = (
-        f"{plan.effective_batch:,} rows of {plan.data.sequence_length:,} {task.positions} per step"
-    )
+    pairs = f", {plan.effective_batch // 2:,} pairs" if plan.train.objective == "dpo" else ""
+    rows = f"{plan.effective_batch:,} rows of {plan.data.sequence_length:,} {task.positions}{pairs} per step"
     kinds, slow = wanted(plan), slow_words(plan, table.budget)
     return (
         ("model", f"{plan.model.name} · {parameters}"),

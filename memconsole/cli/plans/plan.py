@@ -212,6 +212,7 @@ def text(plan: Plan, found: Estimate, more: Needed | None = None) -> str:
     """The estimate as text."""
     table = found.table
     budget = table.budget
+    pairs = f" ({plan.effective_batch // 2} pairs, DPO)" if plan.train.objective == "dpo" else ""
     lines = [
         f"{plan.model.name}  {format_count(found.parameters)} parameters"
         + (
@@ -222,7 +223,7 @@ def text(plan: Plan, found: Estimate, more: Needed | None = None) -> str:
         + f"   {plan.backend} on {device_words(budget)}",
         *weights_lines(plan, budget.kind),
         f"{plan.train.batch_size} x {plan.data.sequence_length} {task_of(plan).positions} per micro-batch, "
-        f"{plan.effective_batch} rows per step",
+        f"{plan.effective_batch} rows per step{pairs}",
         recipe.words(plan),
         *source_lines(plan),
         "",

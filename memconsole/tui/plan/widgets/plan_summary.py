@@ -66,10 +66,13 @@ def _train(view: PlanView) -> tuple[str, ...]:
     """How long it trains and at which rate; then the same in fewer words."""
     plan, train, found = view.plan, view.plan.train, view.estimate
     rate = _rate(plan)
-    rest = f", {plan.effective_batch:,} rows/step, {rate}"
+    rows = f"{plan.effective_batch:,} rows"
+    if plan.train.objective == "dpo":
+        rows = f"DPO, {plan.effective_batch // 2:,} pairs"
+    rest = f", {rows}/step, {rate}"
     several = train.max_steps or train.epochs
     length = f"{several:,} {'step' if train.max_steps else 'epoch'}{'s' * (several > 1)}"
-    short = f"{length}, {plan.effective_batch:,} rows, {rate}"
+    short = f"{length}, {rows}, {rate}"
     shorter = length + rest, short, short.replace("(auto)", "auto"), short.removesuffix(" (auto)")
     steps = found.run_steps if found is not None and not view.stale else None
     if train.max_steps or steps is None:
