@@ -81,6 +81,16 @@ def test_every_phase_of_the_formula_is_what_a_trace_of_the_engine_shows(
         assert peak == pytest.approx(truth, rel=0.01), describe(case)
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_step_of_dpo_holds_what_one_of_next_token_loss_does(chunked: bool) -> None:
+    (case,) = sample(1, fused_loss=chunked, gradient_checkpointing="none")
+    preferring = {"train.objective": "dpo", "train.batch_size": 4, "data.isolate_documents": False}
+    case = msgspec.structs.replace(case, plan=replace(case.plan, preferring))
+    expected, found = estimated(case), traced(case)
+    for phase in (*TRAINING, "evaluation", "checkpoint"):
+        assert expected[phase] == pytest.approx(found[phase], rel=0.01), (phase, describe(case))
+
+
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=LATER)])
 def test_what_comes_between_steps_is_priced_as_it_is_traced(count: int) -> None:
     for case in sample(count, precision="bf16"):
