@@ -56,7 +56,7 @@ class PreferenceData(LanguageData):
             return
         began, parts = time.monotonic(), []
         pairs = 0
-        say.phase("reference", "scoring the answers with the starting weights")
+        say.phase("reference", "scoring answers with the starting weights")
         for batch in self._batches(shape):
             counts = (batch["targets"] != MASKED).any(-1)
             likelihoods = engine.outputs(batch)[counts[0]]

@@ -43,6 +43,7 @@ STALL_SECONDS = {
     "data": 300.0,
     "tokenizer": 300.0,
     "build": 300.0,
+    "reference": 1800.0,
     "preflight": 1800.0,
     "compile": 1800.0,
     "checkpoint": 300.0,

@@ -27,9 +27,11 @@ RATE_RECORDS = 64
 """The speed is averaged over this many step records."""
 PROFILING = "profile"
 """The phase in which steps are profiled. Memory of the profiler does not belong to the plan."""
-UNTRAINED_PHASES = frozenset({"starting", "import", "data", "tokenizer", "build", "paused"})
+UNTRAINED_PHASES = frozenset(
+    {"starting", "import", "data", "tokenizer", "build", "reference", "paused"}
+)
 """The phases that a trainer does not count as training time."""
-WARMING_PHASES = frozenset({"import", "build", "preflight", "compile"})
+WARMING_PHASES = frozenset({"import", "build", "reference", "preflight", "compile"})
 
 
 class EpochMark(msgspec.Struct, array_like=True):

@@ -8,10 +8,12 @@ from memconsole.plan.plan import Plan
 
 FRAMEWORKS = {"torch": "PyTorch", "jax": "JAX"}
 TIMED = frozenset(
-    {"starting", "import", "data", "tokenizer", "build", "preflight", "compile"}
+    {"starting", "import", "data", "tokenizer", "build", "reference", "preflight", "compile"}
     | {"evaluate", "checkpoint", "sample", "stopping", "paused"}
 )
 """Phases whose duration is shown: all but those that take steps."""
+COUNTED = frozenset({"reference"})
+"""Phases whose detail says how far they are."""
 MOST_STAGES = 24
 _DOING = {
     "starting": "starting",
@@ -19,6 +21,7 @@ _DOING = {
     "data": "reading the data",
     "tokenizer": "making the tokenizer",
     "build": "building the model",
+    "reference": "scoring answers with the starting weights",
     "preflight": "rehearsing before training",
     "compile": "taking the first step",
     "train": "training",
@@ -47,9 +50,12 @@ class StageMark(msgspec.Struct, array_like=True):
 
 
 def marked(marks: list[StageMark], phase: str, detail: str, since: float) -> list[StageMark]:
-    """The marks with one more, unless the last stage goes on and only its detail changed."""
-    if marks and marks[-1].phase == phase and (not detail or detail == marks[-1].detail):
-        return marks
+    """The marks with one more, unless the last stage goes on."""
+    if marks and marks[-1].phase == phase:
+        if not detail or detail == marks[-1].detail:
+            return marks
+        if phase in COUNTED:
+            return [*marks[:-1], StageMark(phase, detail, marks[-1].since)]
     return [*marks, StageMark(phase, detail, since)][-MOST_STAGES:]
 
 
@@ -79,6 +85,8 @@ def stage_words(phase: str, detail: str, plan: Plan) -> str:
         case "build":
             built = "compiling the model" if plan.backend == "jax" else "building the model"
             return f"{built}, {detail}" if detail else built
+        case "reference":
+            return detail or "scoring answers with the starting weights"
         case "preflight" if detail == "training step":
             return "compiling the training step" if compiled else "rehearsing a training step"
         case "preflight" if detail == "evaluation":
