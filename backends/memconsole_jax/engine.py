@@ -292,7 +292,9 @@ class JaxEngine:
         self._need("weights")
         (arrays,) = batch.micro_batches()
         rows = len(next(iter(arrays.values())))
-        return np.asarray(self._outputs(self._evaluated | self._kept, self._arrays(arrays, rows)))
+        with self._programs.places.programmed():
+            found = self._outputs(self._evaluated | self._kept, self._arrays(arrays, rows))
+        return np.asarray(found)
 
     def generate(
         self,

@@ -331,16 +331,24 @@ class TorchEngine:
 
     @torch.no_grad()
     def outputs(self, batch: Batch) -> Array:
-        """The outputs for a batch of one micro-batch."""
+        """The outputs for a batch of one micro-batch. Several processes share its rows, if they can share them equally."""
         self._held.need("weights")
         (arrays,) = batch.micro_batches()
+        rows = len(next(iter(arrays.values())))
+        shared = isinstance(self.gang, Processes) and rows % self.gang.size == 0
+        own = share_of(self.gang, arrays) if shared else arrays
         with (
             self._evaluated(),
             compilation.paused(),
             precision.forward_context(self._device, self._plan.optimize.precision),
         ):
-            found = self.task.outputs(self.module, MicroBatch(arrays, self._to_device))
-        values: Array = found.float().cpu().numpy()
+            found = self.task.outputs(self.module, MicroBatch(own, self._to_device)).float()
+        if shared:
+            assert isinstance(self.gang, Processes)
+            whole = found.new_zeros((rows, *found.shape[1:]))
+            whole[self.gang.rank * len(found) : (self.gang.rank + 1) * len(found)] = found
+            found = self.gang.total(whole)
+        values: Array = found.cpu().numpy()
         return values
 
     def generate(

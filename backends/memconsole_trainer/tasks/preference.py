@@ -68,9 +68,10 @@ class PreferenceData(LanguageData):
                 say.phase("reference", f"{pairs:,} pairs scored with the starting weights")
             say.tick()
         scored = np.concatenate([np.empty(0, SCORED), *parts])
-        content = io.BytesIO()
-        np.save(content, scored)
-        write_atomic(self._file, content.getvalue())
+        if not engine.gang.rank:
+            content = io.BytesIO()
+            np.save(content, scored)
+            write_atomic(self._file, content.getvalue())
         self._reference.take(scored)
 
     def _batches(self, shape: BatchShape) -> Iterator[Batch]:

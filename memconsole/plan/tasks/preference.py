@@ -66,7 +66,6 @@ class Preference(Language):
             ("data.isolate_documents", d.isolate_documents, False, f"{_PAIR}; set it to false"),
             ("data.mix", d.mix, None, "DPO learns from one source of pairs; leave it out"),
             ("hybrid.mode", plan.hybrid.mode, "off", "weights are not predicted with DPO; set it to off"),
-            ("device.count", plan.device.count, 1, "DPO trains on one device; set it to 1"),
         )  # fmt: skip
         for key, value, allowed, reason in refused:
             if value != allowed:

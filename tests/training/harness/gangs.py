@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -43,6 +44,8 @@ class Trained(NamedTuple):
     """The summed loss and measures of an evaluation after the last step."""
     state: dict[str, np.ndarray]
     sampled: list[int]
+    outputs: list[float]
+    """The log-likelihoods of the rows of a batch, if the plan learns preferences."""
     exchange_seconds: float | None = None
     """Of the steps; None where devices exchange within a program."""
 
@@ -55,6 +58,13 @@ def plan_of(count: int, changes: Mapping[str, Any]) -> Plan:
     check(plan)
     check_trainable(plan)
     return plan
+
+
+def preferring(folder: Path) -> dict[str, Any]:
+    """Settings with which a plan learns preferences."""
+    source = folder / "pairs.jsonl"
+    source.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
+    return {"train.objective": "dpo", "data.template": "prompt", "data.source": str(source)}
 
 
 def batch_of(plan: Plan, number: int) -> Batch:
@@ -112,8 +122,18 @@ def steps_of(
         (total.loss, *total.measures),
         found,
         engine.generate([1, 2, 3], 4) if text else [],
+        outputs_of(engine, plan),
         exchanged,
     )
+
+
+def outputs_of(engine: Any, plan: Plan) -> list[float]:
+    """The log-likelihoods of the rows of one micro-batch; empty if the plan learns no preferences."""
+    if task_of(plan).name != "preference":
+        return []
+    first = {name: array[:1] for name, array in batch_of(plan, 7).arrays.items()}
+    found: list[float] = engine.outputs(Batch(first, 1.0)).tolist()
+    return found
 
 
 class Stored:

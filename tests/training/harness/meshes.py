@@ -60,6 +60,7 @@ def steps_of(plan: Plan, state: dict[str, np.ndarray] | None = None) -> tuple[Tr
         (total.loss, *total.measures),
         {name: np.array(array) for name, array in engine.state()},
         engine.generate([1, 2, 3], 4) if text else [],
+        gangs.outputs_of(engine, plan),
     )
     return found, engine
 
@@ -84,7 +85,7 @@ def apart(case: dict[str, Any]) -> dict[str, Any]:
     return {
         "losses": _most(*((a.losses, b.losses) for a, b in pairs)),
         "norms": _most(*((a.norms, b.norms) for a, b in pairs)),
-        "evaluated": _most((one.evaluated, many.evaluated)),
+        "evaluated": _most((one.evaluated, many.evaluated), (one.outputs, many.outputs)),
         "sampled": one.sampled == many.sampled,
         "shapes": all(one.state[n].shape == many.state[n].shape for n in one.state),
         "held": step_memory(engine).argument_size_in_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ def assert_equal(found: Trained, expected: Trained, near: float) -> None:
     assert found.norms == pytest.approx(expected.norms, rel=10 * near)
     assert found.evaluated == pytest.approx(expected.evaluated, rel=near)
     assert found.sampled == expected.sampled
+    assert found.outputs == pytest.approx(expected.outputs, rel=near)
     assert found.state.keys() == expected.state.keys()
     for name, array in expected.state.items():
         assert found.state[name].shape == array.shape, name
@@ -75,6 +77,11 @@ def assert_as_one(
 @pytest.mark.parametrize("sharding", ["fsdp", pytest.param("ddp", marks=pytest.mark.slow)])
 def test_two_processes_train_as_one(sharding: str) -> None:
     assert_as_one({"optimize.accumulation_steps": 2, "train.ema_decay": 0.9}, sharding)
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", pytest.param("ddp", marks=pytest.mark.slow)])
+def test_two_processes_learn_preferences_as_one(sharding: str, tmp_path: Path) -> None:
+    assert_as_one(gangs.preferring(tmp_path), sharding)
 
 
 @pytest.mark.slow

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memconsole.plan.plan import PlanError, replace
 from memconsole.runs.act.environment import trainer_environment
-from tests.training.harness.gangs import plan_of
+from tests.training.harness.gangs import plan_of, preferring
 from tests.training.harness.meshes import differences
 from tests.training.harness.pairs import ADAPTERS
 
@@ -62,6 +63,14 @@ def cases(changes: dict[str, Any], *shardings: str, count: int = 2, **more: Any)
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", PAIRS.values(), ids=PAIRS)
 def test_each_optimization_trains_on_two_devices_as_on_one(changes: dict[str, Any]) -> None:
+    for found in differences(cases(changes, "fsdp", "ddp")):
+        assert_as_one(found, changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunked", [False, True])
+def test_two_devices_learn_preferences_as_one(chunked: bool, tmp_path: Path) -> None:
+    changes = {**preferring(tmp_path), "optimize.fused_loss": chunked}
     for found in differences(cases(changes, "fsdp", "ddp")):
         assert_as_one(found, changes)
 

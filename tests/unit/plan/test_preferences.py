@@ -115,7 +115,6 @@ def test_a_record_without_a_preference_is_refused(record: dict[str, Any], words:
         ({"train__evaluation_batch_size": 1}, "train.evaluation_batch_size = 1: with DPO"),
         ({"data__mix": "a.jsonl=0.5"}, "data.mix"),
         ({"hybrid__mode": "balanced"}, "hybrid.mode"),
-        ({"device__count": 2, "optimize__sharding": "ddp"}, "device.count = 2: DPO trains on one"),
         ({"data__isolate_documents": True}, "data.isolate_documents"),
         ({"data__template": "{{ prompt }}{{ completion }}"}, "the template marks no answer"),
         (

@@ -179,14 +179,19 @@ def _nats(logits: Array, targets: Array) -> tuple[Array, Array]:
 def nats_of_rows(hidden: Array, head: Array, targets: Array, cap: float | None = None) -> Array:
     """The summed nats of each row's unmasked targets (B,), from hidden (B, T, C) and head (V, C), without the full
     logits. Not to be differentiated."""
-    head = _of_these_rows(head, hidden)
 
-    def step(_: None, part: tuple[Array, Array]) -> tuple[None, Array]:
-        h, target = part
-        return None, jnp.where(target != MASKED, _nats(_logits(h, head, cap), target)[0], 0.0)
+    def of_rows(hidden: Array, targets: Array, head: Array) -> tuple[Array, Array]:
+        head = _of_these_rows(head, hidden)
 
-    _, nats = lax.scan(step, None, _chunks(hidden, targets))
-    return nats.reshape(-1)[: targets.size].reshape(targets.shape).sum(-1)
+        def step(total: Array, part: tuple[Array, Array]) -> tuple[Array, Array]:
+            h, target = part
+            nats = _nats(_logits(h, head, cap), target)[0]
+            return total, jnp.where(target != MASKED, nats, 0.0)
+
+        nothing, nats = lax.scan(step, jnp.float32(0.0), _chunks(hidden, targets))
+        return nothing, nats.reshape(-1)[: targets.size].reshape(targets.shape).sum(-1)
+
+    return on_own_rows(of_rows, (hidden, targets), (head,))[1]
 
 
 def _total(nats: Array, targets: Array, share: Array | float = 1.0) -> Array:
