@@ -21,6 +21,7 @@ from memconsole.memory.table import Estimate, MemoryTable
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.report.receipt import driver_version
+from memconsole.runs.read.state.reduce import PROFILING
 from memconsole.runs.record.directory import RECEIPT, RunError, runs_root
 
 MOST_RUNS = 20
@@ -28,6 +29,8 @@ MOST_RUNS = 20
 REFRESH_SECONDS = 5.0
 MOST_BYTES = 1 << 20
 """A larger receipt was not written by this program and is ignored."""
+UNPRICED = frozenset({"sample", "reference", PROFILING})
+"""Phases that no estimate covers. Their peaks, where a JAX run on a CPU may compile, correct none."""
 FRAMEWORKS = ("torch", "jax", "jaxlib", "flax", "optax")
 
 
@@ -49,6 +52,7 @@ class _ReceiptFields(msgspec.Struct, kw_only=True):
     plan: dict[str, Any]
     steps: int
     measured: _Peaks
+    by_phase: dict[str, int] = {}
     shortfall: _Lacked | None = None
     missing_records: int = 0
     tokens_per_second: float | None = None
@@ -194,7 +198,8 @@ class Receipts:
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
             return None
         lacked = stored.shortfall
-        peak = lacked.needed_bytes if lacked else stored.measured.peak_bytes
+        priced = [size for phase, size in stored.by_phase.items() if phase not in UNPRICED]
+        peak = lacked.needed_bytes if lacked else max(priced, default=stored.measured.peak_bytes)
         # A short run may not have reached its peak, because the heap grows in the first steps, and a
         # damaged log may lack the record of the peak.
         if not peak or stored.missing_records or (lacked is None and stored.steps < LEAST_STEPS):

@@ -346,7 +346,8 @@ def test_receipts_are_read_from_the_folder_of_runs_and_damaged_ones_left_out(
     receipts = Receipts(tmp_path)
     receipts.refresh()
     assert receipts.calibrate(plan, found) == found
-    leave("done", receipt())
+    sampled = {"train": measured, "sample": 3 * measured}  # no estimate covers the sample
+    leave("done", receipt(by_phase=sampled, measured={"peak_bytes": 3 * measured}))
     leave("dead", receipt(steps=0, shortfall={"needed_bytes": measured // 2}, measured={}))
     again = Receipts(tmp_path)
     again.refresh()
