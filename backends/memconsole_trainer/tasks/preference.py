@@ -23,6 +23,7 @@ from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.text.rows.batches import TextRows
 from memconsole_trainer.data.text.rows.pairs import SCORED, PairRows, Reference, keys_of
 from memconsole_trainer.engine import Batch, Engine, LossSum
+from memconsole_trainer.host import heap
 from memconsole_trainer.tasks.language import LanguageData, Opened, opened_text
 from memconsole_trainer.tasks.task import Judged, Teller
 
@@ -68,6 +69,8 @@ class PreferenceData(LanguageData):
                 say.phase("reference", f"{pairs:,} pairs scored with the starting weights")
             say.tick()
         scored = np.concatenate([np.empty(0, SCORED), *parts])
+        if engine.device.kind == "cpu":
+            heap.trim()  # as a run does after each evaluation
         if not engine.gang.rank:
             content = io.BytesIO()
             np.save(content, scored)
