@@ -4,6 +4,8 @@ import gc
 import os
 import signal
 import tempfile
+from collections import defaultdict
+from collections.abc import Generator
 from importlib.metadata import version
 
 import pytest
@@ -58,21 +60,30 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         config.stash[OWN_FOLDERS].cleanup()
 
 
-def pytest_collection_finish() -> None:
-    """Spare each later collection of garbage the objects of everything that is imported."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import the tests without looking for garbage, and spare each later search the objects of what is imported."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what is left to `make soak` and to `make accuracy`."""
-    files = {item.path.name for item in items}
+    of_file = defaultdict[str, list[tuple[str, pytest.Item]]](list)
+    for item in items:
+        name = item.nodeid.removeprefix("tests/")
+        of_file[name.partition("::")[0]].append((name, item))
     whole = not any("::" in argument for argument in config.args)
     marks = [(start, pytest.mark.slow) for start in LATER]
     marks += [(start, pytest.mark.machine) for start in MACHINE]
     for start, mark in marks:
-        found = [item for item in items if item.nodeid.removeprefix("tests/").startswith(start)]
-        if whole and not found and start.partition("::")[0].rpartition("/")[2] in files:
+        file = start.partition("::")[0]
+        found = [item for name, item in of_file.get(file, ()) if name.startswith(start)]
+        if whole and not found and file in of_file:
             raise pytest.UsageError(f"tests/later.py names no test: {start}")
         for item in found:
             item.add_marker(mark)

@@ -16,7 +16,6 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
-from transformers.integrations import bitnet as theirs
 
 from memconsole.cli.main import cli
 from memconsole.plan.models.architecture import parameters
@@ -48,6 +47,8 @@ def _own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(deadline=None)
 @given(st.integers(1, 19), st.integers(1, 9), st.integers(0, 2**32 - 1))
 def test_what_is_packed_comes_back_whatever_the_rows(rows: int, columns: int, seed: int) -> None:
+    from transformers.integrations import bitnet as theirs  # slow: it imports torch's compiler
+
     codes = np.random.default_rng(seed).integers(-1, 2, (rows, columns)).astype(np.int8)
     packed = bitnet.pack(codes)
     assert packed.shape == (-(-rows // 4), columns)
