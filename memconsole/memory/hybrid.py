@@ -7,6 +7,7 @@ predict phase has no gradients, and only the activations of a forward pass (`mem
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -31,11 +32,24 @@ from memconsole.memory.table import (
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections.hybrid import GRADIENT_PHASES, RESTORE, HybridChoice, PhaseName
+from memconsole.plan.sections.optimize import Precision
 
 Price = Callable[[Plan], MemoryTable]
 """Makes the table of a plan without hybrid training."""
-Tables = dict[Plan, MemoryTable]
 
+
+class _Priced(NamedTuple):
+    """A plan without hybrid training, and its table."""
+
+    plan: Plan
+    table: MemoryTable
+
+    def by_formula(self) -> _Priced:
+        return self._replace(table=self.table.formula or self.table)
+
+
+Steps = dict[Precision, _Priced]
+"""The plans of the training steps of a hybrid plan, by their precision."""
 
 MOST = {"torch": 1.21, "jax": 1.21}
 """On a CPU, by backend: an upper bound of the peak of hybrid runs, as a share of the estimate. They exceed the estimate
@@ -53,15 +67,28 @@ class _Column(msgspec.Struct, frozen=True):
     def total(self) -> int:
         return sum(self.parts.values())
 
+    def with_snapshots(self, bytes_: int) -> _Column:
+        return _Column(self.parts | {SNAPSHOTS: bytes_}, self.tier, self.tiers)
+
 
 def plain(plan: Plan, phase: PhaseName | None = None) -> Plan:
     """`plan` without hybrid training, in the precision of `phase`."""
     changed: Plan = msgspec.structs.replace(plan, hybrid=HybridChoice())
-    precision = "same" if phase is None else plan.hybrid.precision_of(phase)
-    if precision == "same":
-        return changed
+    precision = plan.optimize.precision if phase is None else _precision(plan, phase)
+    return _in_precision(changed, precision)
+
+
+def _precision(plan: Plan, phase: PhaseName) -> Precision:
+    precision = plan.hybrid.precision_of(phase)
+    return plan.optimize.precision if precision == "same" else precision
+
+
+def _in_precision(plan: Plan, precision: Precision) -> Plan:
+    if precision == plan.optimize.precision:
+        return plan
     optimize = msgspec.structs.replace(plan.optimize, precision=precision)
-    return msgspec.structs.replace(changed, optimize=optimize)
+    changed: Plan = msgspec.structs.replace(plan, optimize=optimize)
+    return changed
 
 
 def tried(plan: Plan) -> Plan:
@@ -80,8 +107,14 @@ def parts(plan: Plan) -> tuple[Plan, ...]:
     """The plans without hybrid training whose tables make the table of `plan`."""
     if not plan.hybrid.on:
         return (plan,)
-    steps = (plain(plan, phase) for phase in GRADIENT_PHASES)
-    return tuple(dict.fromkeys((plain(plan), *steps, tried(plan))))
+    return tuple(dict.fromkeys((*_steps(plan).values(), tried(plan))))
+
+
+def _steps(plan: Plan) -> dict[Precision, Plan]:
+    """The plans without hybrid training in each precision of the training steps of `plan`, its own first."""
+    own = plain(plan)
+    precisions = (_precision(plan, phase) for phase in GRADIENT_PHASES)
+    return {own.optimize.precision: own} | {one: _in_precision(own, one) for one in precisions}
 
 
 def hybrid_table(
@@ -89,20 +122,26 @@ def hybrid_table(
 ) -> MemoryTable:
     """The table of a hybrid `plan`. Numbers of training steps keep their tier; those of predict phases are by
     formula."""
-    tables = {one: price(one) for one in parts(plan)}
-    table = _folded(plan, model, tables, with_components)
+    steps = {precision: _Priced(one, price(one)) for precision, one in _steps(plan).items()}
+    evaluated = tried(plan)
+    jump = _Priced(evaluated, price(evaluated))
+    table = _folded(plan, model, steps, jump, with_components)
     if table.formula is None:
         return table
-    by_formula = {one: found.formula or found for one, found in tables.items()}
-    formula = _folded(plan, model, by_formula, with_components)
+    by_formula = {precision: one.by_formula() for precision, one in steps.items()}
+    formula = _folded(plan, model, by_formula, jump.by_formula(), with_components)
     return msgspec.structs.replace(table, formula=formula)
 
 
-def _folded(plan: Plan, model: Model, tables: Tables, with_components: bool) -> MemoryTable:
-    base = tables[plain(plan)]
+def _folded(
+    plan: Plan, model: Model, steps: Steps, jump: _Priced, with_components: bool
+) -> MemoryTable:
+    own = steps[plan.optimize.precision]
+    base = own.table
     kind = base.budget.kind
-    step = step_of(plan, model, kind)
-    columns = _columns(step, tables)
+    # Hybrid training changes no size of a training step.
+    step = msgspec.structs.replace(step_of(own.plan, model, kind), plan=plan)
+    columns = _columns(step, steps, jump)
     totals = {phase: column.total for phase, column in columns.items()}
     peak_phase = max(totals, key=totals.__getitem__)
     peak = totals[peak_phase]
@@ -132,40 +171,46 @@ def _folded(plan: Plan, model: Model, tables: Tables, with_components: bool) -> 
     )
 
 
-def _columns(step: StepSizes, tables: Tables) -> dict[str, _Column]:
+def _columns(step: StepSizes, steps: Steps, jump: _Priced) -> dict[str, _Column]:
     """The phases in the order of a run, then what happens between steps."""
-    h, found = step.plan.hybrid, dict[str, _Column]()
+    plan, h, found = step.plan, step.plan.hybrid, dict[str, _Column]()
+    highest = {precision: _highest(one.table) for precision, one in steps.items()}
+    trimmed = {precision: _trimmed(step, steps[precision], c) for precision, c in highest.items()}
 
     def trained(phase: PhaseName) -> _Column:
-        plan = plain(step.plan, phase)
-        table = tables[plan]
-        highest = max(table.step_phases, key=table.phases.__getitem__)
-        column = _column(table, highest, predicting.kept_bytes(step, phase))
-        if phase == "correct":
-            return column
-        return _trimmed(step_of(plan, step.model, step.kind), table, column)
+        column = (highest if phase == "correct" else trimmed)[_precision(plan, phase)]
+        return column.with_snapshots(predicting.kept_bytes(step, phase))
 
     if h.lengths.warmup_steps:
         found["warmup"] = trained("warmup")
     found["full"] = trained("full")
-    found["predict"] = _predicted(step, tables, restoring=False)
+    found["predict"] = _predicted(step, jump, restoring=False)
     if h.memory != "none" and h.correction_interval > 1 and h.restore_ahead:
-        found[RESTORE] = _predicted(step, tables, restoring=True)
+        found[RESTORE] = _predicted(step, jump, restoring=True)
     found["correct"] = trained("correct")
     kept = predicting.kept_bytes(step, "correct")
-    base = tables[plain(step.plan)]
-    return found | {phase: _column(base, phase, kept) for phase in BETWEEN_STEPS}
+    base = steps[plan.optimize.precision].table
+    return found | {phase: _column(base, phase).with_snapshots(kept) for phase in BETWEEN_STEPS}
 
 
-def _column(table: MemoryTable, phase: str, snapshots: int) -> _Column:
-    """A phase of a plain table, with snapshots."""
+def _highest(table: MemoryTable) -> _Column:
+    """The largest phase of a plain training step."""
+    return _column(table, max(table.step_phases, key=table.phases.__getitem__))
+
+
+def _column(table: MemoryTable, phase: str) -> _Column:
+    """A phase of a plain table."""
     parts = {c.name: c.phases.get(phase, 0) for c in table.components}
     tiers = {c.name: c.tiers[phase] for c in table.components if phase in c.tiers}
-    return _Column(parts | {SNAPSHOTS: snapshots}, table.phase_tier(phase), tiers)
+    return _Column(parts, table.phase_tier(phase), tiers)
 
 
-def _trimmed(step: StepSizes, table: MemoryTable, column: _Column) -> _Column:
-    """A `column` of the plain `table` of `step`, with what the heap keeps in a hybrid run."""
+def _trimmed(hybrid: StepSizes, priced: _Priced, column: _Column) -> _Column:
+    """A `column` of a plain table, with what the heap keeps in the run of `hybrid`."""
+    if hybrid.kind != "cpu":
+        return column
+    table = priced.table
+    step = step_of(priced.plan, hybrid.model, hybrid.kind)
     costs = runtime(table.backend, step.kind, table.budget.catalog_name)
     heap = _heap(step, costs, table)
     own = column.parts["runtime"] - heap + trimmed_heap(step, costs, heap)
@@ -185,10 +230,9 @@ def _runtime(table: MemoryTable) -> int:
     return next(c.at("backward") for c in table.components if c.name == "runtime")
 
 
-def _predicted(step: StepSizes, tables: Tables, *, restoring: bool) -> _Column:
+def _predicted(step: StepSizes, priced: _Priced, *, restoring: bool) -> _Column:
     """The largest moment of a jump."""
-    plan = tried(step.plan)
-    table = tables[plan]
+    plan, table = priced
     forward = {c.name: c.at("evaluation") for c in table.components}
     costs = runtime(plan.backend, step.kind, table.budget.catalog_name)
     jump = step_of(plan, step.model, step.kind)
@@ -197,23 +241,23 @@ def _predicted(step: StepSizes, tables: Tables, *, restoring: bool) -> _Column:
     forward["runtime"] = _runtime(table) - heap
     forward["runtime"] += heap_of_passes(jump, costs, heap, _freed(table, "evaluation"))
     forward["runtime"] -= fewer_rows_bytes(jump, plan.evaluation_batch)
-    found = []
-    narrow = plan.optimize.precision != "fp32"
-    for moment in predicting.moments(step, narrow=narrow, restoring=restoring):
+    state = predicting.state_held(step, restoring=restoring)
+
+    def live(moment: predicting.Moved) -> dict[str, int]:
         used = {"runtime": forward["runtime"], "workspace": moment.workspace}
-        used = forward if moment.evaluates else used
-        found.append(
-            _Column(
-                dict.fromkeys(COMPONENTS, 0)
-                | used
-                | {
-                    "weights": moment.weights,
-                    "optimizer state": predicting.state_held(step, restoring=restoring),
-                    SNAPSHOTS: moment.snapshots,
-                }
-            )
-        )
-    return max(found, key=lambda column: column.total)
+        if moment.evaluates:
+            used = forward
+        own = {
+            "weights": moment.weights,
+            "optimizer state": state,
+            SNAPSHOTS: moment.snapshots,
+        }
+        return used | own
+
+    narrow = plan.optimize.precision != "fp32"
+    moments = predicting.moments(step, narrow=narrow, restoring=restoring)
+    largest = max(map(live, moments), key=lambda parts: sum(parts.values()))
+    return _Column(dict.fromkeys(COMPONENTS, 0) | largest)
 
 
 def _freed(table: MemoryTable, phase: str) -> int:

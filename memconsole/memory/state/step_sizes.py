@@ -116,8 +116,10 @@ class StepSizes(msgspec.Struct, frozen=True, kw_only=True):
         return self.gradients * (self.accumulates + self.copied)
 
 
+@lru_cache(maxsize=8)
 def step_of(plan: Plan, model: Model, kind: str) -> StepSizes:
-    """The sizes of `plan` on a `kind` of device."""
+    """The sizes of `plan` on a `kind` of device. They are cached, because the table of a hybrid plan reads those of one
+    step several times."""
     o, s = plan.optimize, sizes(model)
     compute = 4 if o.precision == "fp32" else 2
     shards = plan.device.count if o.sharding == "fsdp" else 1
