@@ -79,7 +79,7 @@ def measured(backend: str, folder: Path) -> list[dict[str, Any]]:
             "train.objective": "dpo",
         }
         found = trained(settings, folder, options=("--from", begun["run"]))
-        last, memory = found["evaluations"][-1], found["memory"]
+        last = found["evaluations"][-1]
         rows.append(
             {
                 "backend": backend,
@@ -87,13 +87,24 @@ def measured(backend: str, folder: Path) -> list[dict[str, Any]]:
                 "loss": last["loss"],
                 "told_right": last["metrics"]["preferred_share"],
                 "margin": last["metrics"]["reward_margin"],
-                "estimated_bytes": memory["estimated"]["peak_bytes"],
-                "step_bytes": memory["by_phase"]["train"],
+                "estimated_bytes": estimated_bytes(found["plan"]),
+                "step_bytes": found["memory"]["by_phase"]["train"],
                 "step_ratio": step_ratio(backend, changes),
             }
         )
         print(json.dumps(rows[-1]), flush=True)
     return rows
+
+
+def estimated_bytes(stored: dict[str, Any]) -> int:
+    """The formula's peak of a run's plan, which no earlier run corrects."""
+    from memconsole import typed_json
+    from memconsole.devices.budget import budget
+    from memconsole.memory.estimate import table_of
+    from memconsole.plan.plan import Plan
+
+    plan = typed_json.convert(stored, Plan)
+    return table_of(plan, budget(plan, None)).peak_bytes
 
 
 def step_ratio(backend: str, changes: dict[str, object]) -> float:
