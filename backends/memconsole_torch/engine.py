@@ -151,7 +151,7 @@ class TorchEngine:
             self._in_backward = InBackward(self._optimizer)
         o = plan.optimize
         self._draws = dropout.apply(plan, self.module)
-        checkpointing.apply(self.module, o.gradient_checkpointing, o.lora_rank)
+        checkpointing.apply(self.module, o.gradient_checkpointing, o.lora_rank, compiled=o.compile)
         if plan.optimize.activation_offload:
             activation_offload.apply(self.module, self._run_directory)
         if plan.optimize.compile:

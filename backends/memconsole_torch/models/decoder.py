@@ -132,7 +132,13 @@ class Block(nn.Module):
             self.mlp_post_norm = Norm(a, a.hidden_size)
 
     def forward(self, x: Tensor, positions: Rotation | None, mask: Tensor | None) -> Tensor:
+        if self.parallel:
+            return self.feed(x, self.attention.joined(self.heads(x, positions, mask)))
         return self.feed(x, self.attention(self.attention_norm(x), positions, mask))
+
+    def heads(self, x: Tensor, positions: Rotation | None, mask: Tensor | None) -> Tensor:
+        """The output of each of attention's heads (B, A, T, D) for x (B, T, H), before their projection."""
+        return self.attention.heads(self.attention_norm(x), positions, mask)
 
     def feed(self, x: Tensor, attended: Tensor) -> Tensor:
         """Add the attention's output to the stream (B, T, H), then the MLP's output for the sum, or for the stream
@@ -175,7 +181,11 @@ class Attention(nn.Module):
             self.key_norm = Norm(a, a.key_norm_size, of_heads=True)
 
     def forward(self, x: Tensor, positions: Rotation | None, mask: Tensor | None) -> Tensor:
-        return self.joined(self.attended(*self.project(x, positions), mask))
+        return self.joined(self.heads(x, positions, mask))
+
+    def heads(self, x: Tensor, positions: Rotation | None, mask: Tensor | None) -> Tensor:
+        """The output of each head (B, A, T, D) for x (B, T, H)."""
+        return self.attended(*self.project(x, positions), mask)
 
     def attended(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """The output of each head (B, A, T, D); see `attend`."""

@@ -37,12 +37,15 @@ def not_kept_first(a: Architecture, k: Kernels) -> int:
     """The same as `not_kept` for the first block of a frozen base, in addition: without adapters its attention needs no
     backward pass, and keeps neither rotated queries and keys, values, output and the logarithms of its sums over scores,
     nor the input of the norm after it, if that reads attention's output. A parallel MLP needs none either without
-    adapters, and keeps no inner outputs."""
-    if k.targets == "all" or k.checkpointing != "none":
+    adapters, and keeps no inner outputs. Checkpointed, only the halves of a parallel block are apart."""
+    mode = k.checkpointing
+    if k.targets == "all" or mode == "full" or (mode != "none" and not a.parallel_residual):
         return 0
     if k.targets != "mlp":
-        inner = (2 if a.gated_mlp else 1) * a.intermediate_size
+        inner = 0 if mode == "attention" else (2 if a.gated_mlp else 1) * a.intermediate_size
         return k.compute * inner if a.parallel_residual else 0
+    if mode == "attention":
+        return k.compute * a.query_width + 4 * a.heads
     statistics = 8 if a.norm == "layernorm" else 4
     attention = 2 * k.compute * (a.query_width + a.key_width) + 4 * a.heads
     if a.parallel_residual:

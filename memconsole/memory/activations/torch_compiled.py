@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import msgspec
+
 from memconsole.memory.activations.block_programs import (
     Live,
     Program,
@@ -61,10 +63,8 @@ def compiled_evaluation(a: Architecture, kernels: Kernels) -> tuple[Live, ...]:
 def _not_kept(a: Architecture, kernels: Kernels) -> int:
     """Bytes per token that an uncompiled block keeps and a compiled one does not. It recomputes the gate's activation, and
     the residual stream after attention. Instead of that stream, it keeps attention's output in the compute precision. The
-    norms of a parallel block share their statistics, and its backward pass does not read attention's output."""
+    norms of a parallel block share their statistics."""
     h, c, mode = a.hidden_size, kernels.compute, kernels.checkpointing
-    if mode == "selective" and a.parallel_residual:
-        return c * h
     if mode != "none":
         return 0
     stream = FP32 * h if a.post_norms else (FP32 - c) * h
@@ -112,7 +112,10 @@ def _backward(a: Architecture, kernels: Kernels, kept: Live, *, adding: bool) ->
     live. `adding`: gradients are added to those of earlier micro-batches."""
     down, whole = _gradients(a, kernels)
     mode = kernels.checkpointing
-    uncompiled = block_program(a, kernels)
+    as_one = kernels  # uncompiled, the halves of a parallel block are checkpointed apart
+    if mode == "attention" and a.parallel_residual:
+        as_one = msgspec.structs.replace(kernels, checkpointing="full")
+    uncompiled = block_program(a, as_one)
     if mode in (
         "full",
         "attention",

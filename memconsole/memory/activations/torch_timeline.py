@@ -69,14 +69,9 @@ class Timeline:
         self.kept = sum(b.count * b.kept for b in self.blocks)
         """Activations of all blocks that are kept from the forward to the backward pass."""
         o = step.plan.optimize
-        if (
-            starts_frozen(step)
-            and a.layers > 1
-            and o.gradient_checkpointing == "none"
-            and not o.compile
-        ):
+        if starts_frozen(step) and a.layers > 1 and not o.compile:
             # The first block's input needs no gradient, so norms of it keep neither their input nor their statistics.
-            if a.pre_norms:
+            if a.pre_norms and o.gradient_checkpointing == "none":
                 statistics = (8 if a.norm == "layernorm" else 4) * (2 if a.parallel_residual else 1)
                 self.kept -= self.stream + statistics * step.tokens
             self.kept -= not_kept_first(a, kernels) * step.tokens

@@ -28,8 +28,10 @@ CPU = torch.device("cpu")
 RATE = 3e-2
 
 
-def a_decoder(layers: int = 3) -> Decoder:
-    architecture = msgspec.structs.replace(tiny_models.ARCHITECTURES["llama"], layers=layers)
+def a_decoder(layers: int = 3, *, parallel_residual: bool = False) -> Decoder:
+    architecture = msgspec.structs.replace(
+        tiny_models.ARCHITECTURES["llama"], layers=layers, parallel_residual=parallel_residual
+    )
     return pretrained.load(
         architecture, partial(Decoder, architecture), InitialWeights(architecture, 1), CPU
     )
@@ -224,6 +226,23 @@ def test_checkpointing_runs_nothing_twice_that_it_keeps(
     assert matmuls["selective"] == matmuls["none"] < matmuls["attention"] == matmuls["full"]
     assert attentions == {"none": 3, "selective": 3, "attention": 3, "full": 6}
     assert products == {"none": 3, "selective": 6, "attention": 6, "full": 6}
+
+
+def test_checkpointing_never_computes_the_projection_of_a_parallel_block_again() -> None:
+    tokens, aten = torch.from_numpy(tiny_models.tokens()), torch.ops.aten
+    matmuls, gradients = {}, {}
+    for mode in ("none", "selective", "attention", "full"):
+        decoder = a_decoder(parallel_residual=True)
+        checkpointing.apply(decoder, mode)  # type: ignore[arg-type]
+        with Runs() as runs:
+            decoder(tokens).sum().backward()
+        matmuls[mode] = runs.counts[aten.mm.default]
+        gradients[mode] = [p.grad for p in decoder.parameters() if p.grad is not None]
+    assert matmuls["selective"] == matmuls["none"]
+    assert matmuls["full"] - matmuls["attention"] == len(decoder.layers)
+    for mode in ("selective", "attention", "full"):
+        for one, plain in zip(gradients[mode], gradients["none"], strict=True):
+            torch.testing.assert_close(one, plain)
 
 
 class Largest(TorchDispatchMode):

@@ -41,24 +41,40 @@ kernel. Where attention is composed of several operations, as on MPS, its batche
 large as the scores."""
 
 
-def apply(module: nn.Module, mode: Checkpointing, rank: int = 0) -> None:
+WHOLE: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+"""Options of a checkpoint that keeps only the inputs."""
+
+
+def apply(module: nn.Module, mode: Checkpointing, rank: int = 0, *, compiled: bool = False) -> None:
     """Recompute in the backward pass: nothing, whole blocks (`full`), all but attention
     (`attention`), or all but `KEPT` (`selective`).
 
-    Each block is checkpointed separately; with `full` it keeps only its input. Masks of
-    dropout are drawn by key, so no random state is saved. `rank` is that of the adapters, 0 without adapters.
+    Each block is checkpointed separately; with `full` it keeps only its input. Otherwise three parts of a parallel block
+    are: its MLP, attention's heads, and their projection, whose input is kept already and whose output the backward pass
+    does not read, so that it is neither kept nor computed again. The compiler drops it from a whole block itself. Masks of
+    dropout are drawn by key, so no random state is saved. `rank` is that of the adapters, 0 without adapters. `compiled`:
+    the blocks will be compiled.
     """
     if mode == "none":
         return
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    options = dict(WHOLE)
     shape = getattr(module.model, "decoder", module.model)
     if mode != "full":
         policy = partial(_policy, shape, rank, mode == "selective")
         options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
+    parallel = isinstance(shape, Architecture) and shape.parallel_residual
     for block in module.layers:
         if isinstance(block.mlp.down, Linear):
             block.mlp.down.ends_checkpoint = _ends_with_product(shape)
-        block.forward = _checkpointed(block.forward, options)
+        if not parallel or mode == "full" or compiled:
+            block.forward = _checkpointed(block.forward, options)
+            continue
+        block.heads = _checkpointed(block.heads, options)
+        block.fed = _checkpointed(block.fed, options)
+        attention = block.attention
+        if isinstance(attention.output, Linear):  # a frozen matrix has no copy in 16 bits
+            attention.output.ends_checkpoint = True
+            attention.joined = _checkpointed(attention.joined, WHOLE)
 
 
 def _checkpointed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
