@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from memconsole.memory.activations.jax_step import library_bytes
+from memconsole.memory.activations.jax_step import forward_library_bytes, library_bytes
 from memconsole.memory.activations.kept import kept_by_blocks
 from memconsole.memory.coefficients import Heap, Runtime
 from memconsole.memory.state.data import data_bytes, held_out_bytes, waiting_bytes
@@ -25,18 +25,16 @@ def runtime_bytes(step: StepSizes, costs: Runtime) -> int:
     return costs.workspace_bytes + kernels + library
 
 
-def fewer_rows_bytes(step: StepSizes, rows: int) -> int:
+def fewer_in_passes(step: StepSizes, rows: int) -> int:
     """How many bytes less `runtime_bytes` is for a forward pass of `rows` rows than for a step."""
     if step.plan.backend != "jax" or not isinstance(step.model, Architecture):
         return 0
-    return library_bytes(step) - library_bytes(step, rows)
+    return library_bytes(step) - forward_library_bytes(step, rows)
 
 
 def returns_pages(step: StepSizes, costs: Runtime) -> bool:
-    """Whether the trainer returns the heap's free pages to the system before it evaluates or saves. This is possible only
-    with the C library's heap."""
-    glibc = step.plan.optimize.heap != "jemalloc"
-    return step.kind == "cpu" and glibc and costs.settled_bytes is not None
+    """Whether the trainer returns the heap's free pages to the system before it evaluates or saves."""
+    return step.kind == "cpu" and costs.settled_bytes is not None
 
 
 def settled_bytes(step: StepSizes, costs: Runtime, moment: Moment, heap: int) -> int:

@@ -14,7 +14,7 @@ import msgspec
 from memconsole.memory.coefficients import Runtime, runtime
 from memconsole.memory.host import (
     compiler_bytes,
-    fewer_rows_bytes,
+    fewer_in_passes,
     heap_of_passes,
     runtime_bytes,
     trimmed_heap,
@@ -240,7 +240,7 @@ def _predicted(step: StepSizes, priced: _Priced, *, restoring: bool) -> _Column:
     heap = _heap(jump, costs, table)
     forward["runtime"] = _runtime(table) - heap
     forward["runtime"] += heap_of_passes(jump, costs, heap, _freed(table, "evaluation"))
-    forward["runtime"] -= fewer_rows_bytes(jump, plan.evaluation_batch)
+    forward["runtime"] -= fewer_in_passes(jump, plan.evaluation_batch)
     state = predicting.state_held(step, restoring=restoring)
 
     def live(moment: predicting.Moved) -> dict[str, int]:

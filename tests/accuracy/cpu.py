@@ -1,11 +1,11 @@
 """Real runs of both trainers on this machine's CPU: estimated against measured growth of resident memory.
 
-    python tests/accuracy/cpu.py [--backend torch|jax] [--first SEED] [--plans N] [--write | --outside | --compiler]
+    python tests/accuracy/cpu.py [--backend torch|jax] [--first SEED] [--plans N] [--write | --outside | --compiler | --jemalloc]
 
 Each plan trains a few steps, evaluates, samples and saves, as a person's run does. ``--write`` fits the
 runtime coefficients to runs (of seeds of their own, see `FITTED`) instead of reporting; ``--outside`` only those of
 what happens outside a training step: evaluating, saving, compiling; ``--compiler`` what torch.compile takes, to
-some of those runs with and without it. `speed.py` measures and fits the time of a step.
+some of those runs with and without it; ``--jemalloc`` what that library keeps of freed memory, to those runs with it. `speed.py` measures and fits the time of a step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from memconsole.devices.budget import budget
 from memconsole.memory import coefficients as numbers
 from memconsole.memory.estimate import table_of
 from memconsole.plan.plan import Plan, apply_settings
-from tests.accuracy.cpu_fit import COEFFICIENTS, fit
+from tests.accuracy.cpu_fit import COEFFICIENTS, fit, fit_jemalloc
 from tests.accuracy.results import (
     MIB,
     Bar,
@@ -195,6 +195,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="fit the runtime coefficients")
     parser.add_argument("--outside", action="store_true", help="fit those outside training steps")
     parser.add_argument("--compiler", action="store_true", help="fit what torch.compile takes")
+    parser.add_argument("--jemalloc", action="store_true", help="fit what jemalloc keeps")
     options = parser.parse_args()
     if options.compiler:
         fit_compiler()
@@ -208,6 +209,11 @@ def main() -> None:
     if missing:
         unavailable(f"{' and '.join(missing)} not installed")
     rows: list[Errors] = []
+    if options.jemalloc:
+        for backend in backends:
+            more = {"optimize.heap": "jemalloc"}
+            fit_jemalloc(backend, [Outcome(seed, backend, more) for seed in FITTED])
+        return
     for backend in backends:
         more = WHOLE if options.outside else {}
         outcomes = [Outcome(seed, backend, more) for seed in seeds]

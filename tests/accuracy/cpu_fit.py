@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 COEFFICIENTS = Path(__file__).resolve().parents[2] / "memconsole" / "memory" / "coefficients.json"
 COMMAND = "python tests/accuracy/cpu.py --write"
+LEAST_KEPT = 4 * MIB
 
 
 def fit(backend: str, outcomes: Sequence[Outcome], *, steps: bool = True) -> None:
@@ -45,6 +46,27 @@ def fit(backend: str, outcomes: Sequence[Outcome], *, steps: bool = True) -> Non
         entry["heaps"]["fast"][name] = share
         print(f"{backend}: the fast heap keeps {share} ({name})")
     COEFFICIENTS.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def fit_jemalloc(backend: str, outcomes: Sequence[Outcome]) -> None:
+    """Put the share of a step's temporary bytes that jemalloc keeps, in addition to a tight heap's bytes, into the
+    coefficients file. It is found by least squares of the relative errors. Beside it: the least and the most that was kept,
+    in the runs where the share is more than `LEAST_KEPT` bytes."""
+    found = []
+    for outcome in outcomes:
+        tight = table_of(replace(outcome.plan, {"optimize.heap": "tight"}), outcome.table.budget)
+        found.append((_temporary(tight), tight.peak_bytes, outcome.peak.measured_bytes))
+    relative = [(size / peak, 1 - tight / peak) for size, tight, peak in found]
+    share = sum(size * left for size, left in relative) / sum(size**2 for size, _ in relative)
+    kept = [
+        (peak - tight) / (share * size) for size, tight, peak in found if share * size > LEAST_KEPT
+    ]
+    document = json.loads(COEFFICIENTS.read_text())
+    heaps = document["runtime"][backend]["cpu"]["heaps"]
+    least, most = round(max(0.0, min(kept)), 1), round(max(kept), 1)
+    heaps["jemalloc"] = {"step": round(share, 3), "range": [least, most]}
+    COEFFICIENTS.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"{backend}: jemalloc keeps {share:.3f}, {least} to {most} times that")
 
 
 def _constants(backend: str, outcomes: Sequence[Outcome]) -> dict[str, int]:
@@ -126,13 +148,17 @@ def _shares(backend: str, outcomes: Sequence[Outcome]) -> dict[str, float]:
 def _allocated(plan: Plan, tight: MemoryTable) -> tuple[str, int]:
     """The name of the share that a plan tells, and the bytes that it is a share of."""
     if plan.backend == "jax":
-        lasting = ("weights", "optimizer state", "runtime")
-        rows = [c for c in tight.components if c.name not in lasting]
-        return "step", sum(row.at(tight.peak_phase) for row in rows)
+        return "step", _temporary(tight)
     model = model_of(plan)
     step = step_of(plan, model, "cpu")
     blocks = kept_by_blocks(plan, model, step.flow, "none", "cpu") * step.tokens
     return ("activations_frozen" if step.frozen_blocks else "activations"), blocks
+
+
+def _temporary(tight: MemoryTable) -> int:
+    """Bytes at the peak that a step allocates and frees."""
+    lasting = ("weights", "optimizer state", "runtime")
+    return sum(c.at(tight.peak_phase) for c in tight.components if c.name not in lasting)
 
 
 def _most(table: MemoryTable, name: str) -> int:

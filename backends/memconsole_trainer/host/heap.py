@@ -1,4 +1,4 @@
-"""Returns free memory of glibc's heap to the system. Does nothing with other C libraries."""
+"""Returns free memory of glibc's heap, or of jemalloc, to the system. Does nothing with other C libraries."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ once."""
 _aside: list[int] = []
 _NO_HUGE_PAGES = 15
 """MADV_NOHUGEPAGE of madvise(2)."""
+_PURGE = b"arena.4096.purge"
+"""What mallctl(3) calls the return of the free pages of all arenas (4096: MALLCTL_ARENAS_ALL)."""
 
 
 def trim() -> None:
-    """Return free pages to the system (malloc_trim(3)), and let the heap use small pages again."""
+    """Return free pages to the system (malloc_trim(3), and mallctl(3) if jemalloc is loaded), and let the heap use small
+    pages again."""
     library = _glibc()
-    if library is not None:
-        library.malloc_trim(0)
-        _take_small_pages(library)
+    if library is None:
+        return
+    if hasattr(library, "mallctl"):
+        library.mallctl(_PURGE, None, None, None, ctypes.c_size_t(0))
+    library.malloc_trim(0)
+    _take_small_pages(library)
 
 
 def _take_small_pages(library: ctypes.CDLL) -> None:

@@ -217,27 +217,43 @@ def _chunk_on_gpu(step: StepSizes) -> int:
     return max(logits, products)
 
 
-def library_bytes(step: StepSizes, rows: int | None = None) -> int:
-    """Bytes of the operands that Eigen packs on a CPU, in addition to what XLA plans, for `rows` rows (None: those of a
-    micro-batch). A tight heap returns them after each product. Those of the head come before most of the step's arrays
-    are written, so that one product of a block is what the peak has."""
+def library_bytes(step: StepSizes) -> int:
+    """Bytes of the operands that Eigen packs in a step on a CPU, in addition to what XLA plans. Except in the fast heap,
+    their memory is free again after each product. Those of the head come before most of the step's arrays are written, so
+    that one product of a block is what the peak has."""
     if step.kind != "cpu":
         return 0
     a, t = step.architecture, step.tokens
-    if rows is not None:
-        t = t * rows // step.plan.train.batch_size
     scored = _chunk(step, t) if step.plan.optimize.fused_loss else t
     h, f = a.hidden_size, a.intermediate_size
-    if step.plan.optimize.heap == "tight":
+    if step.plan.optimize.heap != "fast":
         return _packed(t, h, f)
     return PACKED_PRODUCTS * max(_packed(t, h, f), _packed(scored, h, a.vocab_size))
+
+
+def forward_library_bytes(step: StepSizes, rows: int) -> int:
+    """The same for a forward pass of `rows` rows, which computes logits in chunks."""
+    if step.kind != "cpu":
+        return 0
+    a, t = step.architecture, step.sequence * rows
+    h, f = a.hidden_size, a.intermediate_size
+    of_block = max(_packed_along(h, t, f), _packed_along(f, t, h))
+    if step.plan.optimize.heap != "fast":
+        return of_block
+    return PACKED_PRODUCTS * max(of_block, _packed_along(h, _chunk(step, t), a.vocab_size))
 
 
 def _packed(*sizes: int) -> int:
     """The most bytes that Eigen packs in one of the three products of a matrix: of the inputs, their gradients and the
     matrix's own. Each of the sizes is summed over in one of them."""
     total = sum(sizes)
-    return 4 * max((total - size) * min(size, PACKED_DEPTH) for size in sizes)
+    return max(_packed_along(size, total - size) for size in sizes)
+
+
+def _packed_along(summed: int, *others: int) -> int:
+    """Bytes that Eigen packs in a product that sums over an axis of `summed` elements. `others`: the sizes of the other
+    axes of its operands."""
+    return 4 * sum(others) * min(summed, PACKED_DEPTH)
 
 
 def score_bytes(step: StepSizes, rows: int, *, dropping: bool = False) -> int:

@@ -102,6 +102,10 @@ def state_held(step: StepSizes, *, restoring: bool) -> int:
     """Bytes of optimizer state on the device during a jump. `restoring`: it is being copied back."""
     own, kind = _own_state(step), step.plan.hybrid.memory
     codes = _compressed(own) if kind == "compress" else 0
+    if (
+        restoring and step.plan.backend == "jax"
+    ):  # it frees the codes of an array once they are decoded
+        codes = 0
     if restoring or kind == "none" or (_same_memory(step) and kind in ("cpu", "pinned")):
         return step.state.resident + codes
     return step.state.average + codes

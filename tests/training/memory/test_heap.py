@@ -1,4 +1,4 @@
-"""Arrays do not move into what the heap holds free."""
+"""Arrays do not move into what the heap holds free, and what is free goes back to the system."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import subprocess
 import sys
 
 import pytest
+
+from memconsole.plan.machine import jemalloc
+from memconsole.runs.act.environment import JEMALLOC_CONF
 
 PROGRAM = """
 import ctypes, sys
@@ -52,3 +55,36 @@ def test_an_array_does_not_stay_in_a_gap_that_was_closed() -> None:
     in_gap, beside = map(int, done.stdout.split())
     assert in_gap > 10 << 20
     assert beside < 1 << 20
+
+
+FREED = """
+import ctypes
+from memconsole_trainer.host import heap
+from memconsole_trainer.host.host_memory import resident
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.malloc.argtypes = libc.free.argtypes = [ctypes.c_size_t]
+before = resident().anonymous
+array = libc.malloc(12 << 20)
+ctypes.memset(array, 1, 12 << 20)
+libc.free(array)
+kept = resident().anonymous - before
+heap.trim()
+print(kept, resident().anonymous - before)
+"""
+
+
+@pytest.mark.skipif(not jemalloc.library(), reason="jemalloc is not installed")
+def test_jemalloc_returns_what_it_keeps_when_it_is_told_to() -> None:
+    own = {"LD_PRELOAD": jemalloc.library(), "MALLOC_CONF": JEMALLOC_CONF}
+    done = subprocess.run(
+        [sys.executable, "-c", FREED],
+        env={**os.environ, **own},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    kept, left = map(int, done.stdout.split())
+    assert kept > 11 << 20
+    assert left < 1 << 20

@@ -308,11 +308,25 @@ def test_dropout_of_attention_in_jax_counts_one_chunk_of_scores() -> None:
 def test_a_tight_heap_of_jax_holds_one_packed_product_of_a_block() -> None:
     plan = plans.replace(Plan(), {"backend": "jax", "model.name": "gpt2"})
     a = model_of(plan)
-    fast, tight = (
+    fast, tight, jemalloc = (
         jax_step.library_bytes(step_of(plans.replace(plan, {"optimize.heap": h}), a, "cpu"))
-        for h in ("fast", "tight")
+        for h in ("fast", "tight", "jemalloc")
     )
     assert 0 < jax_step.PACKED_PRODUCTS * tight < fast  # the head's product is the largest
+    assert jemalloc == tight
+
+
+def test_a_forward_pass_of_jax_packs_a_chunk_of_logits_and_no_gradients() -> None:
+    plan = plans.replace(Plan(), {"backend": "jax", "model.name": "gpt2"})
+    a, step = model_of(plan), step_of(plan, model_of(plan), "cpu")
+    rows, chunk = 2, jax_step.CPU_CHUNK_TOKENS
+    tokens = rows * plan.data.sequence_length
+    assert tokens % chunk == 0
+    h, f, deep = a.hidden_size, a.intermediate_size, jax_step.PACKED_DEPTH
+    assert h > deep
+    products = (tokens + f), (tokens + h), (chunk + a.vocab_size)
+    expected = jax_step.PACKED_PRODUCTS * 4 * deep * max(products)
+    assert jax_step.forward_library_bytes(step, rows) == expected < jax_step.library_bytes(step)
 
 
 def test_logits_of_an_evaluation_count_where_less_than_one_copy_is_live() -> None:
