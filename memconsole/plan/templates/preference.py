@@ -16,6 +16,9 @@ from memconsole.plan.templates.chat import (
 from memconsole.plan.templates.rendered import Rendered
 from memconsole.plan.templates.template import Question, Template
 
+_REPLACED = (*PREFERENCE, "messages", "conversations", "completion")
+"""Fields of a record that `answered` writes anew, or leaves out: data of preferences often repeat the chat in them."""
+
 
 class Pair(Rendered):
     """Both answers of a record, each rendered with the prompt. As a text it is one after the other."""
@@ -43,6 +46,8 @@ class PairTemplate(Template):
     """Writes records with preferences: as the template writes a record, once with each answer. A question has the chosen
     answer."""
 
+    unlocated = "use a template with {% generation %}"
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.identity = (*self.identity, PREFERENCE)
@@ -59,7 +64,7 @@ class PairTemplate(Template):
         )
         if chosen == rejected:
             raise RecordError(f'fields "{CHOSEN}" and "{REJECTED}" hold the same answer')
-        return Pair.of(chosen, rejected)
+        return Pair.of(_answering(chosen, rejected), _answering(rejected, chosen))
 
     def question(self, record: Mapping[str, Any]) -> Question:
         """What comes before the answer of `record`, which may be a prompt without answers. Raises `RecordError`."""
@@ -68,6 +73,21 @@ class PairTemplate(Template):
     def answers(self, record: Mapping[str, Any]) -> dict[str, str]:
         """The chosen answer by name; empty if there is none. Raises `RecordError`."""
         return super().answers(_with_chosen(record))
+
+
+def _answering(text: Rendered, other: Rendered) -> Rendered:
+    """`text` without the places of the answers up to which it equals `other`: they are part of the prompt. The last answer
+    is kept, since one answer may begin with the other."""
+    answers = [place for place in text.answers[:-1] if text[: place[1]] != other[: place[1]]]
+    return Rendered(
+        text,
+        (*answers, *text.answers[-1:]),
+        text.cuts,
+        text.only_read,
+        text.unwritten,
+        text.unwritten_roles,
+        text.unknown_roles,
+    )
 
 
 def _with_chosen(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -82,13 +102,15 @@ def answered(record: Mapping[str, Any], field: str) -> dict[str, Any]:
             listed = ", ".join(map(str, record)) or "no fields"
             what = "is null" if name in record else f"is missing: the record has {listed}"
             raise RecordError(f'field "{name}" {what}; DPO learns from {", ".join(PREFERENCE)}')
-    rest = {name: value for name, value in record.items() if name not in PREFERENCE}
+    rest = {name: value for name, value in record.items() if name not in _REPLACED}
     prompt, answer = record.get("prompt"), record[field]
-    if isinstance(answer, str) and not _is_list(answer):
-        if prompt is None:
-            raise RecordError(f'field "prompt" is missing, and "{field}" is no chat that holds it')
-        return {**rest, "prompt": prompt, "completion": answer}
-    said = messages_of({"messages": answer})
+    text = isinstance(answer, str) and not _is_list(answer)
+    said = [] if text else messages_of({"messages": answer})
+    if prompt is None and all(message["role"] == "assistant" for message in said):
+        raise RecordError(f'field "prompt" is missing, and "{field}" is no chat that holds it')
+    if text:
+        asked = _asked(prompt) if not isinstance(prompt, str) or _is_list(prompt) else prompt
+        return {**rest, "prompt": asked, "completion": answer}
     if said[-1]["role"] != "assistant":
         raise RecordError(f'field "{field}" does not end with a message of the assistant')
     if said[0]["role"] == "assistant" and prompt is not None:

@@ -107,6 +107,9 @@ class Question(NamedTuple):
 class Template:
     """Writes records."""
 
+    unlocated = "use data.loss_on = all, or a template with {% generation %}"
+    """What to do if the answers of a chat cannot be located."""
+
     def __init__(
         self,
         source: str,
@@ -291,8 +294,7 @@ class Template:
         except RecordError as error:
             if self._learns_answers:
                 raise RecordError(
-                    f"{error}, so that its answer cannot be located; use data.loss_on = all, or a template with "
-                    "{% generation %}"
+                    f"{error}, so that its answer cannot be located; {self.unlocated}"
                 ) from None
             return ()
 

@@ -57,8 +57,19 @@ def rendered(record: dict[str, Any], template: str = "chatml") -> Pair:
         {"chosen": [*ASKED, YES], "rejected": [*ASKED, NO]},
         {"prompt": "Where?", "chosen": [*ASKED, YES], "rejected": [*ASKED, NO], "score_chosen": 8},
         {"chosen": json.dumps([*ASKED, YES]), "rejected": json.dumps([*ASKED, NO])},
+        {**PAIR, "prompt": json.dumps(ASKED)},
+        {**PAIR, "messages": [*ASKED, YES]},
     ],
-    ids=["text", "messages", "mixed", "whole chats", "prompt told twice", "JSON text"],
+    ids=[
+        "text",
+        "messages",
+        "mixed",
+        "whole chats",
+        "prompt told twice",
+        "JSON text",
+        "JSON prompt",
+        "chat beside it",
+    ],
 )
 def test_every_layout_gives_the_same_pair(record: dict[str, Any]) -> None:
     pair = rendered(record)
@@ -69,6 +80,22 @@ def test_every_layout_gives_the_same_pair(record: dict[str, Any]) -> None:
         ((first, last),) = answer.answers
         assert answer[first:last].startswith(words)
         assert "Where" not in answer[first:last], "the prompt is not learned"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_answers_that_both_chats_share_are_part_of_the_prompt(whole: bool) -> None:
+    before = [*ASKED, {"role": "assistant", "content": "Who?"}, {"role": "user", "content": "You."}]
+    record: dict[str, Any] = {"prompt": before, "chosen": [YES], "rejected": [NO]}
+    if whole:
+        record = {"chosen": [*before, YES], "rejected": [*before, NO]}
+    pair = rendered(record)
+    assert [pair.chosen[a:b] for a, b in pair.chosen.answers] == ["Here.<|im_end|>"]
+    assert [pair.rejected[a:b] for a, b in pair.rejected.answers] == ["No.<|im_end|>"]
+
+
+def test_an_answer_that_the_other_one_begins_with_is_learned() -> None:
+    pair = rendered({**PAIR, "rejected": "Here. And there."}, "prompt")
+    assert [pair.chosen[a:b] for a, b in pair.chosen.answers] == ["Here."]
 
 
 def test_a_template_of_fields_writes_each_answer_as_the_completion() -> None:
@@ -97,6 +124,7 @@ def test_a_chat_keeps_its_system_message_and_what_its_template_asks_for() -> Non
         ),
         ({**PAIR, "rejected": None}, '"rejected" is null'),
         ({"chosen": "a", "rejected": "b"}, '"prompt" is missing'),
+        ({"chosen": [YES], "rejected": [NO]}, '"prompt" is missing'),
         ({**PAIR, "rejected": "Here."}, "hold the same answer"),
         ({"chosen": ASKED, "rejected": [NO]}, "does not end with a message of the assistant"),
         ({**PAIR, "chosen": [3]}, "expected a message"),
