@@ -160,14 +160,20 @@ def _nothing_learned(plan: Plan, source: Documents | TokenRows, exact: bool) -> 
     documents = "train documents" if exact else "train documents looked at"
     if plan.data.template is not None and plan.learns_answers:
         assert not isinstance(source, TokenRows)
+        setting = "DPO" if plan.train.objective == "dpo" else "data.loss_on = answers"
         texts = source.read(0, min(source.block_size, source.count or source.block_size))
         if any(getattr(text, "only_read", ()) for text in texts):
             return (
                 f"the answers of the {documents} are marked as not learned ({', '.join(LEARNED)} of a message), and "
-                "data.loss_on = answers learns nothing else"
+                f"{setting} learns nothing else"
+            )
+        if plan.train.objective == "dpo":
+            return (
+                f"no answer of the {documents} is within data.sequence_length = {plan.data.sequence_length:,} tokens, and "
+                f"{setting} learns nothing else; expected longer rows, or shorter prompts"
             )
         return (
-            f"the {documents} hold no answer, and data.loss_on = answers learns nothing else; expected messages of the "
+            f"the {documents} hold no answer, and {setting} learns nothing else; expected messages of the "
             "assistant, or text between {% generation %} and {% endgeneration %}; data.loss_on = all learns all of a text"
         )
     return f"every token of the {documents} is marked as one that is not learned"
