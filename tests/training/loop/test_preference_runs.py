@@ -119,3 +119,14 @@ def test_pairs_that_the_reference_has_not_scored_are_refused(
     assert attempt(run) != 0
     assert final(run)["reason"] == "bad_data"
     assert "has not scored some of these pairs" in capsys.readouterr().err
+
+
+def test_held_out_pairs_without_an_answer_in_their_rows_are_refused(
+    pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = tmp_path / "long.jsonl"
+    long.write_text(json.dumps({"prompt": "Where? " * 30, "chosen": "Here.", "rejected": "No."}))
+    run = create_run(plan(pairs, "torch", data__validation=str(long)))
+    assert attempt(run) != 0
+    assert final(run)["reason"] == "bad_data"
+    assert "no answer of the held-out pairs" in capsys.readouterr().err

@@ -98,7 +98,7 @@ def prepare(
 def held_out(
     plan: Plan, architecture: Architecture, opened: TextSources, tokenizer: Tokenizer | None
 ) -> Validation:
-    """The rows held out from training. Raises `PlanError`."""
+    """The rows held out from training. Raises `PlanError`, and `DataError` for pairs without an answer."""
     found = [_held_out(part, architecture, tokenizer) for part in opened.held]
     return dataclasses.replace(
         validation.joined(found, [part.share for part in opened.held]),

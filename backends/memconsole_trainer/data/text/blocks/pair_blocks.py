@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from memconsole_trainer.data.sources.documents import Documents
+from memconsole_trainer.data.sources.documents import DataError, Documents
 from memconsole_trainer.data.sources.split import Split
 from memconsole_trainer.data.text.blocks.packing import Cuts
 from memconsole_trainer.data.text.blocks.text_blocks import TextBlocks
@@ -67,7 +67,8 @@ def laid(pairs: Sequence[Tokens], tokenizer: Tokenizer, row_tokens: int) -> tupl
 def held_out_pairs(
     source: Documents, split: Split, tokenizer: Tokenizer, length: int, most: int = MOST_TOKENS
 ) -> Validation:
-    """The held-out pairs, about `most` tokens of them, spread over all. Two rows in succession are a pair."""
+    """The held-out pairs, about `most` tokens of them, spread over all. Two rows in succession are a pair. Raises
+    `DataError` if no row holds an answer."""
     found: dict[int, Tokens] = {}
     total = 0
     for number, text in held_out_texts(source, split):
@@ -76,6 +77,11 @@ def held_out_pairs(
         if total >= most:
             break
     tokens, _ = laid([found[number] for number in sorted(found)], tokenizer, length + 1)
+    if found and not (tokens >= 0).any():
+        raise DataError(
+            f"no answer of the held-out pairs is within data.sequence_length = {length:,} tokens, and no other token counts; "
+            "expected longer rows, or shorter prompts"
+        )
     return Validation(
         rows=ArrayRows(tokens, length + 1, length + 1),
         tokens=total,
