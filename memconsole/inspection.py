@@ -28,7 +28,8 @@ def data_settings(plan: Plan) -> list[str]:
     return [
         word
         for word in plans.command_line(plan)
-        if word.startswith(("data.", "model.")) and not word.startswith("data.source=")
+        if word.startswith(("data.", "model.", "train.objective="))
+        and not word.startswith("data.source=")
     ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from memconsole.inspection import data_settings
 from memconsole.plan.check import check, check_start
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.templates.chat import RecordError
@@ -165,6 +166,13 @@ def test_preferences_are_learned_from_trained_weights_unless_random_ones_are_ask
     with pytest.raises(PlanError, match=r"train --from RUN.*model.weights = random"):
         check_start(plan(pairs))
     check_start(plan(pairs, model__weights="random"))
+
+
+def test_the_data_reader_is_told_that_the_records_are_pairs() -> None:
+    assert "train.objective=dpo" in data_settings(plan())
+    assert not any(
+        "objective" in word for word in data_settings(plan(train__objective="next-token"))
+    )
 
 
 def test_pairs_are_never_parted() -> None:
