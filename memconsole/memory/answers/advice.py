@@ -177,8 +177,8 @@ def _remedy(
 
 
 def largest_micro_batch(plan: Plan, budget: Budget, price: Price = table_of) -> Largest | None:
-    """The most rows per micro-batch that fit with other settings unchanged; None if not even one row fits."""
-    sizes = range(1, LARGEST_BATCH + 1)
+    """The most rows per micro-batch that fit with other settings unchanged; None if not even the fewest fit."""
+    sizes = range(plan.rows_together, LARGEST_BATCH + 1, plan.rows_together)
     return _largest(plan, budget, "train.batch_size", sizes, _least_beyond_batch, price)
 
 

@@ -302,6 +302,8 @@ def test_every_model_of_the_catalog_has_sizes_that_tell(model: str) -> None:
             continue
         assert sizes is not None, (batch, length)
         assert (sizes.batch == 1) == (batch == 1)
+        pairs = replace(plan, {"train.objective": "dpo"})
+        assert trace_timeline.telling_sizes(pairs, found) is None
 
 
 @pytest.mark.parametrize(

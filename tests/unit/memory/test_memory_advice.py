@@ -157,14 +157,22 @@ def test_a_sized_model_can_be_made_smaller() -> None:
     assert any("model.target_params" in r.changes for r in remedies(plan, budget))
 
 
-@pytest.mark.parametrize("backend", ["torch", "jax"])
-@pytest.mark.parametrize("gib", [6, 8, 24])
-def test_the_largest_batch_fits_and_one_more_row_does_not(backend: str, gib: int) -> None:
-    plan = plans.replace(PLAN, {"backend": backend})
+@pytest.mark.parametrize(
+    ("backend", "gib", "objective", "together"),
+    [
+        *((backend, gib, "next-token", 1) for backend in ("torch", "jax") for gib in (6, 8, 24)),
+        ("torch", 8, "dpo", 2),
+    ],
+)
+def test_the_largest_batch_fits_and_more_rows_do_not(
+    backend: str, gib: int, objective: str, together: int
+) -> None:
+    plan = plans.replace(PLAN, {"backend": backend, "train.objective": objective})
     budget = card(gib * GIB)
     found = largest_micro_batch(plan, budget)
     assert found is not None
-    for more, fits in ((0, True), (1, False)):
+    assert found.size % together == 0
+    for more, fits in ((0, True), (together, False)):
         changed = plans.replace(plan, {"train.batch_size": found.size + more})
         assert (table_of(changed, budget).verdict is Verdict.FITS) == fits
 
