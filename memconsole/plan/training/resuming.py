@@ -104,14 +104,14 @@ def with_rows_of(before: Plan, after: Plan, asked: frozenset[str]) -> Plan:
     Raises `PlanError`."""
     if before.device.count == after.device.count:
         return after
-    rows, count = before.effective_batch, after.device.count
-    if rows % count:
+    rows, count, together = before.effective_batch, after.device.count, before.rows_together
+    if rows % (count * together):
+        parts = f"{rows:,} rows" if together == 1 else f"{rows // together:,} pairs"
         raise PlanError(
-            f"device.count = {count:,}: a step of this run has {rows:,} rows, which {count:,} devices cannot "
-            "share equally",
+            f"device.count = {count:,}: a step of this run has {parts}, which {count:,} devices cannot share equally",
             "device.count",
         )
-    sizes = range(before.train.batch_size, 0, -1)
+    sizes = range(before.train.batch_size, 0, -together)
     batch = next(size for size in sizes if rows // count % size == 0)
     steps = rows // count // batch
     found = replace(after, {"train.batch_size": batch, "optimize.accumulation_steps": steps})
@@ -133,7 +133,7 @@ def _with_evaluated_rows_of(before: Plan, after: Plan) -> Plan:
     def missed(size: int) -> int:
         return sum(abs(rows[key] - batches(key, size) * size * after.device.count) for key in rows)
 
-    size = min(range(after.evaluation_batch, 0, -1), key=missed)
+    size = min(range(after.evaluation_batch, 0, -after.rows_together), key=missed)
     changes: dict[str, object] = {key: batches(key, size) for key in rows}
     if size != after.evaluation_batch:
         changes["train.evaluation_batch_size"] = size

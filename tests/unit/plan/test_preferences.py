@@ -16,6 +16,7 @@ from memconsole.plan.templates.choice import template_of
 from memconsole.plan.templates.preference import Pair, answered
 from memconsole.plan.toggles.micro_batches import half, searched_steps
 from memconsole.plan.toggles.optimizations import BY_KEY
+from memconsole.plan.training.resuming import with_rows_of
 from memconsole.runs.read.life.ladder import next_rung
 
 ASKED = [{"role": "user", "content": "Where?"}]
@@ -193,3 +194,16 @@ def test_pairs_are_never_parted() -> None:
         )
     assert sizes == [4, 2]
     assert found.effective_batch == 8
+
+
+def test_a_resumed_run_on_other_devices_parts_no_pair() -> None:
+    def shared(batch: int, count: int) -> tuple[int, int]:
+        before = plan(train__batch_size=batch, optimize__accumulation_steps=3)
+        after = replace(before, {"device.count": count, "optimize.sharding": "ddp"})
+        found = with_rows_of(before, after, frozenset())
+        assert found.evaluation_batch % 2 == 0
+        return found.train.batch_size, found.optimize.accumulation_steps
+
+    assert shared(4, 2) == (2, 3)
+    with pytest.raises(PlanError, match="3 pairs, which 2 devices cannot share equally"):
+        shared(2, 2)
