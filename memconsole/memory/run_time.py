@@ -61,7 +61,7 @@ def steps_are_known(plan: Plan) -> bool:
 
 def start_seconds(plan: Plan, model: Model, budget: Budget) -> float:
     """Estimated seconds before the second step: importing, reading data, building, rehearsing, compiling, and with DPO
-    scoring all training pairs with the starting weights."""
+    scoring the training pairs with the starting weights."""
     seconds = START_SECONDS.get(plan.backend, START_SECONDS["torch"])
     if plan.optimize.compile:
         unrolls = plan.backend == "jax"
@@ -70,7 +70,7 @@ def start_seconds(plan: Plan, model: Model, budget: Budget) -> float:
     trained = trained_group(plan, model)
     checkpoint = 4 * trained.elements + state_bytes(plan.optimize.optimizer, trained)
     if plan.train.objective == "dpo" and isinstance(model, Architecture):
-        steps = epoch_steps(plan, model) or 0
+        steps = min(epoch_steps(plan, model) or 0, run_steps(plan, model) or 0)
         seconds += steps * step_seconds(plan, model, budget) * forward_share(plan, model)
     return seconds + (checkpoint / REHEARSED if plan.train.preflight else 0.0)
 

@@ -42,7 +42,7 @@ from memconsole_trainer.loop.progress import Progress
 from memconsole_trainer.loop.ranks import rank_count
 from memconsole_trainer.loop.trained_rows import TrainedRows, evaluation_shape, trained_rows
 from memconsole_trainer.tasks.opening import open_data
-from memconsole_trainer.tasks.task import TaskData, Teller
+from memconsole_trainer.tasks.task import Start, TaskData, Teller
 from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights
 from memconsole_trainer.weights.trained import starting_weights
@@ -145,14 +145,21 @@ def set_up(attempt: Attempt) -> Job:
         )
         attempt.reading = lambda: _held(engine)
         weights = starting_weights(plan, model)
-        _build(plan, engine, data.fitted(model), state.total_steps, weights, stored)
+        limit_build(plan, engine)
+        engine.build(plan, data.fitted(model), state.total_steps, weights)
         say.phase(
             "build",
             parameters=engine.parameters,
             trainable_parameters=engine.trainable_parameters,
             weights=_origin(begun, weights),
         )
-        data.measure_start(engine, evaluation_shape(plan, shape), stored is not None, say)
+        rows = state.total_steps * shape.rows
+        own = trained.batches() if trained is not None else ()
+        genuine = plan.model == begun.model
+        data.measure_start(Start(engine, evaluation_shape(plan, shape), rows, own, genuine), say)
+        if stored is not None:
+            engine.load_state(stored)
+        limit_steps(plan, engine)
         print(f"  Model initialized with {engine.parameters:,} parameters", flush=True)
     except BaseException:
         stream.close()
@@ -209,22 +216,6 @@ def _beginning(plan: Plan, steps_per_epoch: int, say: Announcer) -> Progress:
             f"{state.total_steps:,} steps of this run: the warm-up takes {warmup:,}"
         )
     return state
-
-
-def _build(
-    plan: Plan,
-    engine: Engine,
-    model: Model,
-    total_steps: int,
-    weights: WeightSource,
-    stored: LoadedCheckpoint | None,
-) -> None:
-    """Build the model and load the checkpoint, within the limits of memory."""
-    limit_build(plan, engine)
-    engine.build(plan, model, total_steps, weights)
-    if stored is not None:
-        engine.load_state(stored)
-    limit_steps(plan, engine)
 
 
 def _older_fingerprints(run: RunDirectory, picked: Plan, model: Model) -> set[str]:

@@ -34,7 +34,7 @@ from memconsole_trainer.tasks.answering import (
     asked_records,
     score_model,
 )
-from memconsole_trainer.tasks.task import Judged, Teller
+from memconsole_trainer.tasks.task import Judged, Start, Teller
 from memconsole_trainer.weights.starting import weights_directory
 
 SAMPLE_TEMPERATURE = 0.8
@@ -135,8 +135,8 @@ class LanguageData:
     def fitted(self, model: Model) -> Model:
         return model
 
-    def measure_start(self, engine: Engine, shape: BatchShape, resumed: bool, say: Teller) -> None:
-        """Nothing of the starting model is needed."""
+    def measure_start(self, start: Start, say: Teller) -> None:
+        """Nothing needs to be known."""
 
     def rows(self, shuffle_buffer: int | None = None) -> Rows:
         plan = self._plan

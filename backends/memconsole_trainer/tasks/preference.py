@@ -1,4 +1,4 @@
-"""Data of preferences: pairs of answers, and what the model that training starts from thinks of them."""
+"""Data of preferences: pairs of answers, and what the weights that training starts from say of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import io
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,17 +22,25 @@ from memconsole.runs.record.files import write_atomic
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.data.text.rows.batches import TextRows
-from memconsole_trainer.data.text.rows.pairs import SCORED, PairRows, Reference, keys_of
+from memconsole_trainer.data.text.rows.pairs import (
+    SCORED,
+    PairRows,
+    Reference,
+    keys_of,
+    of_pairs,
+)
 from memconsole_trainer.engine import Batch, Engine, LossSum
 from memconsole_trainer.host import heap
 from memconsole_trainer.tasks.language import LanguageData, Opened, opened_text
-from memconsole_trainer.tasks.task import Judged, Teller
+from memconsole_trainer.tasks.task import Judged, Start, Teller
 
-FILE = "reference.npy"
-"""The file in the run's directory that holds the likelihoods."""
+FILE = "reference.npz"
+"""The file in the run's directory that holds the log-likelihoods."""
 MOST_BYTES = 1 << 34
+EVERY_ROW = 1 << 62
+"""More rows than any epoch has."""
 TOLD_SECONDS = 5.0
-"""Seconds between two reports of how many answers are scored."""
+"""Seconds between two reports of how many pairs are scored."""
 
 
 def open_data(
@@ -49,48 +58,51 @@ class PreferenceData(LanguageData):
         self._file = directory / FILE
         self._reference = Reference()
 
-    def measure_start(self, engine: Engine, shape: BatchShape, resumed: bool, say: Teller) -> None:
-        """Read or compute the log-likelihood of every answer under the starting weights, so that training needs no second
-        model."""
-        if resumed:
-            self._reference.take(_read(self._file))
-            return
-        began, parts = time.monotonic(), []
-        pairs = 0
-        say.phase("reference", "scoring answers with the starting weights")
-        for batch in self._batches(shape):
-            counts = (batch["targets"] != MASKED).any(-1)
-            likelihoods = engine.outputs(batch)[counts[0]]
-            parts.append(np.empty(len(likelihoods), SCORED))
-            parts[-1]["row"], parts[-1]["likelihood"] = keys_of(batch)[counts], likelihoods
-            pairs += int(batch.weight)
-            if time.monotonic() - began > TOLD_SECONDS:
-                began = time.monotonic()
-                say.phase("reference", f"{pairs:,} pairs scored with the starting weights")
-            say.tick()
-        scored = np.concatenate([np.empty(0, SCORED), *parts])
-        if engine.device.kind == "cpu":
+    def measure_start(self, start: Start, say: Teller) -> None:
+        """Compute the log-likelihood of every answer that is trained or evaluated under the starting weights, so that
+        training needs no second model. What the run's directory holds is not computed again."""
+        kept = _read(self._file, self.fingerprints["data"])
+        scoring = _Scoring(start, kept.answers, say)
+        for batch in start.trained:
+            scoring.score(batch)
+        rows = kept.rows
+        if rows < start.rows:
+            seen = 0
+            for batch, count in self._trained(start.shape, start.rows):
+                scoring.score(batch)
+                seen += count
+            rows = start.rows if seen >= start.rows else EVERY_ROW
+            for batch in self.validation(start.shape, 0):
+                scoring.score(batch)
+        if scoring.empty:
+            say.warning(
+                f"{scoring.empty:,} of {scoring.pairs:,} pairs teach nothing: their answers are equal, or not within "
+                f"data.sequence_length = {start.shape.sequence_length:,} tokens"
+            )
+        answers = scoring.answers()
+        if start.engine.device.kind == "cpu":
             heap.trim()  # as a run does after each evaluation
-        if not engine.gang.rank:
+        if not start.engine.gang.rank and (rows, len(answers)) != (kept.rows, len(kept.answers)):
             content = io.BytesIO()
-            np.save(content, scored)
+            np.savez(content, answers=answers, rows=rows, data=self.fingerprints["data"])
             write_atomic(self._file, content.getvalue())
-        self._reference.take(scored)
+        self._reference.take(answers)
 
-    def _batches(self, shape: BatchShape) -> Iterator[Batch]:
-        """Every training pair and every held-out pair, in batches of `shape`."""
-        rows = self.rows(0)
-        answers, ended = rows.epoch(1), False
-        while not ended:
+    def _trained(self, shape: BatchShape, most: int) -> Iterator[tuple[Batch, int]]:
+        """The first `most` rows of the first epoch, in the order of training, in batches of `shape`; and the number of
+        rows in each batch."""
+        rows = self.rows()
+        answers, left = rows.epoch(1), most
+        while left > 0:
             part: list[Any] = []
-            while len(part) < shape.rows and not ended:
+            while len(part) < min(shape.rows, left):
                 try:
                     part.append(next(answers))
                 except StopIteration:
-                    ended = True
+                    left = 0
             if part:
-                yield rows.batch(rows.join(part), shape)[0]
-        yield from self.validation(shape, 0)
+                yield rows.batch(rows.join(part), shape)[0], len(part)
+            left -= len(part)
 
     def rows(self, shuffle_buffer: int | None = None) -> PairRows:
         pairs = super().rows(shuffle_buffer)
@@ -123,16 +135,62 @@ class PreferenceData(LanguageData):
         return Batch({**made.arrays, "reference": likelihoods}, shape.rows / 2)
 
 
-def _read(file: Path) -> NDArray[np.void]:
-    """The likelihoods that a run keeps. Raises `DataError`."""
+class _Scoring:
+    """Scores the answers of batches that are not scored yet."""
+
+    def __init__(self, start: Start, kept: NDArray[np.void], say: Teller) -> None:
+        self._start, self._say = start, say
+        self._parts, self._kept = [kept], Reference(kept)
+        self._told = -TOLD_SECONDS
+        self.pairs = self.empty = 0
+        """Pairs so far, and how many of them have nothing that is learned."""
+
+    def score(self, batch: Batch) -> None:
+        """Raises `DataError` if the starting weights are needed and gone, and `StopRequestedError`."""
+        counts = (batch["targets"] != MASKED).any(-1)
+        there = of_pairs(np.any(batch["inputs"] != 0, -1))
+        self.pairs += int(np.count_nonzero(there))
+        self.empty += int(np.count_nonzero(there & ~of_pairs(counts)))
+        keys = keys_of(batch)
+        new = counts & self._kept.lacks(keys)
+        if new.any():
+            if not self._start.genuine:
+                raise DataError(
+                    f"the log-likelihoods in {FILE} of the run lack some answers, and the weights that training started "
+                    "from are gone; put them or the file back, or start a new run"
+                )
+            found = np.empty(np.count_nonzero(new), SCORED)
+            found["row"], found["likelihood"] = keys[new], self._start.engine.outputs(batch)[new[0]]
+            self._parts.append(found)
+            if time.monotonic() - self._told >= TOLD_SECONDS:
+                self._told = time.monotonic()
+                self._say.phase(
+                    "reference", f"{self.pairs:,} pairs scored with the starting weights"
+                )
+        self._say.tick()
+
+    def answers(self) -> NDArray[np.void]:
+        """All that are scored, of the type `SCORED`."""
+        return np.unique(np.concatenate(self._parts))
+
+
+class _Kept(NamedTuple):
+    """What a run's directory holds."""
+
+    answers: NDArray[np.void]
+    """Of the type `SCORED`."""
+    rows: int
+    """Rows, from the beginning of the first epoch on, whose answers are among them; so are all held-out ones."""
+
+
+def _read(file: Path, data: str) -> _Kept:
+    """What a file holds for data with this fingerprint; nothing if it is missing or damaged. The answers of other data may
+    be the same, so that they are kept."""
     try:
-        found: NDArray[np.void] = np.load(io.BytesIO(regular_file.read(file, MOST_BYTES)))
-    except (OSError, ValueError, EOFError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise DataError(
-            f"{file}: cannot be read ({why}); it holds the log-likelihoods under the starting weights, which a checkpoint does "
-            "not tell; put it back, or begin again: memconsole resume RUN --from-scratch"
-        ) from None
-    if found.dtype != SCORED:
-        raise DataError(f"{file}: holds no likelihoods of answers; put it back")
-    return found
+        with np.load(io.BytesIO(regular_file.read(file, MOST_BYTES))) as found:
+            answers, rows, same = found["answers"], int(found["rows"]), str(found["data"]) == data
+    except (OSError, ValueError, EOFError, KeyError, TypeError, BadZipFile):
+        return _Kept(np.empty(0, SCORED), 0)
+    if answers.dtype != SCORED or answers.ndim != 1:
+        return _Kept(np.empty(0, SCORED), 0)
+    return _Kept(answers, rows if same else 0)

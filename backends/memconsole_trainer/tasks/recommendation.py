@@ -34,7 +34,7 @@ from memconsole_trainer.data.sources.hashes import DataHashes
 from memconsole_trainer.data.spread import evaluated, evaluated_rows
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.engine import Batch, Engine, LossSum
-from memconsole_trainer.tasks.task import Judged, Teller
+from memconsole_trainer.tasks.task import Judged, Start, Teller
 
 MOST_BYTES = 1 << 30
 
@@ -132,8 +132,8 @@ class RatingData:
     def fitted(self, model: Model) -> Model:
         return fitted(self._model, self._named)
 
-    def measure_start(self, engine: Engine, shape: BatchShape, resumed: bool, say: Teller) -> None:
-        """Nothing of the starting model is needed."""
+    def measure_start(self, start: Start, say: Teller) -> None:
+        """Nothing needs to be known."""
 
     def rows(self, shuffle_buffer: int | None = None) -> HistoryRows:
         """The training rows. They are in memory, so that no window is needed."""

@@ -31,7 +31,7 @@ from memconsole_trainer.tasks.linear_maps import (
     predicted_of_windows,
 )
 from memconsole_trainer.tasks.standardizing import standardization_of
-from memconsole_trainer.tasks.task import Judged, Teller
+from memconsole_trainer.tasks.task import Judged, Start, Teller
 from memconsole_trainer.tasks.window_errors import errors, losses
 
 HELD_BYTES = 16 << 20
@@ -105,8 +105,8 @@ class WindowData:
     def fitted(self, model: Model) -> Model:
         return model
 
-    def measure_start(self, engine: Engine, shape: BatchShape, resumed: bool, say: Teller) -> None:
-        """Nothing of the starting model is needed."""
+    def measure_start(self, start: Start, say: Teller) -> None:
+        """Nothing needs to be known."""
 
     def rows(self, shuffle_buffer: int | None = None) -> WindowRows:
         return WindowRows(self._plan, self._file, self._split, shuffle_buffer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -38,6 +38,21 @@ class Judged:
     bits_per_byte: float | None = None
 
 
+@dataclass(frozen=True)
+class Start:
+    """A run with the weights that training starts from."""
+
+    engine: Engine
+    shape: BatchShape
+    """That of an evaluation batch."""
+    rows: int
+    """Rows that are trained in the whole run, those of later epochs included."""
+    trained: Iterable[Batch]
+    """Training rows that are evaluated."""
+    genuine: bool = True
+    """Whether the engine holds these weights. If they are gone, it holds others until the checkpoint is loaded."""
+
+
 class TaskData(Protocol):
     """The data of one run, ready to train on."""
 
@@ -56,10 +71,9 @@ class TaskData(Protocol):
         """`model` with what it needs to know of the data: a recommender, which of its items the data lack."""
         ...
 
-    def measure_start(self, engine: Engine, shape: BatchShape, resumed: bool, say: Teller) -> None:
-        """Measure what training needs to know of the model that it starts from, which `engine` holds, in batches of
-        `shape`. Of a run that is `resumed` from a checkpoint it is read from the run's directory. Raises `DataError`
-        and `StopRequestedError`."""
+    def measure_start(self, start: Start, say: Teller) -> None:
+        """Measure what training needs to know of the weights that it starts from, unless the run's directory holds it
+        already. Raises `DataError` and `StopRequestedError`."""
         ...
 
     def rows(self, shuffle_buffer: int | None = None) -> Rows:

@@ -62,8 +62,6 @@ class PairTemplate(Template):
         chosen, rejected = (
             super(PairTemplate, self).render(answered(record, f)) for f in (CHOSEN, REJECTED)
         )
-        if chosen == rejected:
-            raise RecordError(f'fields "{CHOSEN}" and "{REJECTED}" hold the same answer')
         return Pair.of(_answering(chosen, rejected), _answering(rejected, chosen))
 
     def question(self, record: Mapping[str, Any]) -> Question:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs.record.directory import create_run
+from memconsole.plan.training.resuming import changed
+from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.log import events
 from memconsole_trainer.data.text.rows.pairs import SCORED
 from memconsole_trainer.tasks.preference import FILE
@@ -42,6 +45,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
         for number in range(60)
     ]
+    rows[3]["rejected"] = rows[3]["chosen"]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -80,10 +84,6 @@ def test_a_run_on_preferences_learns_them_and_a_resumed_one_is_the_same(
     )
     began = told(whole, events.Step)[0]
     assert began.loss == pytest.approx(np.log(2.0), abs=1e-5), "the first step has no preference"
-    scored = np.load(whole.path / FILE)
-    assert scored.dtype == SCORED
-    assert len(scored) == 2 * 60, "every answer, also those of held-out pairs"
-
     again = create_run(plan(pairs, backend, data__streaming=streaming))
     assert attempt(again, lambda phase, step: step == 5) == 75
     kept = (again.path / FILE).read_bytes()
@@ -95,30 +95,59 @@ def test_a_run_on_preferences_learns_them_and_a_resumed_one_is_the_same(
     assert [e.loss for e in told(again, events.Evaluation)] == [first.loss, last.loss]
 
 
-def test_without_its_reference_a_run_is_not_resumed(
+def scored(run: RunDirectory) -> NDArray[np.void]:
+    """The log-likelihoods that a run keeps."""
+    found: NDArray[np.void] = np.load(run.path / FILE)["answers"]
+    assert found.dtype == SCORED
+    return found
+
+
+def test_a_run_scores_what_it_trains_and_a_longer_one_scores_the_rest(pairs: Path) -> None:
+    run = create_run(plan(pairs, "torch", train__max_steps=2))
+    assert attempt(run) == 0, final(run)
+    few = scored(run)
+    assert len(few) < 2 * 50
+    run.write_plan(changed(run.read_plan(), {"train.max_steps": 12}))  # more than an epoch
+    assert attempt(run) == 0, final(run)
+    every = scored(run)
+    assert len(every) == 2 * 59, "all but two that are equal, also those of held-out pairs"
+    (warning,) = [w.message for w in told(run, events.Warning) if "teach nothing" in w.message]
+    assert warning.startswith("1 of ")
+    assert np.isin(few, every).all(), "with the starting weights, not those of step 2"
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_a_lost_reference_is_made_again_of_the_starting_weights(damage: str, pairs: Path) -> None:
+    whole, run = (create_run(plan(pairs, "torch")) for _ in range(2))
+    assert attempt(whole) == 0
+    assert attempt(run, lambda phase, step: step == 3) == 75
+    file = run.path / FILE
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:100])
+    assert attempt(run) == 0, final(run)
+    assert np.array_equal(scored(run), scored(whole))
+    assert state_hashes(run) == state_hashes(whole)
+
+
+def test_a_run_whose_starting_weights_are_gone_needs_its_reference(
     pairs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = create_run(plan(pairs, "torch"))
-    assert attempt(run, lambda phase, step: step == 3) == 75
+    first = create_run(plan(pairs, "torch", train__max_steps=2))
+    assert attempt(first) == 0
+    begun = {
+        "model.weights": str(first.committed_checkpoints()[-1]),
+        "data.tokenizer": str(first.path / "tokenizer.json"),
+        "data.vocab_size": 300,
+    }
+    run = create_run(replace(plan(pairs, "torch"), begun))
+    assert attempt(run, lambda phase, step: step == 3) == 75, final(run)
+    shutil.rmtree(first.path / "checkpoints")
     (run.path / FILE).unlink()
     assert attempt(run) != 0
     assert final(run)["reason"] == "bad_data"
-    words = capsys.readouterr().err
-    assert FILE in words
-    assert "--from-scratch" in words
-
-
-def test_pairs_that_the_reference_has_not_scored_are_refused(
-    pairs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = create_run(plan(pairs, "torch", train__evaluate_every=0))
-    assert attempt(run, lambda phase, step: step == 3) == 75
-    scored = np.load(run.path / FILE)
-    with (run.path / FILE).open("wb") as file:
-        np.save(file, scored[:10])
-    assert attempt(run) != 0
-    assert final(run)["reason"] == "bad_data"
-    assert "has not scored some of these pairs" in capsys.readouterr().err
+    assert "the weights that training started from are gone" in capsys.readouterr().err
 
 
 def test_held_out_pairs_without_an_answer_in_their_rows_are_refused(

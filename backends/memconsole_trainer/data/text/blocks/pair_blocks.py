@@ -12,7 +12,7 @@ from memconsole_trainer.data.sources.split import Split
 from memconsole_trainer.data.text.blocks.packing import Cuts
 from memconsole_trainer.data.text.blocks.text_blocks import TextBlocks
 from memconsole_trainer.data.text.rows.validation import MOST_TOKENS, Validation, held_out_texts
-from memconsole_trainer.data.text.tokens.marked import encode, marked_dtype
+from memconsole_trainer.data.text.tokens.marked import encode, marked_dtype, only_read
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, Tokens
 from memconsole_trainer.data.text.tokens.tokens import ArrayRows
 
@@ -52,8 +52,13 @@ def fitted(tokens: Tokens, length: int) -> Tokens:
 
 
 def laid(pairs: Sequence[Tokens], tokenizer: Tokenizer, row_tokens: int) -> tuple[Tokens, Cuts]:
-    """Pairs one after another, each answer in `row_tokens`; and how many of them were cut."""
-    rows = [fitted(answer, row_tokens) for pair in pairs for answer in pair]
+    """Pairs one after another, each answer in `row_tokens`; and how many of them were cut. Nothing is learned of answers
+    that are equal, as cut ones may be."""
+    rows = []
+    for pair in pairs:
+        chosen, rejected = (fitted(answer, row_tokens) for answer in pair)
+        alike = np.array_equal(chosen, rejected)
+        rows += [only_read(row) if alike else row for row in (chosen, rejected)]
     cut = [pair[:, row_tokens:] for pair in pairs if pair.shape[1] > row_tokens]
     joined = np.concatenate([np.empty(0, marked_dtype(tokenizer.largest_id)), *rows])
     return joined, Cuts(

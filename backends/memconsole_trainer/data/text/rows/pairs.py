@@ -23,35 +23,44 @@ _KEY_BYTES = 8
 class Reference:
     """The log-likelihood of every answer under the weights that training starts from. It takes 12 bytes for each."""
 
-    def __init__(self) -> None:
-        self._scored: NDArray[np.void] | None = None
+    def __init__(self, scored: NDArray[np.void] | None = None) -> None:
+        """`scored` has the type `SCORED`. Without it, the likelihoods are 0 until they are given."""
+        self._scored = None if scored is None else np.unique(scored)
 
     def take(self, scored: NDArray[np.void]) -> None:
         """Use these likelihoods, of the type `SCORED`."""
         self._scored = np.unique(scored)
 
+    def lacks(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Which rows with these keys have no likelihood."""
+        known = np.empty(0, SCORED)["row"] if self._scored is None else self._scored["row"]
+        if not len(known):
+            return np.ones(keys.shape, np.bool_)
+        places = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+        missing: NDArray[np.bool_] = known[places] != keys
+        return missing
+
     def attached(self, batch: Batch) -> Batch:
         """A batch of language with the likelihood of each row, 0 until they are known and for padding. Its weight is the
         number of pairs. Raises `DataError` for a row without a likelihood."""
-        targets = batch["targets"]
-        counts = (targets != MASKED).any(-1)
+        counts = (batch["targets"] != MASKED).any(-1)
         found = np.zeros(counts.shape, np.float32)
         if self._scored is not None:
-            found[counts] = self._of(keys_of(batch)[counts])
-        pairs = counts.reshape(-1, 2).any(-1)
-        return Batch({**batch.arrays, "reference": found}, float(np.count_nonzero(pairs)))
+            keys = keys_of(batch)[counts]
+            if self.lacks(keys).any():
+                raise DataError(
+                    "the starting weights have not scored some of these pairs, because the data have changed since the "
+                    "run scored them; resume the run, which scores the new ones, or start a new one"
+                )
+            found[counts] = self._scored["likelihood"][np.searchsorted(self._scored["row"], keys)]
+        weight = float(np.count_nonzero(of_pairs(counts)))
+        return Batch({**batch.arrays, "reference": found}, weight)
 
-    def _of(self, keys: NDArray[np.uint64]) -> NDArray[np.float32]:
-        assert self._scored is not None
-        known = self._scored["row"]
-        places = np.minimum(np.searchsorted(known, keys), len(known) - 1)
-        if not len(known) or (known[places] != keys).any():
-            raise DataError(
-                "the reference model has not scored some of these pairs: the data have changed since the run began; start "
-                "a new run"
-            )
-        found: NDArray[np.float32] = self._scored["likelihood"][places]
-        return found
+
+def of_pairs(rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Whether it is true of either row of each pair; `rows` (..., 2 n) in any shape."""
+    pairs = rows.reshape(-1, 2)
+    return pairs[:, 0] | pairs[:, 1]
 
 
 def keys_of(batch: Batch) -> NDArray[np.uint64]:
