@@ -118,6 +118,9 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     copies = 0
     if compute == 2 and not step.rounded:
         copies = 2 * step.trained.orthogonal  # frozen matrices are stored so
+    elif step.plan.backend == "jax" and step.kind == "tpu" and not _in_codes(step):
+        # XLA rounds the operands of products in fp32 to 16 bits, those of all blocks before the first one.
+        copies = 2 * step.sizes.layers * step.sizes.block_matrices
     layers = max(1, flow.blocks)
     held = min(layers, OFFLOADED_BLOCKS.get(step.kind, 2)) if o.activation_offload else layers
     block = per_position(step, compute)
@@ -173,6 +176,11 @@ def moments(step: StepSizes) -> Iterator[Moment]:
         data=row_bytes(step.plan, step.model) * rows,
     )
     yield Moment("checkpoint", step.weights, state=resident, workspace=gathered_to_save(step))
+
+
+def _in_codes(step: StepSizes) -> bool:
+    """Whether the matrices of the blocks are frozen and stored in codes."""
+    return step.frozen_blocks and step.plan.optimize.base_storage != "bf16"
 
 
 def bounds(moments: Iterator[Moment] | tuple[Moment, ...], own: int) -> tuple[float, float]:

@@ -268,3 +268,21 @@ def test_a_whole_program_stands_in_its_highest_phase() -> None:
     assert after.tier == Tier.EXACT
     assert max(after.phases[p] for p in after.step_phases) == after.phases["backward"]
     assert after.phase_tier("evaluation") == Tier.EXACT
+
+
+def test_a_tpu_holds_16_bit_copies_of_all_matrices_of_an_fp32_step() -> None:
+    found = {}
+    for kind, storage in (("gpu", "bf16"), ("tpu", "bf16"), ("tpu", "int8")):
+        settings = {
+            "backend": "jax",
+            "optimize.precision": "fp32",
+            "optimize.freeze_base": True,
+            "optimize.base_storage": storage,
+        }
+        plan = plans.replace(catalog.preset("efficientids-gemma"), settings)
+        step = step_of(plan, catalog.model(plan), kind)
+        moments = [m for m in general.moments(step) if m.phase == "loss"]
+        found[kind, storage] = moments[0].workspace
+        matrices = step.sizes.layers * step.sizes.block_matrices
+    assert found["gpu", "bf16"] == found["tpu", "int8"] == 0  # codes are decoded block by block
+    assert found["tpu", "bf16"] == 2 * matrices
