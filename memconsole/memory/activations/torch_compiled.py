@@ -68,8 +68,8 @@ def _not_kept(a: Architecture, kernels: Kernels) -> int:
     if mode != "none":
         return 0
     stream = FP32 * h if a.post_norms else (FP32 - c) * h
-    if not a.pre_norms:  # no norm needs that stream
-        stream = 0
+    if not a.pre_norms:  # no norm needs that stream, but a cast of it is made again
+        stream = 0 if c == FP32 else -FP32 * h
     if a.parallel_residual:
         stream = 8
     return stream + (c * a.intermediate_size if a.gated_mlp else 0)
@@ -100,6 +100,10 @@ def _forward(a: Architecture, kernels: Kernels, kept: Live) -> Live:
         output += c * f * (2 if kernels.rank and a.gated_mlp else 1)
         if a.post_norms and a.pre_norms:
             output -= c * h  # the stream overwrites the branch's buffer
+    elif (
+        kernels.rank and a.post_norms
+    ):  # the MLP's adapters, before its output is there; or the end
+        output = max(c * (2 * f - h), output + c * h)
     else:
         output += c * h if c != FP32 or kernels.rank else 0
         widths = 2 if c == FP32 and not a.parallel_residual else 1

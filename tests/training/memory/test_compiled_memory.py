@@ -126,6 +126,8 @@ def widest(moments: tuple[Live, ...], a: Architecture) -> int:
         ("qwen3-0.6b", {"gradient_checkpointing": "attention"}, 0.23),
         ("llama-3.2-1b", {"gradient_checkpointing": "full"}, 0.04),
         ("llama-3.2-1b", {"lora_rank": 8, "freeze_base": True}, 0.04),
+        ("olmo-2-1b", {"lora_rank": 8, "freeze_base": True}, 0.01),
+        ("olmo-2-1b", {"lora_rank": 8, "freeze_base": True, "precision": "bf16"}, 0.01),
     ],
     ids=str,
 )
