@@ -49,14 +49,21 @@ STORIES: tuple[tuple[str, str, Mapping[str, Any], int, int], ...] = (
 """By row, the document's figure, settings, and what a run of three steps measured, in MiB: allocated, and the process."""
 MEMORY_TEST = {"torch": 759, "jax": 651}
 """MiB that a run of `gearhead-memory` measured."""
+HEAPS = (
+    ("torch", "fast"),
+    ("torch", "jemalloc"),
+    ("jax", "fast"),
+    ("jax", "tight"),
+    ("jax", "jemalloc"),
+)
 HELD = {
-    "warmup": ("137", "113", ""),
-    "full": ("166", "130", ""),
-    "predict": ("63", "50", "50"),
-    "restore": ("75", "54", "56"),
-    "correct": ("135", "131", ""),
+    "warmup": ("137", "109", "113", "100", "106"),
+    "full": ("166", "138", "134", "117", "124"),
+    "predict": ("63", "58", "50", "45", "47"),
+    "restore": ("75", "68", "55", "52", "53"),
+    "correct": ("135", "135", "134", "118", "122"),
 }
-"""MiB that runs of the preset `hybrid` of 240 steps held by phase: torch, JAX, JAX with a tight heap."""
+"""MiB that runs of the preset `hybrid` of 240 steps held by phase, with each of `HEAPS`."""
 SHORT = {"device.name": "cpu", "train.max_steps": 240}
 AGGRESSIVE = {
     "device.name": "cpu",
@@ -101,11 +108,12 @@ def stories() -> str:
 
 def hybrid() -> str:
     """The phases of the preset `hybrid`."""
-    backends = {"backend": "torch"}, {"backend": "jax"}
-    tight = {"backend": "jax", "optimize.heap": "tight"}
-    found = [table(replace(preset("hybrid"), {**SHORT, **one})) for one in (*backends, tight)]
-    rows = [["phase"]]
-    for name in ("torch", "JAX", "JAX, `optimize.heap=tight`"):
+    rows, found = [["phase"]], []
+    for backend, heap in HEAPS:
+        found.append(
+            table(replace(preset("hybrid"), {**SHORT, "backend": backend, "optimize.heap": heap}))
+        )
+        name = f"{backend.replace('jax', 'JAX')}{'' if heap == 'fast' else f', `{heap}`'}"
         rows[0] += [f"{name}: estimate", "held"]
     for phase, held in HELD.items():
         rows.append([phase])
