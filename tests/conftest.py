@@ -16,8 +16,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # XLA makes the same buffers and the same arithmetic in an eighth of the time; `make soak` runs the
 # tests of the trainers on programs that are optimized as those of a run are.
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-if version("jaxlib").startswith("0.10."):  # later versions do not know this flag, and would abort
-    QUICK += " --xla_cpu_use_fusion_emitters=false"
+if version("jaxlib").startswith("0.10."):  # another version may abort at these flags
+    QUICK += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 os.environ.setdefault("XLA_FLAGS", QUICK)
 # A few examples, the same each time; `make soak` looks for new ones.
 settings.register_profile("fixed", max_examples=20, derandomize=True, deadline=None)
