@@ -62,6 +62,7 @@ bench: .venv/.installed-dev
 	$(BIN)/python tests/bench/bitnet.py
 	$(BIN)/python tests/bench/hybrid.py
 	$(BIN)/python tests/bench/presets.py
+	$(BIN)/python tests/bench/preferences.py --write
 	$(BIN)/python tests/bench/window_reading.py
 	$(BIN)/python tests/bench/tokenizing.py
 	$(BIN)/python tests/bench/resuming.py

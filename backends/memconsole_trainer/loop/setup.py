@@ -156,7 +156,9 @@ def set_up(attempt: Attempt) -> Job:
         rows = state.total_steps * shape.rows
         own = trained.batches() if trained is not None else ()
         genuine = plan.model == begun.model
-        data.measure_start(Start(engine, evaluation_shape(plan, shape), rows, own, genuine), say)
+        changed = consents.agreed(attempt.run) is not None
+        start = Start(engine, evaluation_shape(plan, shape), rows, own, genuine, changed)
+        data.measure_start(start, say)
         if stored is not None:
             engine.load_state(stored)
         limit_steps(plan, engine)

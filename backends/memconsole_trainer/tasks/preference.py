@@ -65,7 +65,7 @@ class PreferenceData(LanguageData):
         scoring = _Scoring(start, kept.answers, say)
         for batch in start.trained:
             scoring.score(batch)
-        rows = kept.rows
+        rows = 0 if start.changed else kept.rows
         if rows < start.rows:
             seen = 0
             for batch, count in self._trained(start.shape, start.rows):

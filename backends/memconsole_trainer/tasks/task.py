@@ -51,6 +51,8 @@ class Start:
     """Training rows that are evaluated."""
     genuine: bool = True
     """Whether the engine holds these weights. If they are gone, it holds others until the checkpoint is loaded."""
+    changed: bool = False
+    """Whether the user agreed that the data have changed since the checkpoint."""
 
 
 class TaskData(Protocol):

@@ -50,7 +50,7 @@ class Reference:
             if self.lacks(keys).any():
                 raise DataError(
                     "the starting weights have not scored some of these pairs, because the data have changed since the "
-                    "run scored them; resume the run, which scores the new ones, or start a new one"
+                    "run scored them; memconsole resume RUN --changed-data scores the new ones"
                 )
             found[counts] = self._scored["likelihood"][np.searchsorted(self._scored["row"], keys)]
         weight = float(np.count_nonzero(of_pairs(counts)))
