@@ -61,18 +61,27 @@ def _products_by_eigen() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _compile_evaluations_late() -> Iterator[None]:
-    """Engines of JAX compile the program of their evaluations on first use: few tests evaluate."""
+def _compile_late() -> Iterator[None]:
+    """Engines of JAX compile their programs of a step and of an evaluation on first use: few tests need both."""
     with pytest.MonkeyPatch.context() as patch:
         with contextlib.suppress(ImportError):
             from memconsole_jax.compiled import compiling
             from memconsole_jax.compiled.programs import Programs
 
-            whole, lower = compiling.compiled, Programs.lower_evaluate
+            whole = compiling.compiled
+            train, evaluate = Programs.lower_train, Programs.lower_evaluate
+
+            def train_late(programs: Programs) -> Any:
+                # A step in parts takes its parts from what is lowered.
+                late = not programs.waits_on_host
+                return Late(lambda: train(programs)) if late else train(programs)
 
             def compiled(programs: Programs) -> compiling.Compiled:
                 with pytest.MonkeyPatch.context() as meanwhile:
-                    meanwhile.setattr(Programs, "lower_evaluate", lambda p: Late(lambda: lower(p)))
+                    meanwhile.setattr(Programs, "lower_train", train_late)
+                    meanwhile.setattr(
+                        Programs, "lower_evaluate", lambda p: Late(lambda: evaluate(p))
+                    )
                     return whole(programs)
 
             patch.setattr(compiling, "compiled", compiled)
@@ -90,3 +99,6 @@ class Late:
 
     def __call__(self, *arguments: Any) -> Any:
         return self._made()(*arguments)
+
+    def memory_analysis(self) -> Any:
+        return self._made().memory_analysis()

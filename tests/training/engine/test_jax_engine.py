@@ -216,10 +216,10 @@ def test_what_is_prepared_beside_the_data_is_built_without_compiling_again() -> 
 def test_a_program_that_cannot_be_compiled_fails_the_build_and_not_the_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fails(programs: Any) -> Any:
+    def fails(programs: Any, lowered: Any) -> Any:
         raise MemoryError("compiling")
 
-    monkeypatch.setattr(compiling.Programs, "lower_train", fails)
+    monkeypatch.setattr(compiling.Programs, "compiled_step", fails)
     new = engine.create(plan_with(), None)
     new.prepare(plan_with(), ARCHITECTURE)
     with pytest.raises(MemoryError, match="compiling"):
