@@ -40,6 +40,8 @@ MODELS = {
         "optimize.precision": "bf16",
     },
 }
+UNTIED = {"model.name": "pythia-70m", "train.batch_size": 4, "data.sequence_length": 512}
+"""A model whose head is not its embedding."""
 SETTINGS = {
     "full": {"optimize.gradient_checkpointing": "full"},
     "chunked": {"optimize.fused_loss": True},
@@ -62,7 +64,7 @@ class Wanted(msgspec.Struct, frozen=True):
     def plan(self, target: str) -> Plan:
         """The same plan on devices of `target`."""
         changes = {"backend": "jax", "device.name": target, "device.count": self.count}
-        changes |= {"optimize.sharding": self.sharding} | MODELS[self.model]
+        changes |= {"optimize.sharding": self.sharding} | (MODELS | {"untied": UNTIED})[self.model]
         for word in self.settings:
             changes |= SETTINGS[word]
         return replace(Plan(), changes)
@@ -89,7 +91,13 @@ def _grid() -> tuple[Wanted, ...]:
 
 
 PLANS: dict[str, tuple[Wanted, ...]] = {
-    "cpu": _grid(),
+    "cpu": (
+        *_grid(),
+        Wanted("untied", "fsdp", 4),
+        Wanted("untied", "fsdp", 2, ("full",)),
+        Wanted("untied", "fsdp", 4, ("chunked",)),
+        Wanted("untied", "fsdp", 4, ("accumulating",)),
+    ),
     "h100-80gb": (
         Wanted("gpt2", "ddp", 8),
         Wanted("gpt2", "fsdp", 8),

@@ -32,7 +32,12 @@ class Gathered(NamedTuple):
         turned = 2 * head // step.shards if a.vocab_size % step.shards else 0
         # A rounded or padded copy, which the loss counts, takes its place, unless micro-batches share it.
         copied = step.compute == 2 or (is_padded(step) and not step.plan.optimize.fused_loss)
-        own = cls(block + (0 if s.head else head), (0 if copied else head) + turned, block)
+        # The gradient of the hidden states is made first. So a head which is not the embedding is free, except on a GPU,
+        # when its own gradient is made, which counts as part of the loss.
+        freed = training and s.head > 0 and step.kind in ("cpu", "tpu")
+        copied = copied or (freed and not step.plan.optimize.fused_loss)
+        loss = (0 if copied else head) + turned
+        own = cls(block + (0 if s.head else head), loss, block)
         if not (training and step.accumulates):
             return own
         # XLA gathers the embedding and the head once for all micro-batches, and keeps them.

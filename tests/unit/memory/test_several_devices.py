@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from memconsole.memory.activations.jax_gathered import Gathered
 from memconsole.memory.formula import memory_table
+from memconsole.memory.state.step_sizes import step_of
 from memconsole.memory.table import MemoryTable
 from memconsole.memory.tracers.question import traced_plan
 from memconsole.plan import catalog
@@ -144,3 +146,16 @@ def test_exact_numbers_are_kept_apart_by_devices_sharding_and_nodes(
         Plan(), LARGE | {"backend": "jax", "device.count": 4, "optimize.sharding": "fsdp"}
     )
     assert traced_plan(plan, CARD).key != traced_plan(replace(plan, changes), CARD).key
+
+
+@pytest.mark.parametrize(("kind", "freed"), [("cpu", True), ("tpu", True), ("gpu", False)])
+def test_a_separate_head_is_free_when_its_gradient_is_made_except_on_a_gpu(
+    kind: str, freed: bool
+) -> None:
+    settings = {"backend": "jax", "device.count": 4, "optimize.sharding": "fsdp"}
+    plan = replace(Plan(), settings | {"model.name": "llama-3.1-8b"})
+    step = step_of(plan, catalog.model(plan), kind)
+    assert step.sizes.head > 0
+    found = Gathered.of(step, 4).head
+    assert found == (0 if freed else 4 * step.head)
+    assert Gathered.of(step, 4, training=False).head == 4 * step.head
