@@ -33,19 +33,22 @@ def measured(estimate: str) -> tuple[list[int], int, int]:
     return [round(case.measured_bytes / MIB) for case in cases], estimated[0], estimated[-1]
 
 
+def later_runs(measured: list[int]) -> str:
+    """``61 to 64``: what the runs after the first one measured."""
+    return f"{min(measured[1:])} to {max(measured[1:])}"
+
+
 def test_the_memory_of_lqr_is_what_its_runs_measured() -> None:
     torch, formula, _ = measured("torch ~ peak")
     jax, jax_formula, _ = measured("jax ~ peak")
     host, host_formula, _ = measured("torch host bytes")
     jax_host, first, later = measured("jax host bytes")
-    assert jax[1] == jax[2]
-    assert jax_host[1] in (jax_host[2], jax_host[2] + 1)
     assert (
         f"{min(torch)} to {max(torch)} MiB in torch, estimated {formula}, "
         f"traced {measured('torch = peak')[1]}; JAX: {jax[0]} while the first run compiles its evaluation, "
-        f"and {jax[1]} in later runs, estimated {jax_formula}, compiled {measured('jax = peak')[1]} |"
+        f"and {later_runs(jax)} in later runs, estimated {jax_formula}, compiled {measured('jax = peak')[1]} |"
     ) in PAGE
     assert (
         f"{min(host)} to {max(host)} MiB in torch, estimated {host_formula}; JAX: {jax_host[0]} while the first "
-        f"run compiles, estimated {first}, and {jax_host[2]} in later runs, estimated {later} |"
+        f"run compiles, estimated {first}, and {later_runs(jax_host)} in later runs, estimated {later} |"
     ) in PAGE
