@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -46,7 +46,7 @@ Trains = Callable[[str], Model]
 
 
 @pytest.fixture
-def trains(monkeypatch: pytest.MonkeyPatch) -> Trains:
+def trains(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trains]:
     """The model of a case, whose task then trains only the case's weights."""
 
     def trains(case: str) -> Model:
@@ -56,9 +56,11 @@ def trains(monkeypatch: pytest.MonkeyPatch) -> Trains:
             return [p for p in model.parameters() if p.name.startswith(begin)]
 
         monkeypatch.setattr(type(task_of_model(model)), "trained", trained)
+        step_of.cache_clear()  # it may know the plan with other trained weights
         return model
 
-    return trains
+    yield trains
+    step_of.cache_clear()
 
 
 def plan_with(changes: dict[str, Any], backend: str = "torch") -> Plan:
