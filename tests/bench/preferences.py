@@ -85,7 +85,7 @@ def measured(backend: str, folder: Path) -> list[dict[str, Any]]:
                 "backend": backend,
                 "case": name,
                 "loss": last["loss"],
-                "told_right": last["metrics"]["preferred_share"],
+                "reward_accuracy": last["metrics"]["reward_accuracy"],
                 "margin": last["metrics"]["reward_margin"],
                 "estimated_bytes": estimated_bytes(found["plan"]),
                 "step_bytes": found["memory"]["by_phase"]["train"],
@@ -146,7 +146,7 @@ def step_ratio(backend: str, changes: dict[str, object]) -> float:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    head = ["", "backend", "DPO loss (0.693 before)", "pairs told right", "reward margin", "step, estimated MiB", "measured", "time of a step"]  # fmt: skip
+    head = ["", "backend", "DPO loss (0.693 before)", "reward accuracy", "reward margin", "step, estimated MiB", "measured", "time of a step"]  # fmt: skip
     return markdown(
         [head]
         + [
@@ -154,7 +154,7 @@ def table(rows: list[dict[str, Any]]) -> str:
                 row["case"],
                 row["backend"],
                 f"{row['loss']:.3f}",
-                f"{row['told_right']:.1%}",
+                f"{row['reward_accuracy']:.1%}",
                 f"{row['margin']:.2f}",
                 f"{row['estimated_bytes'] / MIB:.1f}",
                 f"{row['step_bytes'] / MIB:.1f}",

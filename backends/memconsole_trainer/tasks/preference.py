@@ -26,6 +26,7 @@ from memconsole_trainer.data.text.rows.pairs import (
     SCORED,
     PairRows,
     Reference,
+    each_once,
     keys_of,
     of_pairs,
 )
@@ -38,7 +39,7 @@ FILE = "reference.npz"
 """The file in the run's directory that holds the log-likelihoods."""
 MOST_BYTES = 1 << 34
 EVERY_ROW = 1 << 62
-"""More rows than any epoch has."""
+"""Rows that are scored of an epoch that has been read to its end: more than any epoch has."""
 TOLD_SECONDS = 5.0
 """Seconds between two reports of how many pairs are scored."""
 
@@ -171,7 +172,7 @@ class _Scoring:
 
     def answers(self) -> NDArray[np.void]:
         """All that are scored, of the type `SCORED`."""
-        return np.unique(np.concatenate(self._parts))
+        return each_once(np.concatenate(self._parts))
 
 
 class _Kept(NamedTuple):

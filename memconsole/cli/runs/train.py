@@ -143,9 +143,8 @@ def weights_of(named: str) -> Plan:
     changes: dict[str, object] = {"model.weights": str(found[0])}
     if (run.path / TOKENIZER_JSON).is_file():
         changes["data.tokenizer"] = str(run.path / TOKENIZER_JSON)
-        if catalog.is_sized(
-            plan
-        ):  # else the tokenizer, which may have fewer entries, would decide the model's size
+        # The tokenizer may have fewer entries than the model, and would decide the model's size.
+        if catalog.is_sized(plan):
             changes["data.vocab_size"] = catalog.architecture(plan).vocab_size
     return replace(plan, changes)
 

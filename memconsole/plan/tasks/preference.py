@@ -27,7 +27,7 @@ class Preference(Language):
     name = "preference"
     loss = Measure("loss", "DPO loss")
     measures: tuple[Measure, ...] = (
-        Measure("preferred_share", "pairs told right", lower_is_better=False, short="told right"),
+        Measure("reward_accuracy", "reward accuracy", lower_is_better=False, short="accuracy"),
         Measure("reward_margin", "reward margin", lower_is_better=False, short="margin"),
         Measure(
             "chosen_reward", "reward of chosen answers", "", False, headline=False, summed_up=True

@@ -23,7 +23,7 @@ def none_or(numbers: set[int], present: int | None) -> tuple[Any, ...]:
 
 
 def _batch_values(plan: Plan) -> tuple[Any, ...]:
-    sizes = {1, 2, 4, 8, 16, 32, 64, 128} if plan.rows_together == 1 else {2, 4, 8, 16, 32, 64, 128}
+    sizes = [n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n % plan.rows_together == 0]
     return tuple(sorted({*sizes, plan.train.batch_size}))
 
 

@@ -155,5 +155,5 @@ def test_the_starting_weights_have_no_preference_and_a_step_gains_one(backend: s
     for _ in range(5):
         engine.train_step(batch)
     found = engine.evaluate([batch])
-    assert found.measures[0] == 3.0, "all pairs are told right"
+    assert found.measures[0] == 3.0, "of all pairs"
     assert found.mean < start.mean - 1e-3

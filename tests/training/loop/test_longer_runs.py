@@ -188,6 +188,18 @@ def test_what_changes_no_trained_weight_may_change(key: str, value: Any) -> None
     assert fingerprint(after, model) == fingerprint(Plan(), model)
 
 
+def test_a_new_run_has_the_size_of_the_run_whose_weights_it_takes(
+    finished: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the run's tokenizer has fewer entries than its model, whose size follows from the vocabulary."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(finished.path.parents[2]))
+    open_plan = replace(finished.read_given_plan(), {"data.vocab_size": None})
+    monkeypatch.setattr(RunDirectory, "read_given_plan", lambda self: open_plan)
+    begun = weights_of(finished.id)
+    assert begun.data.tokenizer is not None
+    assert catalog.architecture(begun) == catalog.architecture(open_plan)
+
+
 def test_a_new_run_starts_from_the_weights_of_a_run(
     finished: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

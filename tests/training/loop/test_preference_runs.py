@@ -15,7 +15,7 @@ from memconsole.plan.plan import Plan, replace
 from memconsole.plan.training.resuming import changed
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.log import events
-from memconsole_trainer.data.text.rows.pairs import SCORED
+from memconsole_trainer.data.text.rows.pairs import SCORED, each_once
 from memconsole_trainer.tasks.preference import FILE
 from tests.training.harness.runs import TINY, attempt, final, state_hashes, told
 
@@ -75,7 +75,7 @@ def test_a_run_on_preferences_learns_them_and_a_resumed_one_is_the_same(
     first, last = told(whole, events.Evaluation)
     assert first.metrics["reference_loss"] == pytest.approx(np.log(2.0))
     assert last.loss < first.loss < first.metrics["reference_loss"]
-    assert last.metrics["preferred_share"] == 1.0
+    assert last.metrics["reward_accuracy"] == 1.0
     assert last.metrics["reward_margin"] == pytest.approx(
         last.metrics["chosen_reward"] - last.metrics["rejected_reward"], abs=1e-5
     )
@@ -100,6 +100,11 @@ def scored(run: RunDirectory) -> NDArray[np.void]:
     found: NDArray[np.void] = np.load(run.path / FILE)["answers"]
     assert found.dtype == SCORED
     return found
+
+
+def test_a_row_that_was_scored_twice_has_the_likelihood_that_came_first() -> None:
+    twice = np.array([(7, -2.0), (3, -1.0), (7, -2.5)], SCORED)
+    assert each_once(twice).tolist() == [(3, -1.0), (7, -2.0)]
 
 
 def test_a_run_scores_what_it_trains_and_a_longer_one_scores_the_rest(pairs: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from memconsole.memory.estimate import estimate, model_of
 from memconsole.memory.run_time import START_SECONDS, run_seconds, start_seconds
+from memconsole.memory.seconds import step_seconds
 from memconsole.plan.plan import Plan, replace
 from tests.unit.memory.cards import card
 
@@ -62,3 +63,16 @@ def test_the_start_is_part_of_the_run() -> None:
     assert found.run_seconds == run_seconds(plan, model_of(plan), budget)
     begun = start_seconds(plan, model_of(plan), budget)
     assert found.run_seconds == pytest.approx(begun + 10 * found.step_seconds)
+
+
+def test_dpo_scores_the_pairs_that_it_trains_before_it_begins() -> None:
+    """In a run of one step those of the step, in a long one those of an epoch: a forward pass each."""
+    changes = {"device.name": "cpu", "train.objective": "dpo"}
+    budget = card(2**36, "cpu")
+    starts = {}
+    for steps in (1, 2, 10**9, 2 * 10**9):
+        plan = replace(Plan(), {**changes, "train.max_steps": steps})
+        starts[steps] = start_seconds(plan, model_of(plan), budget)
+    step = step_seconds(plan, model_of(plan), budget)
+    assert 0.2 * step < starts[2] - starts[1] < 0.5 * step
+    assert starts[2] < starts[10**9] == starts[2 * 10**9]

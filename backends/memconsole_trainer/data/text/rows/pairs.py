@@ -25,11 +25,11 @@ class Reference:
 
     def __init__(self, scored: NDArray[np.void] | None = None) -> None:
         """`scored` has the type `SCORED`. Without it, the likelihoods are 0 until they are given."""
-        self._scored = None if scored is None else np.unique(scored)
+        self._scored = None if scored is None else each_once(scored)
 
     def take(self, scored: NDArray[np.void]) -> None:
         """Use these likelihoods, of the type `SCORED`."""
-        self._scored = np.unique(scored)
+        self._scored = each_once(scored)
 
     def lacks(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Which rows with these keys have no likelihood."""
@@ -57,8 +57,16 @@ class Reference:
         return Batch({**batch.arrays, "reference": found}, weight)
 
 
+def each_once(scored: NDArray[np.void]) -> NDArray[np.void]:
+    """Every row once, in the order of the hashes, with the likelihood that comes first. Another batch may round the
+    likelihood of a row otherwise."""
+    _, first = np.unique(scored["row"], return_index=True)
+    found: NDArray[np.void] = scored[first]
+    return found
+
+
 def of_pairs(rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Whether it is true of either row of each pair; `rows` (..., 2 n) in any shape."""
+    """Whether it is true of either row of each pair (n,). `rows` has 2 n elements in any shape."""
     pairs = rows.reshape(-1, 2)
     return pairs[:, 0] | pairs[:, 1]
 
