@@ -63,9 +63,9 @@ class Preference(Language):
                     f"{key} = {rows:,}: with DPO two rows are a pair; expected an even number", key
                 )
         refused = (
-            ("data.isolate_documents", d.isolate_documents, False, f"{_PAIR}; set it to false"),
+            ("data.isolate_documents", d.isolate_documents, False, f"{_PAIR}; expected false"),
             ("data.mix", d.mix, None, "DPO learns from one source of pairs; leave it out"),
-            ("hybrid.mode", plan.hybrid.mode, "off", "weights are not predicted with DPO; set it to off"),
+            ("hybrid.mode", plan.hybrid.mode, "off", "weights are not predicted with DPO; expected off"),
         )  # fmt: skip
         for key, value, allowed, reason in refused:
             if value != allowed:

@@ -73,14 +73,14 @@ def is_learned(message: Message) -> bool:
 def _of_layout(record: Mapping[str, Any]) -> list[Message]:
     for column in ("messages", "conversations"):
         if record.get(column) is not None:
-            return _messages(record[column], column)
+            return message_list(record[column], column)
     if record.get("prompt") is not None and record.get("completion") is not None:
         found: list[Message] = []
         for column, role in (("prompt", "user"), ("completion", "assistant")):
             value = record[column]
             if isinstance(value, str):
                 value = [{"role": role, "content": value}]
-            found += _messages(value, column)
+            found += message_list(value, column)
         return found
     for column in ("messages", "conversations", "prompt", "completion"):
         if is_chat(record) and column in record and record[column] is None:
@@ -115,8 +115,8 @@ def _parsed(value: Any, field: str, expected: str) -> Any:
         raise RecordError(f'field "{field}" holds text that is no JSON {expected}') from None
 
 
-def _messages(value: Any, column: str) -> list[Message]:
-    """The messages of a list, or of its JSON as tables often hold it. Raises `RecordError`."""
+def message_list(value: Any, column: str) -> list[Message]:
+    """The messages of a field `column`: a list, or its JSON as tables often hold it. Raises `RecordError`."""
     value = _parsed(value, column, "list")
     if not isinstance(value, list) or not value:
         raise RecordError(f'field "{column}" holds {_kind(value)}, expected a list of messages')

@@ -11,7 +11,7 @@ from memconsole.plan.templates.chat import (
     REJECTED,
     Message,
     RecordError,
-    messages_of,
+    message_list,
 )
 from memconsole.plan.templates.rendered import Rendered
 from memconsole.plan.templates.template import Question, Template
@@ -95,17 +95,19 @@ def _with_chosen(record: Mapping[str, Any]) -> Mapping[str, Any]:
 def answered(record: Mapping[str, Any], field: str) -> dict[str, Any]:
     """`record` with the answer in `field` alone, in a layout of other records: `prompt` and `completion`, or `messages` if
     the answer is a whole chat. Raises `RecordError`."""
+    listed = ", ".join(map(str, record)) or "no fields"
     for name in (CHOSEN, REJECTED):
         if record.get(name) is None:
-            listed = ", ".join(map(str, record)) or "no fields"
             what = "is null" if name in record else f"is missing: the record has {listed}"
             raise RecordError(f'field "{name}" {what}; DPO learns from {", ".join(PREFERENCE)}')
     rest = {name: value for name, value in record.items() if name not in _REPLACED}
     prompt, answer = record.get("prompt"), record[field]
     text = isinstance(answer, str) and not _is_list(answer)
-    said = [] if text else messages_of({"messages": answer})
+    said = [] if text else message_list(answer, field)
     if prompt is None and all(message["role"] == "assistant" for message in said):
-        raise RecordError(f'field "prompt" is missing, and "{field}" is no chat that holds it')
+        raise RecordError(
+            f'field "prompt" is missing, and "{field}" is no chat that holds it: the record has {listed}'
+        )
     if text:
         asked = _asked(prompt) if not isinstance(prompt, str) or _is_list(prompt) else prompt
         return {**rest, "prompt": asked, "completion": answer}
@@ -120,7 +122,7 @@ def _asked(prompt: Any) -> list[Message]:
     """The messages of a prompt, which may be the text of one. Raises `RecordError`."""
     if isinstance(prompt, str) and not _is_list(prompt):
         return [{"role": "user", "content": prompt}]
-    return messages_of({"messages": prompt})
+    return message_list(prompt, "prompt")
 
 
 def _is_list(text: str) -> bool:

@@ -83,7 +83,7 @@ def check_trainable(plan: Plan, kind: str | None = None) -> None:
     for row in OPTIMIZATIONS:
         reason = row.refusal(plan, kind=kind)
         if reason:
-            raise PlanError(f"{row.key} = {row.value(plan)}: {reason}", row.key)
+            raise PlanError(f"{row.key} = {quote(row.value(plan))}: {reason}", row.key)
     _check_devices(plan)
 
 

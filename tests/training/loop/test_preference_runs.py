@@ -164,3 +164,21 @@ def test_held_out_pairs_without_an_answer_in_their_rows_are_refused(
     assert attempt(run) != 0
     assert final(run)["reason"] == "bad_data"
     assert "no answer of the held-out pairs" in capsys.readouterr().err
+
+
+def test_cut_answers_of_held_out_pairs_are_warned_of(pairs: Path, tmp_path: Path) -> None:
+    held = tmp_path / "held.jsonl"
+    answers = ("Here.", "There. " * 60), ("Here. " * 60, "There."), ("Here.", "There.")
+    held.write_text(
+        "".join(
+            json.dumps({"prompt": "Where? ", "chosen": chosen, "rejected": rejected}) + "\n"
+            for chosen, rejected in answers
+        )
+    )
+    run = create_run(plan(pairs, "torch", data__validation=str(held), train__max_steps=1))
+    assert attempt(run) == 0, final(run)
+    warnings = [w.message for w in told(run, events.Warning) if "held-out pairs" in w.message]
+    (warning,) = warnings
+    assert warning.startswith(
+        "2 of 3 held-out pairs are longer than a row and are cut, 2 of them before or in what is learned"
+    )

@@ -12,6 +12,7 @@ from memconsole.memory.estimate import model_of, table_of
 from memconsole.memory.seconds import step_seconds
 from memconsole.memory.table import COMPONENTS
 from memconsole.plan import catalog
+from memconsole.plan.errors import quote
 from memconsole.plan.machine import jemalloc
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import SETTINGS, Plan, PlanError, get, replace
@@ -50,7 +51,7 @@ def test_what_no_engine_implements_is_refused_before_launch(settings: dict[str, 
     with pytest.raises(PlanError) as error:
         check_trainable(replace(Plan(), settings))
     assert error.value.key == key
-    assert str(error.value).startswith(f"{key} = ")
+    assert str(error.value).startswith(f"{key} = {quote(settings[key])}: ")
     assert "\n" not in str(error.value)
 
 

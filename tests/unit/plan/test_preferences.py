@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from memconsole.devices.budget import budget
 from memconsole.inspection import data_settings
+from memconsole.memory.estimate import estimate
 from memconsole.plan.check import check, check_start
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.templates.chat import RecordError
@@ -128,7 +130,16 @@ def test_a_chat_keeps_its_system_message_and_what_its_template_asks_for() -> Non
         ({"chosen": "a", "rejected": "b"}, '"prompt" is missing'),
         ({"chosen": [YES], "rejected": [NO]}, '"prompt" is missing'),
         ({"chosen": ASKED, "rejected": [NO]}, "does not end with a message of the assistant"),
-        ({**PAIR, "chosen": [3]}, "expected a message"),
+        ({**PAIR, "chosen": [3]}, r"\"chosen\[0\]\" holds a value, expected a message"),
+        ({**PAIR, "prompt": [3]}, r"\"prompt\[0\]\" holds a value, expected a message"),
+        (
+            {"conversations": ASKED, "chosen": YES, "rejected": NO},
+            '"chosen" holds an object, expected a list of messages',
+        ),
+        (
+            {"question": "Where?", "chosen": "Here.", "rejected": "No."},
+            "no chat that holds it: the record has question, chosen, rejected",
+        ),
     ],
 )
 def test_a_record_without_a_preference_is_refused(record: dict[str, Any], words: str) -> None:
@@ -157,6 +168,12 @@ def test_plans_that_cannot_learn_preferences_are_refused(
 ) -> None:
     with pytest.raises(PlanError, match=words):
         check(plan(**{"pairs": pairs, **changes}))
+
+
+def test_the_row_of_hybrid_training_says_why_it_stays_off(pairs: str) -> None:
+    found = estimate(plan(pairs), budget(plan(pairs), None))
+    reasons = {s.reason for s in found.savings if s.key == "hybrid.mode"}
+    assert reasons == {"weights are not predicted with DPO; expected off"}
 
 
 def test_preferences_are_learned_from_trained_weights_unless_random_ones_are_asked_for(

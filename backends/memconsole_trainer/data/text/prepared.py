@@ -59,7 +59,8 @@ class Prepared:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about the data for the user."""
-        return tuple(warning for portion in self.portions for warning in portion.warnings)
+        trained = tuple(warning for portion in self.portions for warning in portion.warnings)
+        return trained + self.validation.warnings
 
     def steps_per_epoch(self, shape: BatchShape) -> int:
         """Optimizer steps of one epoch, a pass over `data.source`; an estimate unless its tokens were

@@ -62,7 +62,7 @@ def whole(rows: RowLengths, width: int, height: int) -> list[Line]:
             ]
         )
     which = "all" if lengths.exact else "a sample of"
-    about = f" {which} {lengths.documents:,} documents; packed rows need what the table says"
+    about = f" {which} {lengths.documents:,} documents; the table is for rows of the plan's length"
     lines.append([Span(fit(about, width), "dim")])
     return lines[:height]
 

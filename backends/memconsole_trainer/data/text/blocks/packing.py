@@ -36,12 +36,12 @@ class Cuts(NamedTuple):
             max(self.longest, other.longest),
         )
 
-    def warnings(self, sequence_length: int) -> tuple[str, ...]:
-        """Warnings about documents that are cut; empty if there are none."""
+    def warnings(self, sequence_length: int, records: str = "records") -> tuple[str, ...]:
+        """Warnings about documents that are cut, which `records` names; empty if there are none."""
         if not self.cut:
             return ()
         return (
-            f"{self.cut:,} of {self.documents:,} records are longer than a row and are cut, "
+            f"{self.cut:,} of {self.documents:,} {records} are longer than a row and are cut, "
             f"{self.answers_cut:,} of them before or in what is learned: data.sequence_length = "
             f"{sequence_length:,}, the longest record has {self.longest:,} tokens",
         )

@@ -81,7 +81,8 @@ def held_out_pairs(
         total += 2 * (length + 1)
         if total >= most:
             break
-    tokens, _ = laid([found[number] for number in sorted(found)], tokenizer, length + 1)
+    pairs = [found[number] for number in sorted(found)]
+    tokens, cuts = laid(pairs, tokenizer, length + 1)
     if found and not (tokens >= 0).any():
         raise DataError(
             f"no answer of the held-out pairs is within data.sequence_length = {length:,} tokens, and no other token counts; "
@@ -93,4 +94,5 @@ def held_out_pairs(
         token_bytes=None,
         prompt=[],
         together=2,
+        warnings=cuts.warnings(length, "held-out pairs"),
     )

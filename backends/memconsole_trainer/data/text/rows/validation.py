@@ -66,6 +66,8 @@ class Validation:
     """The token of text that the tokenizer does not know, if it has one."""
     together: int = 1
     """So many rows in succession belong together. A batch holds all of them."""
+    warnings: tuple[str, ...] = ()
+    """Warnings about the held-out data for the user."""
 
     def __len__(self) -> int:
         return len(self.rows)
