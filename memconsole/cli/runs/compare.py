@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json as json_module
+from typing import Any
 
 import click
 import msgspec
 
 from memconsole.cli.completing import run_names
-from memconsole.cli.tables import columns
+from memconsole.cli.tables import in_blocks, terminal_width
 from memconsole.plan.differences import differing
-from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.plan import Plan, PlanError, written
 from memconsole.plan.sections.hybrid import PHASES
 from memconsole.plan.tasks import TASKS
 from memconsole.plan.tasks.judging import measure_of
@@ -22,6 +23,9 @@ from memconsole.runs.read.shown.words import ended_words
 from memconsole.runs.read.state.figures import figures, loss_units
 from memconsole.runs.record.directory import RunDirectory, find_run
 from memconsole.units import format_bytes, format_measure
+
+_MOST = 24
+"""Characters of a setting that a terminal shows."""
 
 
 @click.command()
@@ -49,7 +53,7 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
         *_hybrid(reports),
     ):
         rows.append([label, *values])
-    click.echo("\n".join(columns(rows)))
+    click.echo("\n".join(in_blocks(rows)))
     if best := _best(reports, names):
         click.echo(best)
     for made, name in zip(reports, names, strict=True):
@@ -106,8 +110,14 @@ def _settings(found: list[RunDirectory]) -> list[list[str]]:
     rows = []
     for key, values in differing([plan for plan in read if plan is not None]).items():
         known = iter(values)
-        rows.append([key, *("n/a" if plan is None else str(next(known)) for plan in read)])
+        rows.append([key, *("n/a" if plan is None else _value(next(known)) for plan in read)])
     return rows
+
+
+def _value(value: Any) -> str:
+    """A setting as a plan file has it; in a terminal only the end of a long path or text."""
+    text = written(value)
+    return f"…{text[1 - _MOST :]}" if terminal_width() and len(text) > _MOST else text
 
 
 def _plan(run: RunDirectory) -> Plan | None:

@@ -319,6 +319,27 @@ def test_compare_says_which_run_was_fastest_and_which_leanest() -> None:
     assert "leanest" not in alike
 
 
+def test_compare_writes_settings_as_a_plan_file_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "/data/" + "texts/" * 20 + "of-one-language"
+    for name, changes in (
+        ("given", {"optimize.fused_loss": True, "data.source": source}),
+        ("default", {}),
+    ):
+        ended(create_run(replace(Plan(), changes), name), "stopped")
+
+    def rows() -> dict[str, list[str]]:
+        lines = CliRunner().invoke(cli, ["compare", "given", "default"]).output.splitlines()
+        return {line.split()[0]: line.split()[1:] for line in lines[1:] if line}
+
+    assert rows()["optimize.fused_loss"] == ["true", "false"]
+    assert rows()["data.source"] == [source, "python-stdlib"]
+    monkeypatch.setattr("memconsole.cli.runs.compare.terminal_width", lambda: 80)
+    (shown, _) = rows()["data.source"]
+    assert shown.startswith("…")
+    assert source.endswith(shown[1:])
+    assert len(shown) == 24
+
+
 def test_compare_names_the_unit_of_each_loss_if_tasks_differ() -> None:
     a_run("text", 300.0, 90 * 2**20, unigram_loss=3.0)
     a_run("items", 200.0, 60 * 2**20, model="efficientids", popularity_loss=6.0)
