@@ -10,6 +10,8 @@ MOST = 200
 """The most names that are offered."""
 MOST_READ = 5000
 """The most entries of a folder that are read."""
+ONLY_FOLDERS = ("/",)
+"""Suffixes that no file has."""
 
 
 def looks_like_path(text: str) -> bool:

@@ -19,7 +19,14 @@ from memconsole.plan.catalog.folders import folder, plain_suffix
 from memconsole.plan.models.files import tokenizer_file
 from memconsole.plan.plan import Plan, PlanError, quote
 from memconsole.plan.templates.chat import CHOSEN, COLUMNS, REJECTED, RecordError, is_chat
-from memconsole.plan.templates.choice import KEY, template_of, templates, templates_with_fields
+from memconsole.plan.templates.choice import (
+    KEY,
+    MODEL,
+    has_own,
+    template_of,
+    templates,
+    templates_with_fields,
+)
 from memconsole.regular_file import open_regular
 
 if TYPE_CHECKING:
@@ -134,16 +141,17 @@ def _check_first(plan: Plan, entry: DatasetEntry, found: Template | None) -> Non
     column = plan.data.text_column
     columns = record if entry.format == "csv" or column in record else _columns(path)
     if column not in columns:
-        listed = advice(dict.fromkeys(columns))
+        listed = advice(dict.fromkeys(columns), MODEL if has_own(plan) else "chatml")
         raise PlanError(f"{path}: no column {quote(column)}; {listed}", "data.text_column")
 
 
-def advice(columns: Mapping[str, str | None]) -> str:
-    """What to set for a table with these columns, none of which is the text column; with their types, if known."""
+def advice(columns: Mapping[str, str | None], chats: str = "chatml") -> str:
+    """What to set for a table with these columns, none of which is the text column; with their types, if known. `chats` is
+    the template that suits the model's chats."""
     if {CHOSEN, REJECTED} <= columns.keys():
-        return f"it holds preferences: set train.objective = dpo and {KEY}, for example to chatml"
+        return f"it holds preferences: set train.objective = dpo and {KEY}, for example to {chats}"
     if is_chat(columns):
-        named = "prompt" if "prompt" in columns else "chatml"
+        named = "prompt" if "prompt" in columns and chats != MODEL else chats
         return f"it holds chats ({', '.join(COLUMNS)}): set {KEY}, for example to {named}"
     listed = ", ".join(
         f"{name} ({kind})" if kind is not None else name for name, kind in columns.items()

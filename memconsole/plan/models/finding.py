@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from memconsole import regular_file
+from memconsole.path_completion import looks_like_path
 from memconsole.plan.models.files import ADAPTERS, merging
 from memconsole.plan.models.huggingface import CONFIG_BYTES
 from memconsole.plan.plan import PlanError, quote
@@ -26,11 +27,11 @@ def find_model(name: str, key: str = "model.name") -> str | None:
     """The directory of a model given as a directory or as a hub id in the local cache.
 
     None if `name` is neither. `key` is the setting that names it. Never downloads. Raises `PlanError` for
-    a directory without config.json and for a hub model that is not in the cache.
+    a file, for a directory without config.json, for a path where nothing is, and for a hub model that is not in the cache.
     """
     try:
         path = Path(name).expanduser()
-        is_directory = bool(name) and path.is_dir()
+        is_directory, is_there = bool(name) and path.is_dir(), bool(name) and path.exists()
         has_config = is_directory and (path / "config.json").is_file()
     except (OSError, ValueError, RuntimeError):
         return None
@@ -39,7 +40,12 @@ def find_model(name: str, key: str = "model.name") -> str | None:
     if is_directory:
         why = _adapters(path) or "that directory has no config.json"
         raise PlanError(f"{key} = {quote(name)}: {why}", key)
+    if is_there:
+        why = "a file; expected the directory that holds a model's config.json"
+        raise PlanError(f"{key} = {quote(name)}: {why}", key)
     if not is_hub_id(name):
+        if looks_like_path(name):
+            raise PlanError(f"{key} = {quote(name)}: no such directory", key)
         return None
     cached = _cached_snapshot(name)
     if cached is None:

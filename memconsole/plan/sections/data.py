@@ -73,7 +73,8 @@ class DataChoice(Section, frozen=True, kw_only=True):
     template: Annotated[
         str | None,
         about(
-            "how a record or a chat becomes text: a template's name, a file, a text with {{ fields }}; none: text_column"
+            "how a record or a chat becomes text: model (the model's own), chatml, llama-3, gemma, plain, prompt, equipment, a "
+            "file, or a text with {{ fields }}; none: text_column"
         ),
     ] = None
     loss_on: Annotated[LossOn, about("learn every token, or only the answers of a template")] = (

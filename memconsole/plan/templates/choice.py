@@ -84,6 +84,15 @@ def source_of(plan: Plan) -> tuple[str, dict[str, str]]:
     return _of_model(Path(directory))
 
 
+def has_own(plan: Plan) -> bool:
+    """Whether a chat template lies beside the model's weights. Raises `PlanError` for a model that is not there."""
+    directory = catalog.model_directory(plan)
+    try:
+        return directory is not None and bool(tokenizer_config.read(Path(directory)).template)
+    except PlanError:
+        return False
+
+
 def _source(name: str) -> str:
     """The text of a named template, of a file, or `name` itself if it has fields."""
     if name in templates():

@@ -69,15 +69,16 @@ class PickScreen(ConsoleModal, inherit_bindings=False):
         present: str = "",
         free_text: str | None = None,
         *,
-        paths: bool = False,
+        suffixes: tuple[str, ...] | None = None,
     ) -> None:
-        """`free_text` names what may be typed instead of a choice; with `paths`, the paths of files complete it."""
+        """`free_text` names what may be typed instead of a choice. With `suffixes`, paths of folders and of such files
+        complete it; an empty tuple allows every file."""
         super().__init__()
         self.heading = heading
         self._choices = tuple(choices)
         self._present = present
         self._free_text = free_text
-        self._paths = paths
+        self._suffixes = suffixes
         self._found = list(choices)
         self._cursor = next((n for n, c in enumerate(choices) if c.value == present), 0)
 
@@ -100,8 +101,8 @@ class PickScreen(ConsoleModal, inherit_bindings=False):
         typed = text.strip()
         if self._free_text and typed and all(c.value != typed for c in self._found):
             self._found.append(Choice(typed, typed, f"as typed: {self._free_text}"))
-        if self._paths and looks_like_path(typed):
-            there = completions(typed)
+        if self._suffixes is not None and looks_like_path(typed):
+            there = completions(typed, self._suffixes)
             notes = {True: "folder", False: "file"}
             self._found += [
                 Choice(name, name, notes[name.endswith("/")]) for name in there if name != typed
@@ -131,11 +132,11 @@ class PickScreen(ConsoleModal, inherit_bindings=False):
 
     def conditions(self) -> set[str]:
         found = super().conditions()
-        return found | {"paths"} if self._paths else found
+        return found if self._suffixes is None else found | {"paths"}
 
     def action_complete(self) -> None:
         entry = self.part(Entry)
-        entry.value = completed(entry.value)
+        entry.value = completed(entry.value, self._suffixes or ())
         entry.cursor_position = len(entry.value)
 
     def action_move(self, rows: int) -> None:

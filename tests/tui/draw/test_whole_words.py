@@ -116,11 +116,12 @@ def test_the_data_picker_offers_what_the_task_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "far").mkdir()
-    for name in ("near.h5", "far/windows.hdf5", "far/text.txt"):
+    for name in ("near.h5", "chats.jsonl.gz", "notes.odt", "far/windows.hdf5", "far/text.txt"):
         (tmp_path / name).write_bytes(b"x")
     monkeypatch.chdir(tmp_path)
     text, _ = choices_for("dataset", Plan(), None)
-    assert "tinystories" in {choice.value for choice in text}
+    assert text[0].value == "python-stdlib"
+    assert [choice.value for choice in text][-2:] == ["chats.jsonl.gz", "near.h5"]
     plan = replace(Plan(), {"model.name": "lqr", "data.source": "far/windows.hdf5"})
     offered, typed = choices_for("dataset", plan, None)
     assert [choice.value for choice in offered] == ["near.h5", "far/windows.hdf5"]

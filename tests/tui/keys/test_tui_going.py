@@ -174,7 +174,7 @@ async def test_a_picker_that_takes_paths_offers_what_is_there(
     app = make_console()
     taken: list[object] = []
     async with app.run_test(size=(80, 24)) as pilot:
-        picker = PickScreen("data", [Choice("stories", "stories")], free_text="path", paths=True)
+        picker = PickScreen("data", [Choice("stories", "stories")], free_text="path", suffixes=())
         await app.push_screen(picker, taken.append)
         await settle(pilot)
         await pilot.press(".", "/", "t", "tab")
@@ -183,3 +183,33 @@ async def test_a_picker_that_takes_paths_offers_what_is_there(
         await pilot.press("down", "enter")
         await settle(pilot)
     assert taken == ["./texts/a.jsonl"]
+
+
+async def test_the_model_picker_offers_folders_alone(
+    make_console: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my-model").mkdir()
+    (tmp_path / "my-text.txt").write_text("x")
+    monkeypatch.chdir(tmp_path)
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("m", ".", "/", "m", "y")
+        await settle(pilot)
+        assert "./my-model/" in screen_text(app)
+        assert "my-text" not in screen_text(app)
+
+
+async def test_a_setting_that_names_a_file_completes_it(
+    make_console: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "held-out.jsonl").write_text("x")
+    monkeypatch.chdir(tmp_path)
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("s", *"data.validation", "enter")
+        await settle(pilot)
+        await pilot.press("ctrl+u", *"he", "tab")
+        await settle(pilot)
+        assert "held-out.jsonl" in screen_text(app)

@@ -174,6 +174,7 @@ def test_two_plans_are_said_to_be_faster_and_leaner() -> None:
         ("total; free now is n/a: the driver does not tell it", "total"),
         ("usable when nothing else runs", "usable when nothing else runs"),
         ("90 % of the recommended working set", "90 % of recommended working set"),
+        ("free now, less 293 MiB for PyTorch", "free now"),
     ],
 )
 def test_the_reason_of_what_is_usable_is_never_cut_at_80x24(why: str, shown: str) -> None:

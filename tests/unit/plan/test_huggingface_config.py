@@ -252,6 +252,20 @@ def test_a_directory_without_a_usable_config_is_named(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
+def test_a_file_and_a_missing_path_are_refused_as_such(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    for name, words in (
+        (str(tmp_path / "config.json"), "a file; expected the directory that holds"),
+        (str(tmp_path / "gone"), "no such directory"),
+        ("./gone", "no such directory"),
+        ("~/gone/too", "no such directory"),
+    ):
+        with pytest.raises(PlanError, match=words) as error:
+            find_model(name)
+        assert "stories" not in str(error.value)
+    assert find_model("lama") is None
+
+
 @pytest.mark.parametrize("base", ["owner/base", None])
 def test_adapters_are_no_model_and_their_base_is_named(base: str | None, tmp_path: Path) -> None:
     named = {"base_model_name_or_path": base} if base else {}

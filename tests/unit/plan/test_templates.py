@@ -615,3 +615,11 @@ def test_the_template_of_a_model_is_read_from_its_directory(tmp_path: Path) -> N
     found = template_of(replace(Plan(), settings))
     assert found is not None
     assert found.render({"prompt": "Hi", "completion": "Yo"}) == "<s>user: Hi\nassistant: Yo\n"
+    (tmp_path / "chats.jsonl").write_text(json.dumps(CHAT) + "\n")
+    chats = {
+        "model.name": str(tmp_path),
+        "data.source": str(tmp_path / "chats.jsonl"),
+        "data.sequence_length": 64,
+    }
+    with pytest.raises(PlanError, match=r"set data\.template, for example to model"):
+        check(replace(Plan(), chats))

@@ -31,6 +31,7 @@ Kind = Literal["model", "dataset", "backend", "device"]
 def choices_for(kind: Kind, plan: Plan, devices: Devices | None) -> tuple[list[Choice], str | None]:
     """What can be picked, and what may be typed instead, or None."""
     from memconsole.plan import catalog
+    from memconsole.plan.catalog.folders import ROWS, TABLES
     from memconsole.plan.plan import installed_backends
 
     if kind == "model":
@@ -49,6 +50,7 @@ def choices_for(kind: Kind, plan: Plan, devices: Devices | None) -> tuple[list[C
         for name, data in catalog.datasets().items():
             size = f"{format_bytes(data.bytes)} · " if data.bytes else ""
             rows.append(Choice(name, name, f"{size}{data.label or data.note or data.where}"))
+        rows += _files_with((*TABLES, *ROWS, ".txt"), plan)
         return rows, "path, hf://owner/name or *.h5"
     if kind == "backend":
         return [Choice(name, name, _BACKENDS.get(name, "")) for name in installed_backends()], None
@@ -74,13 +76,15 @@ def choices_for(kind: Kind, plan: Plan, devices: Devices | None) -> tuple[list[C
 
 def _files_with(suffixes: tuple[str, ...], plan: Plan) -> list[Choice]:
     """The files with one of these suffixes in the working folder and beside the plan's data."""
+    from memconsole.plan.catalog.folders import plain_suffix
+
     beside = Path(plan.data.source).expanduser().parent
     found: dict[Path, Choice] = {}
     with contextlib.suppress(OSError):
         here = Path.cwd()
         for folder in (here, here / beside):
             for file in sorted(folder.iterdir()) if folder.is_dir() else ():
-                if file.suffix.lower() in suffixes and file.is_file():
+                if plain_suffix(file.name) in suffixes and file.is_file():
                     name = str(file.relative_to(here)) if file.is_relative_to(here) else str(file)
                     note = f"{format_bytes(file.stat().st_size)} · {file.parent}"
                     found.setdefault(file.resolve(), Choice(name, name, note))

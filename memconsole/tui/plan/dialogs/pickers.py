@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memconsole.path_completion import ONLY_FOLDERS
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.sections.words import known_as
@@ -36,8 +37,8 @@ class Pickers:
             return
         choices, free = choices_for(kind, self._owner.view.plan, self._owner.view.devices)
         present = str(plans.get(self._owner.view.plan, key))
-        paths = kind in ("model", "dataset")
-        screen = PickScreen(f"choose the {kind}", choices, present, free, paths=paths)
+        suffixes = {"model": ONLY_FOLDERS, "dataset": ()}.get(kind)
+        screen = PickScreen(f"choose the {kind}", choices, present, free, suffixes=suffixes)
         self._owner.open(screen, picked)
 
     def _device(self) -> None:
@@ -107,6 +108,7 @@ class Pickers:
 
     def _edit_setting(self, key: str) -> None:
         from memconsole.plan import catalog
+        from memconsole.plan.paths import FILES
         from memconsole.tui.screens.prompt import PromptScreen
 
         setting = plans.SETTINGS[key]
@@ -126,7 +128,8 @@ class Pickers:
                 )
 
         about = f"{setting.help} — {setting.expects}"
-        self._owner.open(PromptScreen(key, text, about, refusal), entered)
+        suffixes = () if key in FILES else None
+        self._owner.open(PromptScreen(key, text, about, refusal, suffixes), entered)
 
 
 def _value(plan: Plan, key: str) -> str:

@@ -96,7 +96,7 @@ class PlanFiles:
             this = self._priced_under("this plan", self._owner.view.plan)
             self._owner.open(ComparePlansScreen(this, other), taken)
 
-        screen = PickScreen("put beside this plan", choices, free_text="plan file", paths=True)
+        screen = PickScreen("put beside this plan", choices, free_text="plan file", suffixes=())
         self._owner.open(screen, picked)
 
     def _others(self) -> dict[str, tuple[str, Callable[[], Plan]]]:

@@ -81,7 +81,8 @@ def _usable(table: MemoryTable, width: int, rows: int) -> str:
     tries = (
         f"{taken} usable · {why}", f"{taken} · {why}", f"{taken} · {short}", f"of {usable} · {short}", short,
     )  # fmt: skip
-    return next((words for words in tries if len(wrap(words, width, len(words))) <= rows), short)
+    least = short.partition(", less ")[0]
+    return next((words for words in tries if len(wrap(words, width, len(words))) <= rows), least)
 
 
 def _legend(stack: Sequence[tuple[str, float, str]], width: int) -> Line:
