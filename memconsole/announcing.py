@@ -84,7 +84,7 @@ def launch_rows(plan: Plan, found: Estimate) -> tuple[tuple[str, str], ...]:
         ("data", f"{plan.data.source} · {rows}"),
         *(("files", words) for words in left_out(plan)),
         ("length", _length(plan, found.run_steps)),
-        ("training", recipe.words(plan)),
+        ("training", recipe.words(plan, total_steps=found.run_steps)),
         ("time", _time(plan, found)),
         *((("speed", slow),) if slow else ()),
         *(("note", note.words) for note in found.notes),

@@ -148,7 +148,7 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
         "files": left_out(plan),
         "learning_rate": recipe.learning_rate(plan),
         "weight_decay": recipe.weight_decay(plan),
-        "training": recipe.words(plan),
+        "training": recipe.words(plan, total_steps=found.run_steps),
         "parameters": found.parameters,
         "trainable_parameters": found.trainable_parameters,
         "tier": str(table.tier),
@@ -224,7 +224,7 @@ def text(plan: Plan, found: Estimate, more: Needed | None = None) -> str:
         *weights_lines(plan, budget.kind),
         f"{plan.train.batch_size} x {plan.data.sequence_length} {task_of(plan).positions} per micro-batch, "
         f"{plan.effective_batch} rows per step{pairs}",
-        recipe.words(plan),
+        recipe.words(plan, total_steps=found.run_steps),
         *source_lines(plan),
         "",
     ]

@@ -123,12 +123,17 @@ def kept_rate(before: Plan, after: Plan) -> str:
     )
 
 
-def words(plan: Plan, by_recipe: Collection[str] = ()) -> str:
+def words(plan: Plan, by_recipe: Collection[str] = (), total_steps: int | None = None) -> str:
     """Learning rate, warm-up and weight decay in words, and what the recipe derived the unset ones from. `by_recipe` are
-    the keys of a run's plan whose numbers the recipe chose. Raises `PlanError`."""
+    the keys of a run's plan whose numbers the recipe chose; `total_steps` those of the run, if known. Raises `PlanError`."""
     t = plan.train
     if t.warmup_steps is not None:
-        warmup = f"{t.warmup_steps:,} steps"
+        steps = t.warmup_steps if total_steps is None else warmup_steps(plan, total_steps)
+        warmup = f"{steps:,} steps"
+        if steps != t.warmup_steps:
+            warmup += (
+                f", since train.warmup_steps = {t.warmup_steps:,} is more than half of the run"
+            )
     elif t.warmup_ratio is not None:
         warmup = f"{100 * t.warmup_ratio:.3g}% of the steps"
     else:

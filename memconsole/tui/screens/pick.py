@@ -165,5 +165,6 @@ class PickScreen(ConsoleModal, inherit_bindings=False):
                 cut = width_of([Span(choice.note)]) > room
                 below = choice.sentence or (choice.note if cut else "")
             lines.append([*head, Span("  " + fit_parts(choice.note, room), "dim")])
-        self.part(ChoiceList).show(lines, self._cursor)
+        empty = "nothing matches" if self.part(Entry).value.strip() else "nothing to choose from"
+        self.part(ChoiceList).show(lines, self._cursor, empty)
         self.notice(below, "dim")

@@ -124,9 +124,13 @@ def test_the_data_picker_offers_what_the_task_reads(
     assert [choice.value for choice in text][-2:] == ["chats.jsonl.gz", "near.h5"]
     plan = replace(Plan(), {"model.name": "lqr", "data.source": "far/windows.hdf5"})
     offered, typed = choices_for("dataset", plan, None)
-    assert [choice.value for choice in offered] == ["near.h5", "far/windows.hdf5"]
+    assert [choice.value for choice in offered] == ["lqr", "near.h5", "far/windows.hdf5"]
     assert typed is not None
     assert ".h5" in typed
+    assert not {"lqr", "ratings"} & {choice.value for choice in text}
+    rated, typed = choices_for("dataset", replace(Plan(), {"model.name": "efficientids"}), None)
+    assert [choice.value for choice in rated] == ["ratings"]
+    assert typed == "path"
 
 
 def waiting(live: bool) -> RunSnapshot:

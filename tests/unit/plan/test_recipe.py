@@ -165,3 +165,13 @@ def test_a_rate_that_a_person_set_for_another_optimizer_is_told() -> None:
     assert f"has {own:g} (" in words
     assert kept_rate(given, replace(given, {"optimize.optimizer": "adamw-8bit"})) == ""
     assert kept_rate(Plan(), replace(Plan(), {"optimize.optimizer": "lion"})) == ""
+
+
+def test_the_warm_up_of_a_run_that_is_too_short_for_it_is_told() -> None:
+    plan = a_plan(train__warmup_steps=200)
+    assert "warm-up 200 steps" in recipe.words(plan)
+    assert "since" not in recipe.words(plan, total_steps=400)
+    assert (
+        "warm-up 3 steps, since train.warmup_steps = 200 is more than half of the run"
+        in recipe.words(plan, total_steps=30)
+    )

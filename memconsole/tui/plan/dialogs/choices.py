@@ -9,7 +9,7 @@ from typing import Literal
 from memconsole.devices.cluster import PARTITIONS
 from memconsole.devices.reading import Devices
 from memconsole.plan.plan import Plan
-from memconsole.plan.tasks import task_of
+from memconsole.plan.tasks import TASKS, task_of
 from memconsole.tui.draw.words import verdict_mark
 from memconsole.tui.screens.pick import Choice
 from memconsole.units import format_bytes, format_count
@@ -18,6 +18,8 @@ SLURM = "slurm:"
 """Begins the value of a choice that is a partition of a Slurm cluster."""
 WAIT_SECONDS = 0.2
 """Seconds that the device picker waits for a cluster's partitions. If they come later, the next picker shows them."""
+MOST_NAMED = 3
+"""Most suffixes of files that the title of the data picker names."""
 MOST_FILES = 200
 """Most files that the data picker lists."""
 _BACKENDS = {
@@ -44,13 +46,16 @@ def choices_for(kind: Kind, plan: Plan, devices: Devices | None) -> tuple[list[C
         return rows, "directory or hub id"
     if kind == "dataset":
         own = task_of(plan).files
-        if own:
-            return _files_with(own, plan), f"path ({', '.join(own)})"
+        others = {suffix for task in TASKS.values() for suffix in task.files} - TABLES.keys()
         rows = []
         for name, data in catalog.datasets().items():
-            size = f"{format_bytes(data.bytes)} · " if data.bytes else ""
-            rows.append(Choice(name, name, f"{size}{data.label or data.note or data.where}"))
-        rows += _files_with((*TABLES, *ROWS, ".txt"), plan)
+            suffix = Path(data.where).suffix
+            if suffix in own if own else suffix not in others:
+                size = f"{format_bytes(data.bytes)} · " if data.bytes else ""
+                rows.append(Choice(name, name, f"{size}{data.label or data.note or data.where}"))
+        rows += _files_with(own or (*TABLES, *ROWS, ".txt"), plan)
+        if own:
+            return rows, f"path ({', '.join(own)})" if len(own) <= MOST_NAMED else "path"
         return rows, "path, hf://owner/name or *.h5"
     if kind == "backend":
         return [Choice(name, name, _BACKENDS.get(name, "")) for name in installed_backends()], None
