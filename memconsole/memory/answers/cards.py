@@ -74,12 +74,12 @@ class Needed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def short(self) -> str:
-        """The same in a few words, beside the device's name: ``fits 8 × (fsdp, 43.5 GiB each)``."""
+        """The same in a few words, beside the device's name: ``fits 8 × fsdp, 43.5 GiB each``."""
         if self.found is None:
             return self.reason
         table = self.found.table
         each = f"{self.found.sharding}, {format_bytes(table.device_bytes)} each"
-        return f"{table.verdict} {self.found.count:,} × ({each})"
+        return f"{table.verdict} {self.found.count:,} × {each}"
 
 
 def needed(plan: Plan, table: MemoryTable, price: Price = table_of) -> Needed | None:

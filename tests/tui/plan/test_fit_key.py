@@ -26,7 +26,7 @@ from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.tui.plan.dialogs import solving
 from memconsole.tui.plan.dialogs.choices import choices_for
 from memconsole.tui.plan.pricing import Priced, price
-from memconsole.tui.plan.widgets.solved import Solution
+from memconsole.tui.plan.widgets.solved import Solution, solved_lines
 from memconsole.tui.views.plan_view import PlanView
 from memconsole.units import value_word
 from tests.tui.harness import GIB, Console, screen_lines, screen_text, settle
@@ -299,6 +299,16 @@ def test_the_device_picker_says_which_devices_fit_and_which_is_the_smallest() ->
     least = min(fits, key=lambda name: budgets[name].usable_bytes)
     assert [name for name, note in notes.items() if "smallest that fits" in note] == [least]
     assert budgets[least].usable_bytes > 30 * GIB
+    broken, _ = choices_for("device", plans.replace(LARGE, {"data.source": "gone.txt"}), None)
+    assert {"not priced" in c.note for c in broken if c.note.endswith("catalog")} == {True}
+
+
+def test_labels_of_changed_settings_are_whole_where_values_leave_room() -> None:
+    changed = plans.replace(Plan(), {"train.evaluation_train_batches": 8, "train.batch_size": 8})
+    shown = solved_lines(Solution(Plan(), changed, "fits"), "u", 78, 20)
+    rows = ["".join(span.text for span in line) for line in shown]
+    assert any("evaluation train batches 4 → 8" in row for row in rows), rows
+    assert all(len(row) <= 78 for row in rows)
 
 
 async def test_a_plan_too_large_for_its_device_shows_on_how_many_it_fits(
@@ -310,7 +320,7 @@ async def test_a_plan_too_large_for_its_device_shows_on_how_many_it_fits(
          "train.batch_size=8"],
     )  # fmt: skip
     for size, words in (
-        ((80, 24), "fits 8 × (fsdp, 4"),
+        ((80, 24), "fits 8 × fsdp, 4"),
         ((160, 48), "fits 8 × NVIDIA H100 SXM 80 GB with fsdp"),
     ):
         app = make_console(large)
@@ -318,7 +328,7 @@ async def test_a_plan_too_large_for_its_device_shows_on_how_many_it_fits(
             await settle(pilot)
             shown = screen_text(app)
             assert words in shown
-            assert "GiB each)" in shown
+            assert "GiB each" in shown
             await pilot.press("f")
             await settle(pilot)
             assert "fits 8 ×" not in screen_text(app), "it fits one device after that"

@@ -107,6 +107,8 @@ def _verdicts(plan: Plan) -> dict[str, str]:
         budgets = catalog_budgets(plan)
         tables = {name: table_of(planned_on(plan, name), on) for name, on in budgets.items()}
     except PlanError:
+        budgets, tables = {}, {}
+    if not budgets:  # what is wrong with the plan is wrong on every device
         return dict.fromkeys(catalog_names(), "not priced")
     words = {name: verdict_mark(table.verdict, "too small") for name, table in tables.items()}
     smallest = smallest_device(plan, budgets)

@@ -56,8 +56,9 @@ def budget_lines(view: PlanView, width: int, height: int) -> list[Line]:
     words = f"updating … {table.words}" if view.stale else f"{mark} {table.words}"
     lines += [[Span(f" {t}", "dim" if view.stale else role)] for t in wrap(words, width - 2, 2)]
     if view.cards is not None and not view.stale:
-        whole = view.cards.words
-        text = whole if len(whole) <= width - 2 else view.cards.short
+        whole, short = view.cards.words, view.cards.short
+        tries = (whole, short, short.partition(", ")[0])
+        text = next((words for words in tries if len(words) <= width - 2), short)
         lines += [[Span(f" {t}", "strong")] for t in wrap(text, width - 2, 1 if height < 6 else 2)]
     low, high = table.band_bytes
     room = min(2, max(0, height - len(lines) - (1 if height >= 5 and low < high else 0)))

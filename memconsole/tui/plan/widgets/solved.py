@@ -54,9 +54,11 @@ def solved_lines(solution: Solution, undo: str, width: int, height: int) -> list
     for y in range(down):
         line: Line = []
         for label, values in changes[y::down]:
+            cells = width // across - 2
+            room = max(LABEL - 1, min(len(label), cells - len(values)))
             line += [
-                Span(f" {left(label, LABEL - 1)} "),
-                Span(left(values, width // across - LABEL - 1), "strong"),
+                Span(f" {left(label, room)} "),
+                Span(left(values, cells - room), "strong"),
             ]
         lines.append(line)
     lines += [
