@@ -12,7 +12,7 @@ from memconsole.runs.read.follow import RunStatus
 from memconsole.runs.read.shown.missing import MARK
 from memconsole.runs.read.shown.words import ended_why, state_word
 from memconsole.runs.record.states import LIVE
-from memconsole.tui.draw.ink import Line, Span, fit, left, right, width_of
+from memconsole.tui.draw.ink import Line, Span, fit, left, right, width_of, wrap
 from memconsole.tui.draw.words import age_word, measure_word, rate_word, state_mark
 from memconsole.units import format_bytes, format_duration
 
@@ -102,9 +102,12 @@ def detail_lines(run: RunStatus, width: int) -> list[Line]:
     role = state_mark(run)[1] if why else "validation"
     if not why and run.best is not None and run.best_step is not None:
         why = f"best {run.best_by} {_figure(run.best, run)} at step {run.best_step:,}"
-    lines.append([Span(fit(f" {why}", width), role)] if why else [])
     tags = " ".join(f"#{tag}" for tag in run.tags)
     words = " ".join(run.note.split())
+    rows = 1 if tags or words else 2
+    lines += [[Span(f" {text}", role)] for text in wrap(why, width - 1, rows)] or [[]]
+    if len(lines) > 2:
+        return lines
     head = Span(
         f" {fit(tags, max(width // 2, width - 2 - cell_len(words)))} " if tags else " ", "accent"
     )

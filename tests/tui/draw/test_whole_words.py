@@ -202,6 +202,19 @@ def test_a_note_beside_tags_is_cut_with_a_sign(tags: tuple[str, ...], width: int
     assert row.count("…") == 1 + (len(tags) > 2)
 
 
+@pytest.mark.parametrize("note", ["", "too much work"])
+def test_why_a_run_ended_takes_the_line_of_its_note_if_it_has_none(note: str) -> None:
+    run = RunStatus(
+        id="r", name="r", state="failed", phase="", step=7, total_steps=9, loss=None, backend="torch",
+        model="stories", created_wall=1.0, ended_by="killed", note=note,
+        evidence="SIGKILL at step 7, phase train from outside memconsole; the kernel recorded no out-of-memory kill",
+    )  # fmt: skip
+    rows = [plain(line).strip() for line in detail_lines(run, 78)]
+    assert len(rows) == 3
+    assert rows[2] == note or rows[2].endswith("no out-of-memory kill")
+    assert (" ".join(rows[1:]) == f"killed: {run.evidence}") == (not note)
+
+
 @pytest.mark.parametrize("width", range(24, 58))
 def test_the_heads_of_the_epochs_are_whole(width: int) -> None:
     head = plain(epoch_lines(RunView(snapshot()), width, 9)[1])
