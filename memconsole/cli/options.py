@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,16 @@ from memconsole.cli import completing
 
 if TYPE_CHECKING:
     from memconsole.plan.plan import Plan
+
+
+class Number(click.FloatRange):
+    """A number of a range that is neither infinite nor NaN. Of NaN, no comparison with an end of the range is true."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{found} is not a number to compute with.", param, ctx)
+        return found
 
 
 def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,6 +49,15 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def _known_device(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
+    """`name` as it is. Raises `PlanError` if no device has it."""
+    from memconsole.plan.check import device_kind
+
+    if name is not None:
+        device_kind(name)
+    return name
+
+
 checkpoint_option = click.option(
     "--checkpoint",
     default="best-or-last",
@@ -48,6 +68,7 @@ checkpoint_option = click.option(
 device_option = click.option(
     "--device",
     metavar="NAME",
+    callback=_known_device,
     shell_complete=completing.local_devices,
     help="Compute on auto, cpu, cuda:0, mps or tpu. Default: the device of the run.",
 )
@@ -56,7 +77,7 @@ device_option = click.option(
 timeout_option = click.option(
     "--timeout",
     "limit_seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     default=600.0,
     show_default=True,
     metavar="SECONDS",

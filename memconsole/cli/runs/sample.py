@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from memconsole.cli.completing import run_names
-from memconsole.cli.options import checkpoint_option, device_option
+from memconsole.cli.options import Number, checkpoint_option, device_option
 from memconsole.cli.runs.program import run_on_terminal, run_program
 from memconsole.runs.record.directory import find_run
 
@@ -28,13 +28,13 @@ def sampling_options(temperature: str, tokens: str) -> Decorator:
             "--top-p",
             default=1.0,
             show_default=True,
-            type=click.FloatRange(0.0, 1.0, min_open=True),
+            type=Number(0.0, 1.0, min_open=True),
             help="Draw from the fewest tokens that are together this likely.",
         ),
         click.option("--top-k", default=50, show_default=True, type=click.IntRange(0)),
         click.option(
             "--temperature",
-            type=click.FloatRange(0.0, 10.0),
+            type=Number(0.0, 10.0),
             help=f"Default: {temperature}.",
         ),
         click.option(

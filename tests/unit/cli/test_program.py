@@ -121,3 +121,26 @@ def test_a_current_folder_that_is_gone_is_said(
     result = CliRunner().invoke(cli, words)
     assert isinstance(result.exception, PlanError)
     assert "the current folder is gone: change to one that exists" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--temperature", "nan"), ("--top-p", "nan"), ("--temperature", "inf"), ("--top-p", "0")],
+)
+def test_no_token_is_drawn_with_what_is_no_number(
+    option: str, value: str, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "program", lambda *_: pytest.fail("the program began"))
+    result = CliRunner().invoke(cli, ["sample", run.id, option, value])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option}'" in result.output
+
+
+def test_a_device_that_does_not_exist_is_refused_before_the_program_begins(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "program", lambda *_: pytest.fail("the program began"))
+    for words in (["sample", run.id], ["chat", run.id], ["predict", run.id, "x", "y"]):
+        result = CliRunner().invoke(cli, [*words, "--device", "gpu"])
+        assert isinstance(result.exception, PlanError)
+        assert 'device.name = "gpu": not one of auto, cpu' in str(result.exception)
