@@ -56,6 +56,17 @@ def test_a_malformed_line_of_json_is_named(bad: str, tmp_path: Path) -> None:
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+@pytest.mark.parametrize("content", ["null", "\ufeff\n null\n" + ROWS[0] + "\n"])
+def test_a_file_that_begins_with_null_is_refused(name: str, content: str, tmp_path: Path) -> None:
+    """pyarrow's reader would end this process."""
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(DataError, match="line 1: holds no object with fields") as refused:
+        opened(path)
+    assert str(refused.value).startswith(f"{path}: ")
+
+
 def test_one_lone_surrogate_costs_one_character_and_no_file(tmp_path: Path) -> None:
     path = lines_of(tmp_path / "rows.jsonl", '{"text": "lone \\ud800, a pair \\ud83d\\ude00"}')
     texts = opened(path).read(0, 6)

@@ -34,6 +34,8 @@ def load_table(
             raise DataError(f"{path}: cannot be read: {error.strerror}") from None
         if "::" in str(path):
             raise DataError(f'{path}: "::" in the name of a table cannot be read; rename it')
+        if kind in ("json", "jsonl"):
+            json_lines.check_first(path)
     apart = kind == "csv" or (kind == "parquet" and not only)
     if apart and len({(*sorted(header(kind, path)), _separator(kind, path)) for path in files}) > 1:
         return _joined(kind, files, used)
