@@ -163,7 +163,19 @@ def test_held_out_pairs_without_an_answer_in_their_rows_are_refused(
     run = create_run(plan(pairs, "torch", data__validation=str(long)))
     assert attempt(run) != 0
     assert final(run)["reason"] == "bad_data"
-    assert "no answer of the held-out pairs" in capsys.readouterr().err
+    assert "the answers of every held-out pair are equal, or not within" in capsys.readouterr().err
+
+
+def test_pairs_whose_answers_are_all_equal_are_refused_as_such(
+    pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alike = tmp_path / "alike.jsonl"
+    alike.write_text('{"prompt": "Where? ", "chosen": "Here.", "rejected": "Here."}\n' * 30)
+    changes = {"data__source": str(alike), "data__validation": str(pairs)}
+    run = create_run(plan(pairs, "torch", **changes))
+    assert attempt(run) != 0
+    assert final(run)["reason"] == "bad_data"
+    assert "are equal, or not within" in capsys.readouterr().err
 
 
 def test_cut_answers_of_held_out_pairs_are_warned_of(pairs: Path, tmp_path: Path) -> None:

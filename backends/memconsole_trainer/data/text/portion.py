@@ -169,8 +169,9 @@ def _nothing_learned(plan: Plan, source: Documents | TokenRows, exact: bool) -> 
             )
         if plan.train.objective == "dpo":
             return (
-                f"no answer of the {documents} is within data.sequence_length = {plan.data.sequence_length:,} tokens, and "
-                f"{setting} learns nothing else; expected longer rows, or shorter prompts"
+                f"the answers of each of the {documents} are equal, or not within data.sequence_length = "
+                f"{plan.data.sequence_length:,} tokens, and {setting} learns nothing else; expected other pairs, longer rows, or "
+                "shorter prompts"
             )
         return (
             f"the {documents} hold no answer, and {setting} learns nothing else; expected messages of the "

@@ -85,8 +85,8 @@ def held_out_pairs(
     tokens, cuts = laid(pairs, tokenizer, length + 1)
     if found and not (tokens >= 0).any():
         raise DataError(
-            f"no answer of the held-out pairs is within data.sequence_length = {length:,} tokens, and no other token counts; "
-            "expected longer rows, or shorter prompts"
+            f"the answers of every held-out pair are equal, or not within data.sequence_length = {length:,} tokens, and no "
+            "other token counts; expected other pairs, longer rows, or shorter prompts"
         )
     return Validation(
         rows=ArrayRows(tokens, length + 1, length + 1),
