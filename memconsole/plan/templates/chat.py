@@ -119,7 +119,10 @@ def message_list(value: Any, column: str) -> list[Message]:
     """The messages of a field `column`: a list, or its JSON as tables often hold it. Raises `RecordError`."""
     value = _parsed(value, column, "list")
     if not isinstance(value, list) or not value:
-        raise RecordError(f'field "{column}" holds {_kind(value)}, expected a list of messages')
+        text = "" if column in ("messages", "conversations") else "text or "
+        raise RecordError(
+            f'field "{column}" holds {_kind(value)}, expected {text}a list of messages'
+        )
     return [_message(one, f"{column}[{number}]") for number, one in enumerate(value)]
 
 
@@ -157,5 +160,11 @@ def _listed(record: Mapping[str, Any]) -> str:
 
 def _kind(value: Any) -> str:
     one_list = "a list" if value else "an empty list"
-    names: dict[type, str] = {str: "text", list: one_list, dict: "an object"}
+    names: dict[type, str] = {
+        str: "text",
+        list: one_list,
+        dict: "an object",
+        int: "a number",
+        float: "a number",
+    }
     return "nothing" if value is None else names.get(type(value), "a value")

@@ -130,11 +130,12 @@ def test_a_chat_keeps_its_system_message_and_what_its_template_asks_for() -> Non
         ({"chosen": "a", "rejected": "b"}, '"prompt" is missing'),
         ({"chosen": [YES], "rejected": [NO]}, '"prompt" is missing'),
         ({"chosen": ASKED, "rejected": [NO]}, "does not end with a message of the assistant"),
-        ({**PAIR, "chosen": [3]}, r"\"chosen\[0\]\" holds a value, expected a message"),
-        ({**PAIR, "prompt": [3]}, r"\"prompt\[0\]\" holds a value, expected a message"),
+        ({**PAIR, "chosen": [3]}, r"\"chosen\[0\]\" holds a number, expected a message"),
+        ({**PAIR, "prompt": [3]}, r"\"prompt\[0\]\" holds a number, expected a message"),
+        ({**PAIR, "rejected": 3}, '"rejected" holds a number, expected text or a list of messages'),
         (
             {"conversations": ASKED, "chosen": YES, "rejected": NO},
-            '"chosen" holds an object, expected a list of messages',
+            '"chosen" holds an object, expected text or a list of messages',
         ),
         (
             {"question": "Where?", "chosen": "Here.", "rejected": "No."},
