@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,7 +23,7 @@ from memconsole.tui.draw.words import signed_bytes
 from memconsole.tui.plan.widgets.budget_bar import budget_lines
 from memconsole.tui.plan.widgets.memory_table import table_lines
 from memconsole.tui.plan.widgets.plan_summary import summary_lines
-from memconsole.tui.plan.widgets.toggle_detail import ToggleDetail, brief_lines
+from memconsole.tui.plan.widgets.toggle_detail import ToggleDetail, brief_lines, detail_lines
 from memconsole.tui.plan.widgets.toggles import toggle_line
 from memconsole.tui.views.plan_view import ExactState, PlanView
 from memconsole.units import format_bytes
@@ -95,6 +96,17 @@ def test_why_a_value_is_not_taken_or_saves_nothing_is_never_cut(backend: str) ->
         rows = [plain(line) for line in brief_lines(shown, LEFT, 6)]
         assert saving.reason in " ".join(" ".join(rows).split())
         assert all(len(text) <= LEFT for text in rows)
+
+
+@pytest.mark.parametrize("drawn", [brief_lines, detail_lines])
+def test_what_an_optimization_does_is_whole_or_ends_with_a_sign(drawn: Any) -> None:
+    view = view_of()
+    for n, row in enumerate(OPTIMIZATIONS):
+        for height in range(3, 9):
+            rows = [plain(line).strip() for line in drawn(replace(view, cursor=n), LEFT, height)]
+            said = " ".join(rows)
+            assert len(rows) <= height
+            assert row.help in said or said.endswith("…") or row.help[:20] not in said, rows
 
 
 def test_the_tier_stands_in_a_column_of_its_own() -> None:

@@ -45,7 +45,8 @@ def detail_lines(view: PlanView, width: int, height: int) -> list[Line]:
     lines = [rule(row.label, width, row.key), *about, *refusal, *notes, *values]
     if view.rows or len(lines) > height:
         lines = refusal or [*notes, *_next(view, width)]
-        lines += about if len(lines) + len(about) <= height else _dim(row.help, width)
+        room = height - len(lines)
+        lines += about if len(about) <= room else _dim(row.help, width, room)
         if len(lines) < height:
             lines = [rule(row.label, width, row.key), *lines]
     if view.rows:
@@ -61,12 +62,14 @@ def brief_lines(view: PlanView, width: int, height: int) -> list[Line]:
     """The same for little room: notes and what the next press does, or why the present value is refused."""
     refusal = _refusal(view.row.refusal(view.plan, kind=view.kind), width)
     lines = refusal or [*_notes(view, width), *_next(view, width)]
-    lines += [brief(view.rows, width)] if view.rows else _dim(view.row.help, width)
+    room = height - len(lines)
+    lines += [brief(view.rows, width)] if view.rows else _dim(view.row.help, width, room)
     return lines[:height]
 
 
-def _dim(text: str, width: int) -> list[Line]:
-    return [[Span(f" {row}", "dim")] for row in wrap(text, width - 2, MOST_ROWS)]
+def _dim(text: str, width: int, most: int = MOST_ROWS) -> list[Line]:
+    """The text in at most `most` rows. If it is longer, the last one ends with a sign."""
+    return [[Span(f" {row}", "dim")] for row in wrap(text, width - 2, min(most, MOST_ROWS))]
 
 
 def _refusal(reason: str | None, width: int) -> list[Line]:
