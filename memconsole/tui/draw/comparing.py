@@ -18,7 +18,7 @@ from memconsole.runs.read.shown.words import ended_words
 from memconsole.runs.read.state.figures import best_evaluation, loss_units
 from memconsole.tui.draw.axes import Axes
 from memconsole.tui.draw.chart import Series, choose_axes, finite, plot
-from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule, wrap
+from memconsole.tui.draw.ink import Line, Span, fit, fit_end, left, right, rule, wrap
 from memconsole.tui.draw.words import (
     VERDICTS,
     loss_word,
@@ -154,11 +154,12 @@ def _rate(run: RunSnapshot, units: str) -> str:
 
 
 def difference_rows(plans: Sequence[Plan], cells: int, width: int) -> list[Line]:
-    """The settings that are not the same in all plans."""
+    """The settings that are not the same in all plans. Of a path that is too long, the end is shown."""
     found = differing(plans)
     lines = [rule("settings that differ", width, "" if found else "none")]
     for key, values in found.items():
-        lines.append(_row(key, [value_word(value) for value in values], cells))
+        words = [value_word(value) for value in values]
+        lines.append(_row(key, [fit_end(w, cells - 1) if "/" in w else w for w in words], cells))
     return lines
 
 

@@ -74,6 +74,15 @@ def fit(text: str, width: int) -> str:
     return set_cell_size(text, width - 1).rstrip() + "…"
 
 
+def fit_end(text: str, width: int) -> str:
+    """The end of `text` in at most `width` cells; a cut is marked with an ellipsis."""
+    if cell_len(text) <= width:
+        return text
+    while text and cell_len(text) >= width:
+        text = text[1:]
+    return f"…{text}" if width > 0 else ""
+
+
 def fit_parts(text: str, width: int) -> str:
     """As many whole parts of ``a · b · c`` as `width` cells hold; a first part that is too long is cut."""
     parts = text.split(" · ")

@@ -15,6 +15,7 @@ from memconsole.runs.read.follow import RunStatus
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.record.log import events
 from memconsole.runs.record.states import Verdict as Outcome
+from memconsole.tui.draw.comparing import difference_rows
 from memconsole.tui.draw.ink import plain
 from memconsole.tui.plan.dialogs.choices import choices_for
 from memconsole.tui.plan.pricing import price
@@ -200,6 +201,19 @@ def test_a_note_beside_tags_is_cut_with_a_sign(tags: tuple[str, ...], width: int
     assert row.endswith("…")
     assert cell_len(row) <= width
     assert row.count("…") == 1 + (len(tags) > 2)
+
+
+def test_paths_that_differ_show_their_ends() -> None:
+    paths = (
+        "/data/of/a/long/folder/with/日本/texts-a.jsonl",
+        "/data/of/another/long/folder/texts-b.jsonl",
+    )
+    compared = [replace(Plan(), {"data.source": path}) for path in paths]
+    for cells in (12, 22, 30, 60):
+        row = plain(difference_rows(compared, cells, 80)[1])
+        assert "-a.jsonl" in row
+        assert "-b.jsonl" in row
+        assert row.count("…") == sum(cell_len(path) > cells - 1 for path in paths)
 
 
 @pytest.mark.parametrize("note", ["", "too much work"])
