@@ -129,9 +129,11 @@ class Regression:
         known = catalog.datasets().get(plan.data.source)
         where = plan.data.source if known is None else known.where or ""
         if not where.lower().endswith(WINDOW_FILES):
+            windows, controls = DATASETS[:2]
             raise PlanError(
                 f"data.source = {quote(plan.data.source)}: {plan.model.name} learns from windows of numbers; "
-                f"expected an HDF5 file ({', '.join(WINDOW_FILES)}) with {' and '.join(DATASETS[:2])}",
+                f"expected an HDF5 file ({', '.join(WINDOW_FILES)}) with {windows} (rows, steps, features) and {controls} "
+                "(rows, outputs)",
                 "data.source",
             )
         assert isinstance(model, Regressor)
