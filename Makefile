@@ -14,8 +14,15 @@ install: .venv/.installed
 	$(PIP) --editable '.[all]'
 	touch $@
 
-.venv/.installed-dev: .venv/.installed
-	$(PIP) --editable '.[dev]'
+# Without bytecode: pip would compile every module, and the tests import a quarter of them.
+.venv/.installed-dev: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) --no-compile --editable '.[dev]'
+	touch .venv/.installed $@
+
+# One process compiles what the tests import; otherwise each process of the gate would, at the same time.
+.venv/.bytecode: .venv/.installed-dev
+	-PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only -qq > /dev/null
 	touch $@
 
 run: install
@@ -36,10 +43,12 @@ GATE = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not slow and not mac
 COSTLY = tests/tui/draw/test_tui_screens.py tests/tui/plan/test_fit_key.py tests/tui/plan/test_tui_plan.py \
 	tests/tui/test_pictures.py tests/unit/cli/test_cli_fit.py tests/unit/memory/test_solve.py
 
-check: lint
+check:
+	$(MAKE) --jobs 2 lint .venv/.bytecode
 	$(GATE) --durations 10 tests/unit tests/tui $(addprefix --ignore ,$(COSTLY))
 
-test: lint
+test:
+	$(MAKE) --jobs 2 lint .venv/.bytecode
 	$(GATE) --durations 25
 
 # Needs Debian's slurmctld, slurmd, slurm-client and munge: it starts a cluster of its own.
