@@ -19,6 +19,8 @@ QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=
 if version("jaxlib").startswith("0.10."):  # another version may abort at these flags
     QUICK += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 os.environ.setdefault("XLA_FLAGS", QUICK)
+# Tracing makes many objects that live until the test ends; to look for garbage among them is in vain.
+gc.set_threshold(50_000)
 # A few examples, the same each time; `make soak` looks for new ones.
 settings.register_profile("fixed", max_examples=20, derandomize=True, deadline=None)
 settings.register_profile("searching", max_examples=150, deadline=None)

@@ -62,11 +62,12 @@ def _products_by_eigen() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _compile_late() -> Iterator[None]:
-    """Engines of JAX compile their programs of a step and of an evaluation on first use: few tests need both."""
+    """Engines of JAX compile their programs of a step, an evaluation and a sample on first use: few tests need all."""
     with pytest.MonkeyPatch.context() as patch:
         with contextlib.suppress(ImportError):
             from memconsole_jax.compiled import compiling
             from memconsole_jax.compiled.programs import Programs
+            from memconsole_jax.tasks.sampling import TokenSampler
 
             whole = compiling.compiled
             train, evaluate = Programs.lower_train, Programs.lower_evaluate
@@ -85,6 +86,8 @@ def _compile_late() -> Iterator[None]:
                     return whole(programs)
 
             patch.setattr(compiling, "compiled", compiled)
+            # A sampler compiles what was not prepared.
+            patch.setattr(TokenSampler, "prepare", lambda sampler, tokens: lambda: None)
         yield
 
 
