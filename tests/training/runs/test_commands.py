@@ -11,10 +11,11 @@ import pytest
 from tests.shell import COMMAND, memconsole, wait_for_step
 
 SMALL = [
-    "--set", "model.target_params=500000", "--set", "data.vocab_size=1024",
+    "--set", "model.target_params=200000", "--set", "data.vocab_size=512",
     "--set", "data.sequence_length=32", "--set", "train.batch_size=4",
     "--set", "train.log_every=2", "--set", "train.sample_tokens=8",
-    "--set", "data.max_examples=12", "--set", "device.name=cpu",
+    "--set", "optimize.accumulation_steps=1",
+    "--set", "data.max_examples=6", "--set", "device.name=cpu",
 ]  # fmt: skip
 
 
@@ -60,7 +61,7 @@ def test_training_ends_in_a_summary_and_both_backends_tell_the_same_story(
     for backend in ("torch", "jax"):
         output = memconsole(
             environment, "train", "--set", f"backend={backend}", *SMALL,
-            "--set", "train.max_steps=40", "--set", "train.log_every=1",
+            "--set", "train.max_steps=20", "--set", "train.log_every=1",
         )  # fmt: skip
         assert "TRAINING COMPLETE" in output
         assert "Final validation loss" in output
@@ -73,7 +74,7 @@ def test_training_ends_in_a_summary_and_both_backends_tell_the_same_story(
         assert report["memory"]["measured"]["peak_bytes"] > 0
         assert report["memory"]["estimated"]["peak_bytes"] > 0
         curves.append({s["step"]: s["loss"] for s in report["steps"]})
-    assert list(curves[0]) == list(curves[1]) == list(range(1, 41))
+    assert list(curves[0]) == list(curves[1]) == list(range(1, 21))
     for step, loss in curves[0].items():
         assert curves[1][step] == pytest.approx(loss, rel=0.02)
 

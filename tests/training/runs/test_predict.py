@@ -332,20 +332,20 @@ def test_the_command_runs_the_trainer_with_its_options(
     runs: Runs, ratings: Path, tmp_path: Path
 ) -> None:
     run = runs("recommendation", "torch")
-    out = tmp_path / "items.csv"
-    options = ["--top", "3", "--seen", "--checkpoint", "step-6"]
-    done = CliRunner().invoke(cli, ["predict", run.id, str(ratings), str(out), *options])
+    # The same ratings in columns of other names.
+    source, out = tmp_path / "other.csv", tmp_path / "items.csv"
+    rows = [line.split("::") for line in ratings.read_text().splitlines()]
+    lines = ["moment,thing,who", *(f"{time},{item},{user}" for user, item, _, time in rows)]
+    source.write_text("\n".join(lines))
+    options = ["--top=3", "--seen", "--checkpoint=step-6"]
+    columns = ["--user-column=who", "--item-column=thing", "--time-column=moment"]
+    arguments = ["predict", run.id, str(source), str(out), *options, *columns]
+    done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 0
     assert done.output.endswith(f": 3 items for each of 40 users in {out}\n")
     assert {len(listed) for listed in recommended(out).values()} == {3}
-    # The same ratings in columns of other names.
-    other, again = tmp_path / "other.csv", tmp_path / "again.csv"
-    rows = [line.split("::") for line in ratings.read_text().splitlines()]
-    lines = ["moment,thing,who", *(f"{time},{item},{user}" for user, item, _, time in rows)]
-    other.write_text("\n".join(lines))
-    columns = ["--user-column=who", "--item-column=thing", "--time-column=moment"]
-    arguments = [run.id, str(other), str(again), *options]
-    assert CliRunner().invoke(cli, ["predict", *arguments, *columns]).exit_code == 0
+    again = tmp_path / "again.csv"
+    assert called(predict, run.path, ratings, again, *options) == 0
     assert again.read_text() == out.read_text()
 
 
