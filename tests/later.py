@@ -79,6 +79,7 @@ LATER = (
     "training/loop/test_longer_runs.py::test_a_run_goes_on_with_its_own_tokenizer_once_the_given_one_is_gone[jax]",
     "training/loop/test_mixed_runs.py::test_a_resumed_run_on_kept_tokens_is_an_uninterrupted_one_that_tokenizes[jax]",
     "training/loop/test_pause.py::test_a_paused_run_goes_on_to_the_same_end[jax]",
+    "training/loop/test_preference_runs.py::test_a_run_on_preferences_learns_them_and_a_resumed_one_is_the_same[jax-True]",
     "training/loop/test_preflight.py::test_a_run_is_to_the_bit_what_it_is_without_a_preflight[jax-]",
     "training/loop/test_preflight.py::test_a_run_is_to_the_bit_what_it_is_without_a_preflight[jax-bf16-sr-muon]",
     "training/loop/test_preflight.py::test_a_run_is_to_the_bit_what_it_is_without_a_preflight[jax-fp16-adamw-8bit-0.9]",

@@ -25,6 +25,7 @@ from memconsole_torch.tracing.trace_liveness import Liveness
 from tests.accuracy.random_plans import draw as draw_small
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case, describe, draw
+from tests.training.harness.grids import spread
 
 LATER = pytest.mark.slow
 """More of the same, by `make soak`."""
@@ -223,21 +224,22 @@ def test_attention_with_dropout_is_priced_as_it_is_traced(
         assert expected[phase] == pytest.approx(found[phase], rel=0.03), phase
 
 
-@pytest.mark.parametrize("targets", ["attention", "query-value", "mlp"])
 @pytest.mark.parametrize(
-    ("kind", "precision", "checkpointing"),
-    [("cpu", "fp32", "none"), ("gpu", "bf16", "selective"), ("gpu", "bf16", "full")],
+    ("targets", "mode"),
+    spread(
+        ["attention", "query-value", "mlp"],
+        [("gpu", "bf16", "selective"), ("gpu", "bf16", "full"), ("cpu", "fp32", "none")],
+    ),
 )
-def test_matrices_without_adapters_keep_less(
-    kind: str, precision: str, checkpointing: str, targets: str
-) -> None:
+def test_matrices_without_adapters_keep_less(targets: str, mode: tuple[str, str, str]) -> None:
+    kind, precision, checkpointing = mode
     changes = {
         "optimize.freeze_base": True, "optimize.lora_rank": 4, "optimize.lora_targets": targets,
         "optimize.precision": precision, "optimize.gradient_checkpointing": checkpointing,
         "data.sequence_length": 128, "train.batch_size": 4,
     }  # fmt: skip
     case = with_settings(changes)
-    architecture = msgspec.structs.replace(case.architecture, layers=4, vocab_size=300)
+    architecture = msgspec.structs.replace(case.architecture, layers=2, vocab_size=300)
     case = Case(architecture, case.plan, kind)
     expected, found = estimated(case), traced(case)
     for phase in ("loss", "backward", "evaluation"):
@@ -247,29 +249,32 @@ def test_matrices_without_adapters_keep_less(
 ADAPTERS = {"optimize.freeze_base": True, "optimize.lora_rank": 4}
 
 
-@pytest.mark.parametrize("kind", ["cpu", "gpu"])
 @pytest.mark.parametrize(
-    ("changes", "near"),
-    [
-        ({"optimize.precision": "bf16"}, 0.01),
-        ({"optimize.gradient_checkpointing": "selective"}, 0.01),
-        (ADAPTERS, 0.01),
-        (ADAPTERS | {"optimize.lora_targets": "mlp"}, 0.01),
-        (ADAPTERS | {"optimize.lora_targets": "attention"}, 0.08),
-    ],
+    ("case", "kind"),
+    spread(
+        [
+            ({"optimize.precision": "bf16"}, 0.01),
+            ({"optimize.gradient_checkpointing": "selective"}, 0.01),
+            (ADAPTERS, 0.01),
+            (ADAPTERS | {"optimize.lora_targets": "mlp"}, 0.01),
+            (ADAPTERS | {"optimize.lora_targets": "attention"}, 0.08),
+        ],
+        ["cpu", "gpu"],
+    ),
     ids=str,
 )
 def test_a_parallel_block_is_priced_as_it_is_traced(
-    changes: dict[str, Any], near: float, kind: str
+    case: tuple[dict[str, Any], float], kind: str
 ) -> None:
+    changes, near = case
     architecture = Architecture(
         family="gpt_neox", vocab_size=1000, hidden_size=192, layers=3, heads=6, kv_heads=6, head_size=32,
         intermediate_size=768, max_positions=512, norm="layernorm", activation="gelu", gated_mlp=False,
         biases=True, rotary_size=8, parallel_residual=True, tied_embeddings=False,
     )  # fmt: skip
     sizes = {"data.sequence_length": 128, "train.batch_size": 4}
-    case = Case(architecture, replace(Plan(), sizes | changes), kind)
-    expected, found = estimated(case), traced(case)
+    whole = Case(architecture, replace(Plan(), sizes | changes), kind)
+    expected, found = estimated(whole), traced(whole)
     assert expected["loss"] == pytest.approx(found["loss"], rel=0.01)
     assert expected["backward"] == pytest.approx(found["backward"], rel=near)
     assert expected["evaluation"] == pytest.approx(found["evaluation"], rel=0.02)
