@@ -17,7 +17,7 @@ from tests.shell import COMMAND, memconsole
 ALLOWED_BYTES = 90 * 2**20
 PLAN = {
     "model.target_params": 1_000_000, "data.vocab_size": 1024, "data.sequence_length": 64,
-    "train.batch_size": 128, "train.max_steps": 3, "train.sample_tokens": 4, "device.name": "cpu",
+    "train.batch_size": 128, "train.max_steps": 1, "train.sample_tokens": 4, "device.name": "cpu",
     "device.memory_fraction": ALLOWED_BYTES / psutil.virtual_memory().total,
 }  # fmt: skip
 """About 400 MiB by the estimate of either backend."""

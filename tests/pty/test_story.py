@@ -154,7 +154,7 @@ def test_the_whole_story_by_keys(opened: Open, environment: dict[str, str]) -> N
 
 @pytest.mark.timeout(600)
 def test_a_finished_run_shows_its_summary(opened: Open, environment: dict[str, str]) -> None:
-    console = opened(*SMALL, "--set", "train.max_steps=40", columns=160, rows=48)
+    console = opened(*SMALL, "--set", "train.max_steps=12", columns=160, rows=48)
     console.wait_for("fits, .* free")
     launch(console)
     console.wait_for("finished", SLOW)

@@ -14,7 +14,6 @@ SMALL = [
     "--set", "model.target_params=200000", "--set", "data.vocab_size=512",
     "--set", "data.sequence_length=32", "--set", "train.batch_size=4",
     "--set", "train.log_every=2", "--set", "train.sample_tokens=8",
-    "--set", "optimize.accumulation_steps=1",
     "--set", "data.max_examples=6", "--set", "device.name=cpu",
 ]  # fmt: skip
 
