@@ -10,6 +10,7 @@ from pathlib import Path
 
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.record.directory import RunDirectory
+from tests.faults.run_story import end
 
 COMMAND = (sys.executable, "-m", "memconsole")
 
@@ -21,6 +22,12 @@ def memconsole(env: Mapping[str, str], *arguments: str, code: int | None = 0) ->
     )
     assert code is None or done.returncode == code, done.stdout + done.stderr
     return done.stdout
+
+
+def end_runs(env: Mapping[str, str]) -> None:
+    """Kill every process of the runs that commands have started in `env`."""
+    for plan in Path(env["XDG_STATE_HOME"]).glob("memconsole/runs/*/plan.toml"):
+        end(RunDirectory(plan.parent))
 
 
 def wait_for_step(env: Mapping[str, str], run: str, step: int, seconds: float = 120) -> int:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.shell import memconsole
+from tests.shell import end_runs
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Of a person at a local terminal, whose runs are the test's own; the last of them ends with it."""
+    """Of a person at a local terminal, whose runs are the test's own, and end with it."""
     env = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("SSH_", "NO_COLOR"))},
         "XDG_STATE_HOME": str(tmp_path / "state"),
@@ -21,4 +21,4 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
         "LC_ALL": "C.UTF-8",
     }
     yield env
-    memconsole(env, "stop", "latest", "--kill", "--yes", code=None)
+    end_runs(env)

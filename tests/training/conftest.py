@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.shell import memconsole
+from tests.shell import end_runs
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "green", "hills"]
 
@@ -45,10 +45,10 @@ def moving(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Of commands whose runs are the test's own; the last of them ends with it."""
+    """Of commands whose runs are the test's own, and end with it."""
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     yield env
-    memconsole(env, "stop", "latest", "--kill", "--yes", code=None)
+    end_runs(env)
 
 
 @pytest.fixture(autouse=True, scope="session")
