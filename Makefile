@@ -14,7 +14,7 @@ install: .venv/.installed
 	$(PIP) --editable '.[all]'
 	touch $@
 
-# Without bytecode: pip would compile every module, and the tests import a quarter of them.
+# Without bytecode: pip would compile every module, and the tests import a third of them.
 .venv/.installed-dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) --no-compile --editable '.[dev]'
