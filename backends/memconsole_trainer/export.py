@@ -52,6 +52,8 @@ def _written(
             raise PlanError(f"--format {form}: is for runs that learned language")
         return export_model(found, out, dtype)
     if form == "bitnet":
+        if any(p.role == "experts" for p in found.model.parameters()):
+            raise PlanError("--format bitnet: there are no codes for models with experts")
         return export_bitnet(found, out)
     if form == "peft":
         export_adapters(found, out, dtype)

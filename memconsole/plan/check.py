@@ -63,6 +63,7 @@ def check(plan: Plan) -> None:
     else:
         _check_without_text(plan)
         _refuse_set(plan, ("train.objective",), "is for language models; leave it out")
+        _refuse_set(plan, ("train.expert_balance",), "{model} has no experts; leave it out")
         _check_no_dropout(plan)
     _check_rows(plan)
     _check_validation(plan)

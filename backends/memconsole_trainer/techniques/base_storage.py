@@ -24,7 +24,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.models.model import Parameter
+from memconsole.plan.models.model import STORED_MATRICES, Parameter
 from memconsole.plan.plan import BaseStorage, Plan
 
 BLOCK = 64
@@ -51,7 +51,7 @@ def is_quantized(plan: Plan, parameter: Parameter) -> bool:
     the embedding, head or norms."""
     o = plan.optimize
     frozen = o.freeze_base or o.lora_rank > 0
-    return frozen and o.base_storage != "bf16" and parameter.role == "matrix"
+    return frozen and o.base_storage != "bf16" and parameter.role in STORED_MATRICES
 
 
 def blocks_of(size: int) -> int:

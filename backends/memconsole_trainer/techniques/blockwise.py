@@ -23,7 +23,7 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.models.model import TABLES, Parameter
+from memconsole.plan.models.model import STORED_MATRICES, TABLES, Parameter
 
 BLOCK = 256
 """Elements that share a scale."""
@@ -47,7 +47,7 @@ def is_quantized(optimizer: str, parameter: Parameter) -> bool:
     always do.
     """
     tables = TABLES if optimizer == "adamw8-all" else ()
-    return parameter.role in ("matrix", *tables) and parameter.size >= SMALLEST
+    return parameter.role in (*STORED_MATRICES, *tables) and parameter.size >= SMALLEST
 
 
 def scales_of(size: int) -> int:

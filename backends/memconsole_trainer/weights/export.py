@@ -20,7 +20,7 @@ from memconsole_trainer.weights.huggingface import exported
 SHARD_BYTES = 4 << 30
 DTYPES = ("float32", "bfloat16", "float16")
 """The types that weights are exported in."""
-_OWN_TOKENS = ("phi3", "smollm3", "olmo2")
+_OWN_TOKENS = ("phi3", "smollm3", "olmo2", "olmoe", "mixtral")
 """Kinds whose default special tokens are those of their own vocabularies."""
 CLASSES = {
     "gpt2": "GPT2LMHeadModel",
@@ -29,6 +29,9 @@ CLASSES = {
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "granite": "GraniteForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
@@ -226,6 +229,8 @@ def config(a: Architecture) -> dict[str, Any]:
             "residual_multiplier": a.residual_multiplier,
             "logits_scaling": a.logits_scaling,
         }
+    elif a.experts:
+        kind, more = _experts(a)
     elif not a.pre_norms:
         kind = "olmo2"
     elif a.query_key_norm:
@@ -243,6 +248,22 @@ def config(a: Architecture) -> dict[str, Any]:
     if kind in _OWN_TOKENS:
         more |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     return _described(kind, a, **shape, **rope, **more, hidden_act="silu")
+
+
+def _experts(a: Architecture) -> tuple[str, dict[str, Any]]:
+    """The model type of a mixture of experts, and what it says of them."""
+    more = {"num_experts_per_tok": a.picked_experts, "router_aux_loss_coef": 0.0}
+    if a.family == "mixtral":
+        return "mixtral", {
+            **more,
+            "num_local_experts": a.experts,
+            "sliding_window": a.sliding_window,
+        }
+    more |= {"num_experts": a.experts, "norm_topk_prob": a.normalized_shares}
+    if a.joint_query_key_norm:
+        return "olmoe", {**more, "clip_qkv": None}
+    inner = {"moe_intermediate_size": a.intermediate_size, "decoder_sparse_step": 1}
+    return "qwen3_moe", {**more, **inner, "mlp_only_layers": [], "use_sliding_window": False}
 
 
 def _gpt_neox(a: Architecture) -> dict[str, Any]:

@@ -59,12 +59,8 @@ class HuggingFaceWeights:
             place = stored(parameter, architecture)
             if place is not None:
                 self._places[parameter.name] = place
-        used = {place.name for place in self._places.values()}
-        absent = [
-            name
-            for name in dict.fromkeys(p.name for p in self._places.values())
-            if name not in self._named
-        ]
+        used = dict.fromkeys(name for place in self._places.values() for name in place.names)
+        absent = [name for name in used if name not in self._named]
         if absent:
             raise WeightsError(f"{directory}: no tensor {_listed(absent)}")
         for name, place in self._places.items():
@@ -90,20 +86,37 @@ class HuggingFaceWeights:
         if name not in self._places:
             parameter = self._parameters[name]
             return np.full(parameter.shape, parameter.fill, dtype=np.float32)
-        place = self._places[name]
+        place, shape = self._places[name], self._parameters[name].shape
+        if place.experts:
+            return self._of_experts(place, shape)
         file, original = self._named[place.name]
-        return taken(file.tensor(original, widen=True), place, self._parameters[name].shape[0])
+        return taken(file.tensor(original, widen=True), place, shape[0])
+
+    def _of_experts(self, place: ParameterPlace, shape: tuple[int, ...]) -> NDArray[np.generic]:
+        """The tensors of all experts, one below the other."""
+        rows = shape[0] // place.experts
+        whole: NDArray[np.generic] | None = None
+        for expert, name in enumerate(place.names):
+            file, original = self._named[name]
+            part = file.tensor(original, widen=True)
+            if whole is None:
+                whole = np.empty(shape, part.dtype)
+            whole[expert * rows : (expert + 1) * rows] = part
+        assert whole is not None
+        return whole
 
     def _check(self, parameter: Parameter, place: ParameterPlace) -> None:
-        file, original = self._named[place.name]
-        shape = file.shape(original)
-        wanted = (place.rows(parameter.shape[0]), *parameter.shape[1:])
-        found = shape[::-1] if place.transpose else shape
-        if found != wanted:
-            raise WeightsError(
-                f"{self._directory}: {place.name} is {shape}, the configuration says "
-                f"{wanted[::-1] if place.transpose else wanted}"
-            )
+        rows = place.rows(parameter.shape[0] // (place.experts or 1))
+        wanted = (rows, *parameter.shape[1:])
+        for name in place.names:
+            file, original = self._named[name]
+            shape = file.shape(original)
+            found = shape[::-1] if place.transpose else shape
+            if found != wanted:
+                raise WeightsError(
+                    f"{self._directory}: {name} is {shape}, the configuration says "
+                    f"{wanted[::-1] if place.transpose else wanted}"
+                )
 
 
 def _listed(names: list[str]) -> str:
@@ -127,6 +140,11 @@ def exported(
     for parameter in parameters(architecture):
         place = stored(parameter, architecture)
         if place is None:
+            continue
+        if place.experts:
+            whole = source.tensor(parameter.name)
+            each = whole.reshape(place.experts, -1, whole.shape[1])
+            yield from zip(place.names, map(np.ascontiguousarray, each), strict=True)
             continue
         parts = fused.setdefault(place.name, [])
         parts.append((place, source.tensor(parameter.name)))

@@ -29,6 +29,13 @@ class ParameterPlace:
     total: int | None = None
     alternating: int = 0
     """Rows of a part after which those of the next one follow; 0 if all rows of a part are together."""
+    experts: int = 0
+    """If not 0, each expert's rows are a tensor of their own, called `name` with the expert's number in place of `{}`."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The stored tensors, in the order of their rows."""
+        return tuple(self.name.format(i) for i in range(self.experts)) or (self.name,)
 
     def rows(self, own: int) -> int:
         """Output rows of the whole stored tensor, of which `own` are this parameter's."""
@@ -79,6 +86,18 @@ _POST_NORMED_LAYER = _LLAMA_LAYER | {
     "attention_post_norm": "post_attention_layernorm",
     "mlp_norm": "pre_feedforward_layernorm",
     "mlp_post_norm": "post_feedforward_layernorm",
+}
+_EXPERTS = {
+    "mlp.router": "mlp.gate",
+    "mlp.gate": "mlp.experts.{}.gate_proj",
+    "mlp.up": "mlp.experts.{}.up_proj",
+    "mlp.down": "mlp.experts.{}.down_proj",
+}
+_MIXTRAL_EXPERTS = {
+    "mlp.router": "block_sparse_moe.gate",
+    "mlp.gate": "block_sparse_moe.experts.{}.w1",
+    "mlp.up": "block_sparse_moe.experts.{}.w3",
+    "mlp.down": "block_sparse_moe.experts.{}.w2",
 }
 _NEOX_TOP = {
     "embedding": "gpt_neox.embed_in",
@@ -140,7 +159,10 @@ def stored(parameter: Parameter, architecture: Architecture) -> ParameterPlace |
     if family == "phi3" and inner in _PHI3_JOINED:
         return _joined(parameter.layer, inner, kind, architecture)
     table = _POST_NORMED_LAYER if architecture.post_norms else _LLAMA_LAYER
-    return ParameterPlace(f"model.layers.{parameter.layer}.{table[inner]}.{kind}")
+    if architecture.experts:
+        table = table | (_MIXTRAL_EXPERTS if family == "mixtral" else _EXPERTS)
+    each = architecture.experts if parameter.role == "experts" else 0
+    return ParameterPlace(f"model.layers.{parameter.layer}.{table[inner]}.{kind}", experts=each)
 
 
 def _joined(layer: int, inner: str, kind: str, a: Architecture) -> ParameterPlace:

@@ -267,6 +267,11 @@ def _recommender(plan: Plan, entry: RecommenderEntry) -> Recommender:
             )
         else:
             decoder = known.architecture
+    if decoder.experts:
+        raise PlanError(
+            f"model.decoder = {quote(chosen.decoder)}: has experts; expected a model with one MLP for all tokens",
+            "model.decoder",
+        )
     return Recommender(
         decoder=decoder,
         items=chosen.items or entry.items,

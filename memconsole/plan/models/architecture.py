@@ -1,7 +1,7 @@
 """The decoder description that both backends build from, and the parameters it implies.
 
 One `Architecture` covers GPT-2, Llama (with Mistral, Qwen 2 and 3, SmolLM2 and 3, Granite 3, OLMo 2), Phi-3 and 4,
-Gemma (1, 2 and 3) and GPT-NeoX (Pythia).
+Gemma (1, 2 and 3), GPT-NeoX (Pythia), and mixtures of experts (Mixtral, Qwen3 MoE, OLMoE).
 `parameters()` lists every weight once, with canonical name, shape and initial scale. Counting, pricing, initializing,
 loading and both backends' modules all read that list, so they cannot disagree.
 Matrices are stored `(out, in)` and used as ``x @ W.T``.
@@ -19,7 +19,7 @@ from memconsole.plan.models import rotary
 from memconsole.plan.models.model import Parameter
 from memconsole.plan.models.rotary import RopeScaling
 
-Family = Literal["gpt2", "llama", "phi3", "gemma", "gemma2", "gemma3", "gpt_neox"]
+Family = Literal["gpt2", "llama", "phi3", "gemma", "gemma2", "gemma3", "gpt_neox", "mixtral"]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu", "gelu_tanh", "silu"]
 """`gelu` is exact, `gelu_tanh` its approximation (Hendrycks and Gimpel 2016)."""
@@ -46,6 +46,13 @@ class Architecture(
     """Gemma multiplies by (1 + weight) and stores weight around zero."""
     activation: Activation = "silu"
     gated_mlp: bool = True
+    experts: int = 0
+    """MLPs of a block, of which a router picks some for each token (Shazeer et al. 2017); 0: one MLP for all tokens.
+    `intermediate_size` is that of one expert. Experts are gated and have no biases."""
+    picked_experts: int = 0
+    """Experts that each token goes to."""
+    normalized_shares: bool = False
+    """Whether the shares of a token's picked experts are divided by their sum (Mixtral, Qwen3 MoE)."""
     biases: bool = False
     """Bias on every projection and norm (GPT-2, GPT-NeoX)."""
     projection_biases: bool = False
@@ -175,6 +182,11 @@ class Architecture(
     def key_norm_size(self) -> int:
         return self.key_width if self.joint_query_key_norm else self.head_size
 
+    @property
+    def active_share(self) -> float:
+        """The share of its experts that a token goes to; 1 without experts."""
+        return self.picked_experts / self.experts if self.experts else 1.0
+
     def parameters(self) -> Iterator[Parameter]:
         """Every weight of the model; see the function `parameters`."""
         return parameters(self)
@@ -228,13 +240,29 @@ def _layer_parameters(architecture: Architecture, layer: int) -> Iterator[Parame
         yield from _norm(a, f"{prefix}.attention_post_norm", layer)
     if a.pre_norms:
         yield from _norm(a, f"{prefix}.mlp_norm", layer)
-    if a.gated_mlp:
-        yield from _linear(a, f"{prefix}.mlp.gate", (a.intermediate_size, a.hidden_size), layer)
-    yield from _linear(a, f"{prefix}.mlp.up", (a.intermediate_size, a.hidden_size), layer)
-    down = (a.hidden_size, a.intermediate_size)
-    yield from _linear(a, f"{prefix}.mlp.down", down, layer, residual_std)
+    yield from (_experts if a.experts else _mlp)(a, f"{prefix}.mlp", layer, residual_std)
     if a.post_norms:
         yield from _norm(a, f"{prefix}.mlp_post_norm", layer)
+
+
+def _mlp(a: Architecture, prefix: str, layer: int, residual_std: float) -> Iterator[Parameter]:
+    if a.gated_mlp:
+        yield from _linear(a, f"{prefix}.gate", (a.intermediate_size, a.hidden_size), layer)
+    yield from _linear(a, f"{prefix}.up", (a.intermediate_size, a.hidden_size), layer)
+    down = (a.hidden_size, a.intermediate_size)
+    yield from _linear(a, f"{prefix}.down", down, layer, residual_std)
+
+
+def _experts(a: Architecture, prefix: str, layer: int, residual_std: float) -> Iterator[Parameter]:
+    """The router, and the matrices of all experts: those of one kind are one weight, one expert's rows after the other's."""
+    inner, std = a.experts * a.intermediate_size, a.initializer_range
+    shape = (a.experts, a.hidden_size)
+    yield Parameter(f"{prefix}.router.weight", shape, "router", layer, std=std)
+    for name in ("gate", "up"):
+        shape = (inner, a.hidden_size)
+        yield Parameter(f"{prefix}.{name}.weight", shape, "experts", layer, std=std)
+    shape = (a.experts * a.hidden_size, a.intermediate_size)
+    yield Parameter(f"{prefix}.down.weight", shape, "experts", layer, std=residual_std)
 
 
 def _linear(

@@ -41,11 +41,16 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "scale_attn_by_inverse_layer_idx": (False, None),
     "reorder_and_upcast_attn": (False, None),
     "use_sliding_window": (False, None),
+    "router_jitter_noise": (0, None),
+    "decoder_sparse_step": (1, None),
+    "mlp_only_layers": ([], None),
+    "clip_qkv": (None,),
 }
 """Keys that change the computation, with the only values the decoder implements."""
 _IMPLEMENTED = {
     "gemma2": ("final_logit_softcapping", "attn_logit_softcapping"),
     "gpt_neox": ("attention_bias", "partial_rotary_factor"),
+    **dict.fromkeys(("mixtral", "olmoe", "qwen3_moe"), ("num_experts", "num_local_experts")),
     "phi3": ("partial_rotary_factor",),
     "smollm3": ("no_rope_layers",),
 }
@@ -148,6 +153,7 @@ def _rotary(
     max_positions: int = 2048,
     norm_eps: float = 1e-6,
     tied_embeddings: bool = False,
+    intermediate_size: int | None = None,
     **rest: Any,
 ) -> Architecture:
     """What Llama, Qwen3 and all Gemmas have in common; the named arguments are class defaults."""
@@ -161,7 +167,7 @@ def _rotary(
         heads=heads,
         kv_heads=c.size("num_key_value_heads", heads),
         head_size=c.size("head_dim", head_size),
-        intermediate_size=c.size("intermediate_size"),
+        intermediate_size=intermediate_size or c.size("intermediate_size"),
         max_positions=c.size("max_position_embeddings", max_positions),
         norm="rmsnorm",
         norm_eps=c.number("rms_norm_eps", norm_eps),
@@ -227,6 +233,42 @@ def _smollm3(c: Config) -> Architecture:
                 c.where, "no_rope_layers", rotates, f"{made.layers} entries, with 0 for every n-th"
             )
     return msgspec.structs.replace(made, unrotated_every=every)
+
+
+def _mixtral(c: Config) -> Architecture:
+    """Mixtral: a Mistral with experts."""
+    made = _llama(c, max_positions=131_072, default_theta=1_000_000.0, norm_eps=1e-5)
+    made = msgspec.structs.replace(made, family="mixtral")
+    return _windowed(c, _with_experts(c, made, (8, 2), normalized=True))
+
+
+def _qwen3_moe(c: Config) -> Architecture:
+    """Qwen3 MoE: a Qwen3 with experts in every layer."""
+    inner = c.size("moe_intermediate_size", 768)
+    made = _llama(c, query_key_norm=True, max_positions=32_768, intermediate_size=inner)
+    return _with_experts(c, made, (128, 8), normalized=c.flag("norm_topk_prob", False))
+
+
+def _olmoe(c: Config) -> Architecture:
+    """OLMoE: a Llama with experts, and norms of all queries and all keys."""
+    made = _llama(
+        c, query_key_norm=True, joint_query_key_norm=True, max_positions=4096, norm_eps=1e-5
+    )
+    return _with_experts(c, made, (64, 8), normalized=c.flag("norm_topk_prob", False))
+
+
+def _with_experts(
+    c: Config, made: Architecture, usual: tuple[int, int], *, normalized: bool
+) -> Architecture:
+    """`made` with experts in every block. `usual`: how many there are, and how many of them a token goes to, if the file
+    does not say. Raises `PlanError`."""
+    count = c.size("num_experts", c.size("num_local_experts", usual[0]))
+    picked = c.size("num_experts_per_tok", usual[1])
+    if picked > count:
+        raise refusal(c.where, "num_experts_per_tok", picked, f"at most the {count} experts")
+    return msgspec.structs.replace(
+        made, experts=count, picked_experts=picked, normalized_shares=normalized
+    )
 
 
 def _windowed(c: Config, made: Architecture) -> Architecture:
@@ -356,6 +398,9 @@ _FAMILIES = {
     "phi3": _phi3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "mixtral": _mixtral,
+    "qwen3_moe": _qwen3_moe,
+    "olmoe": _olmoe,
     "smollm3": _smollm3,
     "granite": _granite,
     "olmo2": _olmo2,

@@ -9,17 +9,31 @@ from typing import Literal, Protocol
 import msgspec
 
 Role = Literal[
-    "embedding", "position", "norm", "bias", "input", "matrix", "head", "auxiliary", "adapter"
+    "embedding",
+    "position",
+    "norm",
+    "bias",
+    "input",
+    "matrix",
+    "router",
+    "experts",
+    "head",
+    "auxiliary",
+    "adapter",
 ]
 """What a weight is, which decides how it is priced and updated.
 
-- matrix: a matrix (out, in) of a block that rows are multiplied by. Only these get adapters, codes and Muon's update.
+- matrix: a matrix (out, in) of a block that all rows are multiplied by. Only these get adapters and Muon's update.
+- experts: such matrices of all experts of a block, one after the other (experts * out, in). They and matrices get codes.
+- router: the matrix (experts, in) of a block that decides which experts a row goes to.
 - input, head: the same before and after the blocks. The outputs of the heads are those of the model.
 - embedding, position: a table whose rows are looked up. Without a head, the embedding makes the outputs.
 - norm, bias: kept in fp32 and never decayed.
 - auxiliary: stored, and not used by the loss.
 - adapter: added to a frozen matrix; never in a model's own list.
 """
+STORED_MATRICES: tuple[Role, ...] = ("matrix", "experts")
+"""The large weights of the blocks, which a frozen base may store as codes and 8-bit optimizers as 8-bit state."""
 TABLES: tuple[Role, ...] = ("embedding", "position", "input", "head")
 """Matrices outside the blocks."""
 

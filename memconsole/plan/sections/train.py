@@ -89,6 +89,12 @@ class TrainChoice(Section, frozen=True, kw_only=True):
         float,
         about("share of the attention weights that is dropped while training", ge=0.0, lt=1.0),
     ] = 0.0
+    expert_balance: Annotated[
+        Annotated[float, Meta(ge=0.0, le=1.0)] | None,
+        about(
+            "weight of the loss that spreads tokens evenly over experts; none: 0.01 from scratch, 0 for weights that were trained before"
+        ),
+    ] = None
     ema_decay: Annotated[
         float,
         about(

@@ -57,6 +57,7 @@ WORDS: dict[str, str] = {
     "train.beta1": "adam_beta1 momentum betas",
     "train.beta2": "adam_beta2 betas",
     "train.epsilon": "eps adam_epsilon",
+    "train.expert_balance": "router_aux_loss_coef moe aux_loss load_balancing router",
     "train.dropout": "resid_pdrop embd_pdrop regularization",
     "train.attention_dropout": "attn_pdrop attn_dropout regularization",
     "train.ema_decay": "ema average polyak",

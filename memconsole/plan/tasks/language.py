@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import cast
 
+from memconsole.plan.errors import PlanError, quote
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.sections import Plan
@@ -60,6 +61,8 @@ class Language:
         (Kaplan et al. 2020, arXiv:2001.08361, table 1)."""
         a, length = cast(Architecture, model), plan.data.sequence_length
         matrices = sum(p.size for p in a.parameters() if p.role == "matrix")
+        experts = sum(p.size for p in a.parameters() if p.role == "experts")
+        matrices += int(a.active_share * experts)
         head = a.vocab_size * a.hidden_size
         attention = 2 * length * a.query_width * a.layers
         return 2.0 * length * (matrices + head) + length * attention
@@ -68,7 +71,40 @@ class Language:
         return {}
 
     def check(self, plan: Plan, model: Model) -> None:
-        """Does nothing: settings for text are checked with the plan."""
+        """Raise `PlanError` for a setting that a model with experts is not trained with."""
+        if cast(Architecture, model).experts:
+            _check_experts(plan)
+        elif plan.train.expert_balance is not None:
+            raise PlanError(
+                f"train.expert_balance = {plan.train.expert_balance:g}: {plan.model.name} has no experts; leave it out",
+                "train.expert_balance",
+            )
+
+
+def _check_experts(plan: Plan) -> None:
+    o = plan.optimize
+    for key, value, refused, reason in (
+        (
+            "optimize.compile",
+            o.compile,
+            True,
+            "how many tokens an expert gets changes from batch to batch; expected false",
+        ),
+        (
+            "optimize.optimizer",
+            o.optimizer,
+            "muon",
+            "its update is for single matrices, and the experts' are stored together; expected another optimizer",
+        ),
+        (
+            "optimize.lora_targets",
+            o.lora_targets,
+            "mlp",
+            "experts get no adapters; expected attention",
+        ),
+    ):
+        if value == refused:
+            raise PlanError(f"{key} = {quote(value)}: {plan.model.name} has experts: {reason}", key)
 
 
 @lru_cache(maxsize=256)

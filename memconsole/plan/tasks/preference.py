@@ -48,6 +48,7 @@ class Preference(Language):
 
     def check(self, plan: Plan, model: Model) -> None:
         """Raise `PlanError` for rows that are no pairs, or settings that DPO does not train with."""
+        super().check(plan, model)
         t, d = plan.train, plan.data
         if d.template is None:
             raise PlanError(

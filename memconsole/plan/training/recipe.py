@@ -7,10 +7,11 @@ never changed.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import lru_cache
 
 from memconsole.plan import catalog
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import OptimizerName, Plan, get, replace
 from memconsole.plan.training.origin import FINE_TUNES, FROM_RUN, shortly
@@ -39,6 +40,9 @@ took 5e-7 (Tunstall et al. 2023, §5.1), with adapters 5e-6."""
 DECAY, FINE_TUNING_DECAY = 0.1, 0.01
 """AdamW's weight decay, from scratch and of trained weights; adapters have none. The product of rate and decay, the
 share of a weight that a step subtracts, is the same for every optimizer (Chen et al. 2023, §5)."""
+BALANCE = 0.01
+"""The weight of the loss that spreads tokens over experts (Fedus et al. 2022, §2.2; Muennighoff et al. 2024, table 1).
+Weights that were trained before get none, as by default in transformers."""
 WARMUP, FINE_TUNING_WARMUP, MOST_WARMUP = 0.1, 0.03, 2_000
 """The share of a run's steps that warms up, from scratch and for trained weights, and the most steps of warm-up."""
 
@@ -70,6 +74,16 @@ def weight_decay(plan: Plan) -> float:
     return _rounded(share * most_decay(plan.optimize.optimizer))
 
 
+def expert_balance(plan: Plan) -> float | None:
+    """The weight of the plan's loss that spreads tokens over experts; None if the model has none."""
+    model, given = catalog.model(plan), plan.train.expert_balance
+    if not isinstance(model, Architecture) or not model.experts:
+        return given
+    if given is not None:
+        return given
+    return 0.0 if _trained_before(plan) else BALANCE
+
+
 def most_decay(optimizer: OptimizerName) -> float:
     """The decay with `optimizer` of weights that are trained from scratch."""
     return _rounded(DECAY / OF_OPTIMIZER[optimizer])
@@ -81,7 +95,11 @@ def decays(plan: Plan) -> bool:
     return not plan.optimize.lora_rank if given is None else given > 0
 
 
-SETTLED = {"train.learning_rate": learning_rate, "train.weight_decay": weight_decay}
+SETTLED: dict[str, Callable[[Plan], float | None]] = {
+    "train.learning_rate": learning_rate,
+    "train.weight_decay": weight_decay,
+    "train.expert_balance": expert_balance,
+}
 """The settings that the recipe turns into numbers before a run begins. The warm-up follows the run's number of steps."""
 
 
@@ -101,7 +119,11 @@ def warmup_steps(plan: Plan, total_steps: int) -> int:
 
 def open_settings(plan: Plan) -> frozenset[str]:
     """The settings that `plan` leaves open and `settled` turns into numbers."""
-    return frozenset(key for key in SETTLED if get(plan, key) is None)
+    return frozenset(
+        key
+        for key, number in SETTLED.items()
+        if get(plan, key) is None and number(plan) is not None
+    )
 
 
 def settled(plan: Plan) -> Plan:
@@ -140,13 +162,18 @@ def words(plan: Plan, by_recipe: Collection[str] = (), total_steps: int | None =
         warmup = f"{_warmup_share(plan):.0%} of the steps, {MOST_WARMUP:,} at most"
     unset = open_settings(plan) | set(by_recipe)
     open_warmup = t.warmup_steps is None and t.warmup_ratio is None
+    balance = expert_balance(plan)
     rows = (
         (f"learning rate {learning_rate(plan):g}", "train.learning_rate" in unset),
         (f"weight decay {weight_decay(plan):g}", "train.weight_decay" in unset),
         (f"warm-up {warmup}", open_warmup),
+        (
+            "" if balance is None else f"expert balance {balance:g}",
+            "train.expert_balance" in unset,
+        ),
     )
-    follow = [text for text, follows in rows if follows]
-    given = [text for text, follows in rows if not follows]
+    follow = [text for text, follows in rows if text and follows]
+    given = [text for text, follows in rows if text and not follows]
     if not follow:
         return "; ".join(given)
     optimizer = plan.optimize.optimizer

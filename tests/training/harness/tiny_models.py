@@ -134,6 +134,34 @@ ARCHITECTURES: dict[str, Architecture] = {
         pre_norms=False,
         post_norms=True,
     ),
+    "mixtral": Architecture(
+        family="mixtral",
+        **SIZES,
+        norm_eps=1e-5,
+        experts=4,
+        picked_experts=2,
+        normalized_shares=True,
+        tied_embeddings=False,
+        rope_theta=1e6,
+    ),
+    "qwen3_moe": Architecture(
+        family="llama",
+        **SIZES,
+        query_key_norm=True,
+        experts=8,
+        picked_experts=3,
+        normalized_shares=True,
+    ),
+    "olmoe": Architecture(
+        family="llama",
+        **{**SIZES, "head_size": 8},
+        norm_eps=1e-5,
+        query_key_norm=True,
+        joint_query_key_norm=True,
+        experts=8,
+        picked_experts=2,
+        tied_embeddings=False,
+    ),
     "gpt_neox": Architecture(
         family="gpt_neox",
         **{**SIZES, "kv_heads": 4, "head_size": 8},
@@ -261,6 +289,24 @@ def oracle(kind: str) -> Any:
             )
         ),
         "olmo2": lambda: t.Olmo2ForCausalLM(t.Olmo2Config(**h)),
+        "mixtral": lambda: t.MixtralForCausalLM(
+            t.MixtralConfig(**h, num_local_experts=4, num_experts_per_tok=2)
+        ),
+        "qwen3_moe": lambda: t.Qwen3MoeForCausalLM(
+            t.Qwen3MoeConfig(
+                **h,
+                tie_word_embeddings=True,
+                moe_intermediate_size=48,
+                num_experts=8,
+                num_experts_per_tok=3,
+                norm_topk_prob=True,
+            )
+        ),
+        "olmoe": lambda: t.OlmoeForCausalLM(
+            t.OlmoeConfig(
+                **{**h, "head_dim": 8}, num_experts=8, num_experts_per_tok=2, eos_token_id=1
+            )
+        ),
         "gpt_neox": lambda: t.GPTNeoXForCausalLM(t.GPTNeoXConfig(**NEOX)),
         "gpt_neox-serial": lambda: t.GPTNeoXForCausalLM(
             t.GPTNeoXConfig(
