@@ -73,6 +73,8 @@ def launch_rows(plan: Plan, found: Estimate) -> tuple[tuple[str, str], ...]:
     """What the run will do, as (name, words). Raises `PlanError` if its model is not found."""
     task, table = task_of(plan), found.table
     parameters = f"{format_count(found.parameters)} parameters"
+    if found.active_parameters is not None:
+        parameters += f", {format_count(found.active_parameters)} a token"
     if found.trainable_parameters != found.parameters:
         parameters += f", {format_count(found.trainable_parameters)} trained"
     pairs = f", {plan.effective_batch // 2:,} pairs" if plan.train.objective == "dpo" else ""

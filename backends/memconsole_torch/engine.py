@@ -23,7 +23,7 @@ from memconsole_torch.gang import Processes, join, local_rank
 from memconsole_torch.held import Held
 from memconsole_torch.jumps import TorchJumps
 from memconsole_torch.kernels import launch
-from memconsole_torch.models import decoder, pretrained
+from memconsole_torch.models import decoder, experts, pretrained
 from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.models.generate import generate
 from memconsole_torch.profiling import Recording
@@ -151,6 +151,7 @@ class TorchEngine:
             self._in_backward = InBackward(self._optimizer)
         o = plan.optimize
         self._draws = dropout.apply(plan, self.module)
+        self._balance = experts.balance(plan, model, self.module.layers)
         checkpointing.apply(self.module, o.gradient_checkpointing, o.lora_rank, compiled=o.compile)
         if plan.optimize.activation_offload:
             activation_offload.apply(self.module, self._run_directory)
@@ -203,6 +204,9 @@ class TorchEngine:
         scale = 1.0 if self._scale is None else self._scale.now
         sums = summed_batches(self._plan)
         share = sums * scale / max(1.0, batch.weight)
+        if self._balance is not None:
+            parts = self._plan.optimize.accumulation_steps * self.gang.size
+            self._balance.scale = sums * scale / parts
         loss = torch.zeros((), device=self._device)
         last = self._plan.optimize.accumulation_steps - 1
         for index, arrays in enumerate(batch.micro_batches()):

@@ -27,6 +27,7 @@ from memconsole.plan.data.items import item_notes
 from memconsole.plan.data.tags import tag_notes
 from memconsole.plan.data.unwritten import unwritten_notes
 from memconsole.plan.machine.budget import Budget
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import DataChoice, ModelChoice, Plan, PlanError, quote, uncompiled
 from memconsole.plan.tasks import task_for
@@ -55,6 +56,7 @@ def estimate(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> Estima
         ),
         parameters=s.total + adapters,
         trainable_parameters=trained_group(plan, model).elements,
+        active_parameters=_active(model, adapters),
         step_seconds=seconds,
         tokens_per_second=rate,
         peak_tokens_per_second=devices_at_once(plan, budget)
@@ -70,6 +72,14 @@ def estimate(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> Estima
         ),
         run_seconds=run_seconds(plan, model, budget),
     )
+
+
+def _active(model: Model, adapters: int) -> int | None:
+    """`Estimate.active_parameters`; None without experts."""
+    if not isinstance(model, Architecture) or not model.experts:
+        return None
+    s = sizes(model)
+    return s.total + adapters - round((1 - model.active_share) * s.block_experts * s.layers)
 
 
 def model_of(plan: Plan) -> Model:

@@ -53,9 +53,11 @@ relative to its share in fp32. An Intel processor of this kind reached 0.58 and 
 
 
 def forward_flops_per_token(a: Architecture, sequence: int) -> int:
-    """Forward FLOPs of the matrices, the head and attention (Kaplan et al. 2020, table 1). A multiply-add counts as two."""
+    """Forward FLOPs of the matrices, the head and attention (Kaplan et al. 2020, table 1). A multiply-add counts as two.
+    Of the experts only those that a token goes to count."""
     s = sizes(a)
-    matrices = 2 * (s.block_matrices * s.layers + s.head_matrix)
+    idle = int((1 - a.active_share) * s.block_experts)
+    matrices = 2 * ((s.block_matrices - idle) * s.layers + s.head_matrix)
     return matrices + attention_flops_per_token(a, sequence)
 
 

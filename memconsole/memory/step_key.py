@@ -53,6 +53,7 @@ OUTSIDE_THE_STEP = frozenset(
         "data.cache_gib",
         "device.threads",
         "train.dpo_beta",
+        "train.expert_balance",
         "train.epochs",
         "train.max_steps",
         "train.learning_rate",

@@ -198,6 +198,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """None if the dataset's size is not known before the run."""
     run_steps: int | None = None
     """Optimizer steps of the whole run; None if the size of its data is unknown."""
+    active_parameters: int | None = None
+    """Parameters that one token uses, if the model has experts: all but those of experts that it does not go to."""
     run_seconds: float | None = None
     """The whole run with its start; None if `run_steps` is."""
     notes: tuple[Note, ...] = ()

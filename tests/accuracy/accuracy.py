@@ -23,6 +23,7 @@ from tests.accuracy.results import UNAVAILABLE, into_page, stored, table
 PARTS = {
     "block-programs": "block_programs.py",
     "torch-formula": "torch_formula.py",
+    "torch-experts": "torch_formula.py --experts",
     "torch-sharded": "torch_sharded.py",
     "torch-exact": "torch_exact.py",
     "torch-reserved": "torch_reserved.py",
@@ -66,8 +67,9 @@ def _measure(name: str) -> bool:
     """Run one part; False where it failed."""
     print(f"== {name}", flush=True)
     start = time.monotonic()
-    script = Path(__file__).with_name(PARTS[name])
-    done = subprocess.run([sys.executable, str(script)], cwd=ROOT, check=False)
+    script, *options = PARTS[name].split()
+    command = [sys.executable, str(Path(__file__).with_name(script)), *options]
+    done = subprocess.run(command, cwd=ROOT, check=False)
     print(f"   {time.monotonic() - start:.0f} seconds", flush=True)
     return done.returncode in (0, UNAVAILABLE)
 

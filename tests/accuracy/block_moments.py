@@ -15,7 +15,7 @@ from memconsole.memory.activations.block_programs import (
     StructurePrograms,
     field,
 )
-from memconsole.memory.activations.kernels import CAPPED_QUERIES, Kernels, Part
+from memconsole.memory.activations.kernels import CAPPED_QUERIES, EXPERT_ROWS, Kernels, Part
 from memconsole.plan.models.architecture import Architecture
 from memconsole_torch.tracing.trace_liveness import Storage
 from tests.accuracy.trace_block import BlockTracer, Completed, Term, Trace, term
@@ -174,7 +174,7 @@ _PRODUCTS: dict[str, NDArray[np.float64]] = {}
 
 def _sizes() -> dict[str, NDArray[np.float64]]:
     """Random sizes of models and batches. "update": bytes of an update for each element of a weight."""
-    rng, rows = random.Random(5), []
+    rng, of_experts, rows = random.Random(5), random.Random(6), []
     for _ in range(SAMPLES):
         hidden = 64 * round(2 ** rng.uniform(0, 7))
         inner = 8 * round(hidden * rng.uniform(1, 8) / 8)
@@ -196,8 +196,11 @@ def _sizes() -> dict[str, NDArray[np.float64]]:
                 "q": min(CAPPED_QUERIES, length),
                 "c": min(rng.choice((2**17, 2**22)), hidden * inner),
                 "update": rng.choice((0, 0, 2, 8)),
+                "e": of_experts.choice((4, 8, 16, 64, 128)),
+                "t": of_experts.choice((1, 2, 4, 8)),
             }
         )
+        rows[-1]["n"] = min(EXPERT_ROWS, rows[-1]["B"] * length)
     return {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
 
 

@@ -40,17 +40,23 @@ ROUNDED = {"bf16-sr": (2, True, False), "bf16-sr-summed": (2, True, True)}
 
 
 def structures() -> dict[str, Architecture]:
-    """An architecture of each structure that the catalog's families can have: with shared keys and without, and parallel
-    blocks also one after the other."""
+    """An architecture of each structure that the catalog's families can have: with shared keys and without, parallel
+    blocks also one after the other, and shares of experts with and without their sum as a divisor."""
     found = {}
     for entry in catalog.models().values():
         a = entry.architecture
         if a is None:
             continue
         grouped = (1,) if a.family in ("gpt2", "gpt_neox") else (1, 2)
-        for groups, parallel in product(grouped, {a.parallel_residual, False}):
+        parallels = {a.parallel_residual, False}
+        normalized = {a.experts > 0, False}
+        for groups, parallel, divided in product(grouped, parallels, normalized):
             one = msgspec.structs.replace(
-                a, heads=2, kv_heads=2 // groups, parallel_residual=parallel
+                a,
+                heads=2,
+                kv_heads=2 // groups,
+                parallel_residual=parallel,
+                normalized_shares=divided,
             )
             found[structure(one)] = one
     return found

@@ -1,8 +1,9 @@
 """The torch formula against a trace of the engine's own step, over random plans of every family and setting.
 
-    python tests/accuracy/torch_formula.py [--first SEED] [--plans N] [--phases]
+    python tests/accuracy/torch_formula.py [--experts] [--first SEED] [--plans N] [--phases]
 
-Needs torch, no accelerator: the trace runs on fake tensors. Shown are the plans that miss by more than 2 %.
+Needs torch, no accelerator: the trace runs on fake tensors. Shown are the plans that miss by more than 2 %. Mixtures of
+experts have seeds and a row of their own.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from memconsole.memory.activations.torch_step import moments
 from memconsole.memory.state.step_sizes import step_of
 from tests.accuracy.results import Bar, Errors, Part, unavailable, write
 from tests.accuracy.results import Case as Result
-from tests.accuracy.wide_plans import Case, describe, draw
+from tests.accuracy.wide_plans import EXPERTS, Case, describe, draw
 
 FIRST, PLANS = 1000, 200
+OF_EXPERTS = 40
 BAR = Bar(median=0.03, under=0.08)
 TRAINING = ("forward", "loss", "backward", "optimizer step")
 SHOWN = 0.02
@@ -65,24 +67,30 @@ def compare(seed: int, *, phases: bool = False) -> Result:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--first", type=int, default=FIRST, help="first seed")
+    parser.add_argument("--first", type=int, help="first seed of plans that are only shown")
     parser.add_argument("--plans", type=int, default=PLANS)
+    parser.add_argument("--experts", action="store_true", help="mixtures of experts")
     parser.add_argument("--phases", action="store_true", help="show every plan, phase by phase")
     options = parser.parse_args()
     if importlib.util.find_spec("torch") is None:
         unavailable('torch is not installed: pip install "memconsole[torch]"')
     os.environ["OMP_NUM_THREADS"] = "1"
+    name, estimate, (first, plans) = "torch-formula", "torch ~", (FIRST, PLANS)
+    command = "python tests/accuracy/torch_formula.py"
+    if options.experts:
+        name, estimate = "torch-experts", "torch ~ of mixtures of experts"
+        first, plans, command = EXPERTS, OF_EXPERTS, f"{command} --experts"
+    if options.first is not None:
+        first, plans = options.first, options.plans
     start = time.monotonic()
-    seeds = range(options.first, options.first + options.plans)
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as workers:
-        cases = tuple(workers.map(partial(compare, phases=options.phases), seeds))
-    row = Errors(
-        estimate="torch ~", truth="its own trace, CPU and CUDA kernels", bar=BAR, cases=cases
-    )
+        found = workers.map(partial(compare, phases=options.phases), range(first, first + plans))
+        cases = tuple(found)
+    truth = "its own trace, CPU and CUDA kernels"
+    row = Errors(estimate=estimate, truth=truth, bar=BAR, cases=cases)
     print(f"{time.monotonic() - start:.0f} seconds")
-    part = Part(name="torch-formula", command="python tests/accuracy/torch_formula.py", rows=(row,))
-    if (options.first, options.plans) == (FIRST, PLANS):
-        write(part, packages=("torch",))
+    if options.first is None:
+        write(Part(name=name, command=command, rows=(row,)), packages=("torch",))
     else:
         print(" | ".join(row.cells()))
 

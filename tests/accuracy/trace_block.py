@@ -22,10 +22,10 @@ from memconsole.memory.activations.kernels import Kernels, Part
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
 from memconsole_torch import engine as torch_engine
-from memconsole_torch.models import capped_attention
+from memconsole_torch.models import capped_attention, codes, expert_products
 from memconsole_torch.models.decoder import rotation
 from memconsole_torch.techniques.optimizer import optimizers
-from memconsole_torch.techniques.weights import precision, quantized_base
+from memconsole_torch.techniques.weights import precision
 from memconsole_torch.tracing import trace_devices
 from memconsole_torch.tracing.trace_liveness import Liveness
 from memconsole_torch.tracing.trace_remembered import Remembered
@@ -44,12 +44,17 @@ TOLD = {
     "r": (37, 1),
     "c": (4003, 64),
     "q": (23, 1),
+    "e": (43, 1),
+    "t": (41, 1),
+    "n": (47, 16),
 }
 """Each size's prime and its other factor. B rows, S positions, P positions padded to 16, h hidden, f intermediate, k
 heads of keys, g heads of queries for each head of keys, d head size, w head size padded to 32, r rank of the adapters,
 c numbers of a frozen matrix that are decoded at a time, q queries whose scores exist at a time if
-they are capped or dropped."""
-ROWS, LENGTH, HIDDEN, RANK, SLICE, QUERIES = (math.prod(TOLD[name]) for name in "BShrcq")
+they are capped or dropped, e experts, t experts of each token, n rows of an expert at a time."""
+ROWS, LENGTH, HIDDEN, RANK, SLICE, QUERIES, EXPERT_ROWS = (
+    math.prod(TOLD[name]) for name in "BShrcqn"
+)
 
 
 class UntoldSizeError(ValueError):
@@ -146,6 +151,8 @@ def told_model(a: Architecture) -> Architecture:
         kv_heads=TOLD["k"][0],
         head_size=math.prod(TOLD["d"]),
         intermediate_size=math.prod(TOLD["f"]),
+        experts=math.prod(TOLD["e"]) if a.experts else 0,
+        picked_experts=math.prod(TOLD["t"]) if a.experts else 0,
         max_positions=LENGTH,
         sliding_window=None,
         auxiliary_rows=0,
@@ -179,8 +186,9 @@ def _emulating(k: Kernels) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(trace_devices.emulated(k.kind, aligned=k.mask != "padded"))
         stack.enter_context(without_data(TracedSizes(ROWS, LENGTH)))
-        stack.enter_context(patch.object(quantized_base, "CPU_SLICE", SLICE))
+        stack.enter_context(patch.object(codes, "CPU_SLICE", SLICE))
         stack.enter_context(patch.object(capped_attention, "QUERIES", QUERIES))
+        stack.enter_context(patch.object(expert_products, "ROWS", EXPERT_ROWS))
         if k.frozen and not k.rank:  # no optimizer accepts that nothing is trained
             stack.enter_context(patch.object(optimizers, "create", lambda *_: None))
         yield

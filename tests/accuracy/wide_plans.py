@@ -1,6 +1,6 @@
 """Random plans over every family and every setting that the torch backend trains, on a CPU and on a GPU.
 
-Half of the models are drawn from scratch, with sizes that are no round numbers; half have the sizes of a model
+Seeds from `EXPERTS` on draw mixtures of experts. Of the others, half of the models are drawn from scratch, with sizes that are no round numbers; half have the sizes of a model
 of the catalog, up to 8 billion parameters: a trace of fake tensors allocates nothing. Most of the latter
 keep a few of their layers, because a trace takes time with each and every layer costs the same.
 """
@@ -24,6 +24,8 @@ DEEP_SHARE = 0.03
 """Of catalog models, those that keep all their layers."""
 MOST_LAYERS = 18
 """Of those."""
+EXPERTS = 3000
+"""The first seed that draws a mixture of experts."""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -38,7 +40,9 @@ def draw(seed: int, *, whole: bool = False) -> Case:
     """The plan of a seed. `whole`: for a model of the catalog with all its layers."""
     rng = random.Random(seed)
     kind = rng.choice(("cpu", "gpu"))
-    if whole:
+    if seed >= EXPERTS:
+        architecture, lengths, batches = _mixture(rng), (8, 1024), (1, 8)
+    elif whole:
         architecture, lengths, batches = _from_catalog(rng, layers=None), (64, 4096), (1, 16)
     elif rng.random() < 0.5:
         architecture, lengths, batches = _drawn(rng), (8, 509), (1, 9)
@@ -52,6 +56,7 @@ def describe(case: Case) -> str:
     a, o, d = case.architecture, case.plan.optimize, case.plan.data
     words = [
         f"{case.kind} {a.family}{' qk-norm' if a.query_key_norm else ''} hidden {a.hidden_size} layers {a.layers}",
+        f"{a.experts} experts, {a.picked_experts} a token," if a.experts else "",
         f"vocabulary {a.vocab_size} mlp {a.intermediate_size} heads {a.heads}/{a.kv_heads} x {a.head_size}",
         f"{'tied' if a.tied_embeddings else 'untied'}{' biases' if a.biases else ''}",
         f"{case.plan.train.batch_size} x {d.sequence_length} {o.precision}",
@@ -95,10 +100,32 @@ def _drawn(rng: random.Random) -> Architecture:
     )
 
 
+def _mixture(rng: random.Random) -> Architecture:
+    """A mixture of experts with the operations of a catalog model, of its sizes or of small ones."""
+    entries = [e.architecture for e in catalog.models().values() if e.architecture]
+    whole = rng.choice([a for a in entries if a.experts])
+    layers = rng.choice(LAYERS)
+    if rng.random() < 0.3:
+        return msgspec.structs.replace(whole, layers=layers)
+    keys, groups, experts = rng.choice((1, 2, 4)), rng.choice((1, 2, 3)), rng.choice((4, 8, 32))
+    return msgspec.structs.replace(
+        whole,
+        layers=layers,
+        vocab_size=rng.choice((300, 4096, 32_000)),
+        hidden_size=64 * rng.randint(1, 16),
+        heads=keys * groups,
+        kv_heads=keys,
+        head_size=rng.choice((16, 32, 64)),
+        intermediate_size=64 * rng.randint(1, 16),
+        experts=experts,
+        picked_experts=rng.choice((1, 2, 4)),
+    )
+
+
 def _from_catalog(rng: random.Random, layers: tuple[int, ...] | None = LAYERS) -> Architecture:
     """A model of the catalog with one of `layers` as its depth; None: with its own."""
     entries = catalog.models().values()
-    names = [e.name for e in entries if e.kind == "fixed" and e.task == "language"]
+    names = [e.name for e in entries if e.architecture is not None and not e.architecture.experts]
     while True:
         whole = catalog.architecture(replace(Plan(), {"model.name": rng.choice(names)}))
         if layers is None:
@@ -144,6 +171,8 @@ def _plan(
             "optimize.base_storage": rng.choice(("bf16", "bf16", "int8", "nf4")),
         },
     )
+    if architecture.experts and plan.optimize.optimizer == "muon":
+        plan = replace(plan, {"optimize.optimizer": "adamw"})
     return without_conflicts(plan)
 
 

@@ -30,10 +30,10 @@ from torch import Tensor
 
 from memconsole_torch.kernels import launch
 from memconsole_torch.kernels.loss import into_slopes
+from memconsole_torch.models.codes import decoded
 from memconsole_torch.techniques.activations import fused_loss
 from memconsole_torch.techniques.optimizer.quantized_adam import QuantizedAdamW
 from memconsole_torch.techniques.optimizer.stochastic import round_into
-from memconsole_torch.techniques.weights.quantized_base import decoded
 from memconsole_trainer.techniques.base_storage import quantize
 from tests.bench.trained import into_page, machine, markdown
 

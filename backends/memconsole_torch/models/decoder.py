@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole_torch.models.capped_attention import capped_attention
-from memconsole_torch.models.linear import Linear, linear
+from memconsole_torch.models.experts import Experts
+from memconsole_torch.models.linear import Linear, compute_dtype, linear
 from memconsole_torch.models.packing import masks, restarted, restarting
 from memconsole_torch.models.table import table
 
@@ -124,7 +125,7 @@ class Block(nn.Module):
         self.attention_norm = Norm(a, a.hidden_size) if a.pre_norms else Unnormed()
         self.attention = Attention(a)
         self.mlp_norm = Norm(a, a.hidden_size) if a.pre_norms else Unnormed()
-        self.mlp = MLP(a)
+        self.mlp = Experts(a) if a.experts else MLP(a)
         self.attention_post_norm: nn.Module = nn.Identity()
         self.mlp_post_norm: nn.Module = nn.Identity()
         if a.post_norms:
@@ -416,9 +417,3 @@ def sliding_window_mask(
     seen = torch.ones(length, length, dtype=torch.bool, device=device)
     seen = seen.tril().triu(1 - a.sliding_window)
     return torch.zeros(length, length, dtype=dtype, device=device).masked_fill(~seen, -math.inf)
-
-
-def compute_dtype(x: Tensor) -> torch.dtype:
-    """Precision of matmuls with `x`: autocast's if it is on, else the dtype of `x`."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -12,10 +12,10 @@ from torch import Tensor
 from memconsole_torch.models.decoder import (
     Decoder,
     Rotation,
-    compute_dtype,
     rotation,
     sliding_window_mask,
 )
+from memconsole_torch.models.linear import compute_dtype
 from memconsole_torch.shards import gathered
 from memconsole_trainer.engine import OnTokens, Sampling
 

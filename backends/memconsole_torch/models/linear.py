@@ -77,6 +77,12 @@ class _Linear(torch.autograd.Function):
         return by_x, by_weight, rows.sum(0) if of_bias else None
 
 
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """Precision of matmuls with `x`: autocast's if it is on, else the dtype of `x`."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
 def by_onednn(x: Tensor, matrix: Tensor) -> bool:
     """Whether oneDNN computes the product of these operands. The compiler chooses its own kernels."""
     if torch.compiler.is_compiling() or x.device.type != "cpu" or x.dim() < 2:

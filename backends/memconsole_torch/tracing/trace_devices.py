@@ -21,7 +21,7 @@ from memconsole.memory.activations.torch_timeline import EMBEDDING_FEW, EMBEDDIN
 from memconsole.plan.machine.triton_kinds import TRITON_KINDS
 from memconsole_torch import jumps
 from memconsole_torch.kernels import launch
-from memconsole_torch.models import capped_attention, decoder, linear
+from memconsole_torch.models import capped_attention, codes, decoder, linear
 from memconsole_torch.techniques.activations import (
     activation_offload,
     dropout,
@@ -35,7 +35,8 @@ from memconsole_torch.techniques.optimizer import (
     quantized_adam,
     stochastic,
 )
-from memconsole_torch.techniques.weights import average, quantized_base, rounding
+from memconsole_torch.techniques.weights import average, rounding
+from memconsole_torch.tracing import trace_experts
 from memconsole_torch.tracing.trace_liveness import Override, Workspace
 from memconsole_trainer.techniques.base_storage import pairs
 
@@ -80,6 +81,7 @@ def workspaces(kind: str, rows_bound: bool, few: bool | None = None) -> dict[Any
         dropout.OPERATOR: dropout.workspace,
         capped_attention.OPERATOR: capped_attention.forward_workspace,
         capped_attention.BACKWARD_OPERATOR: capped_attention.backward_workspace,
+        **trace_experts.workspaces(kind),
     }
     if kind not in ("gpu", "rocm"):
         return everywhere
@@ -104,8 +106,8 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
         change(quantized_adam.Buffers, "update", _first_of_its_size(quantized_adam.Buffers.update))
         change(compressed.Compressed, "_update", _once_a_length(compressed.Compressed._update))
         change(fused_loss, "_passes", partial(_first_pass, kind, fused_loss._passes))
-        change(quantized_base, "_pairs", partial(_table, pairs()))
-        change(quantized_base, "_slices", _first_slice)
+        change(codes, "_pairs", partial(_table, pairs()))
+        change(codes, "_slices", _first_slice)
         change(linear, "by_onednn", lambda x, matrix: False)
         change(activation_offload, "store", partial(_Nowhere, kind in ("gpu", "rocm")))
         if kind in ("gpu", "rocm"):
@@ -113,7 +115,7 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
             change(offload.HostState, "_on_host", lambda self, tensor: torch.empty_like(tensor))
         if kind != "cpu":
             change(quantized_adam, "CPU_SLICE", quantized_adam.DEVICE_SLICE)
-            change(quantized_base, "CPU_SLICE", quantized_base.DEVICE_SLICE)
+            change(codes, "CPU_SLICE", codes.DEVICE_SLICE)
             change(rounding, "CPU_SLICE", stochastic.DEVICE_SLICE)
             change(compressed, "CPU_SLICE", stochastic.DEVICE_SLICE)
             change(average, "CPU_SLICE", stochastic.DEVICE_SLICE)
@@ -180,7 +182,7 @@ def _norm_on_cuda(self: Any, x: Tensor) -> Tensor:
     weight = 1.0 + self.weight if self.unit_offset else self.weight
     if self.divisor != 1.0:
         weight = weight / self.divisor
-    dtype = decoder.compute_dtype(x)
+    dtype = linear.compute_dtype(x)
     if self.centered:
         bias = None if self.bias is None else self.bias.float()
         y = F.layer_norm(x.float(), weight.shape, weight.float(), bias, self.eps)

@@ -151,6 +151,7 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
         "training": recipe.words(plan, total_steps=found.run_steps),
         "parameters": found.parameters,
         "trainable_parameters": found.trainable_parameters,
+        "active_parameters": found.active_parameters,
         "tier": str(table.tier),
         "components": [
             {
@@ -208,18 +209,23 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
     }
 
 
+def _of_parameters(found: Estimate) -> str:
+    """How many of the parameters a token uses and how many are trained, where that is not all of them."""
+    parts = []
+    if found.active_parameters is not None:
+        parts.append(f"{format_count(found.active_parameters)} a token")
+    if found.trainable_parameters != found.parameters:
+        parts.append(f"{format_count(found.trainable_parameters)} trainable")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
 def text(plan: Plan, found: Estimate, more: Needed | None = None) -> str:
     """The estimate as text."""
     table = found.table
     budget = table.budget
     pairs = f" ({plan.effective_batch // 2} pairs, DPO)" if plan.train.objective == "dpo" else ""
     lines = [
-        f"{plan.model.name}  {format_count(found.parameters)} parameters"
-        + (
-            f" ({format_count(found.trainable_parameters)} trainable)"
-            if found.trainable_parameters != found.parameters
-            else ""
-        )
+        f"{plan.model.name}  {format_count(found.parameters)} parameters{_of_parameters(found)}"
         + f"   {plan.backend} on {device_words(budget)}",
         *weights_lines(plan, budget.kind),
         f"{plan.train.batch_size} x {plan.data.sequence_length} {task_of(plan).positions} per micro-batch, "

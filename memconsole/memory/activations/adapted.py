@@ -1,5 +1,5 @@
 """Bytes that a block of torch does not hold where only some of its matrices have adapters. The stored programs are those of
-blocks in which all matrices have one."""
+blocks in which all matrices have one. Experts never have any."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def not_kept(a: Architecture, k: Kernels) -> int:
         return 0
     missing = adapted_block(a, "all").adapted - adapted_block(a, k.targets).adapted
     low = k.compute * k.rank * missing
-    if k.checkpointing == "selective":
+    if k.checkpointing == "selective" or a.experts:
         return low
     return low + k.compute * (a.hidden_size + (0 if k.targets == "mlp" else a.intermediate_size))
 
@@ -23,14 +23,14 @@ def not_kept(a: Architecture, k: Kernels) -> int:
 def not_made(a: Architecture, k: Kernels) -> int:
     """Bytes per token of an adapter's output in the MLP, which a forward pass without adapters there does not hold. Where
     attention makes scores it may hold more than the MLP, so nothing is left out."""
-    if k.targets in ("all", "mlp") or k.queries or k.kind == "apple":
+    if k.targets in ("all", "mlp") or k.queries or k.kind == "apple" or a.experts:
         return 0
     return k.compute * a.intermediate_size
 
 
 def not_read(a: Architecture, k: Kernels) -> int:
     """Bytes per token of a norm's output that a backward pass does not hold, because no adapter reads it again."""
-    return 0 if k.targets == "all" else k.compute * a.hidden_size
+    return 0 if k.targets == "all" or a.experts else k.compute * a.hidden_size
 
 
 def not_kept_first(a: Architecture, k: Kernels) -> int:

@@ -31,7 +31,7 @@ from memconsole.plan.plan import Checkpointing, OptimizeChoice
 
 DECODED_CPU, DECODED_DEVICE = 2**17, 2**22
 """Elements that have fp32 temporaries when a matrix is decoded: `CPU_SLICE` and `DEVICE_SLICE` of
-`memconsole_torch.techniques.weights.quantized_base`. The Triton kernel needs none."""
+`memconsole_torch.models.codes`. The Triton kernel needs none."""
 
 
 # gc=False here and below: a console keeps some hundred thousand of these records, which refer to nothing that could form a
@@ -174,7 +174,10 @@ def _program(a: Architecture, k: Kernels, part: Part) -> Program:
     found = stored(structure(a))
     if found is None:
         return _general_program(a, k)
-    program, values = found.programs[program_name(part, k)], _values(a, k.rank, k.kind, k.queries)
+    program, values = (
+        found.programs[program_name(part, k)],
+        _values(a, k.rank, k.kind, (k.queries, k.rows)),
+    )
 
     def moment(index: int) -> Live:
         return _live(found.moments[index], values, k)
@@ -201,14 +204,16 @@ def _evaluated(a: Architecture, k: Kernels, part: Part) -> tuple[Live, ...]:
     found = stored(structure(a))
     if found is None:
         return _general_program(a, k).forward
-    values = _values(a, k.rank, k.kind, k.queries)
+    values = _values(a, k.rank, k.kind, (k.queries, k.rows))
     moments = found.programs[program_name(part, k)].forward
     there = adapted.not_made(a, k)
     return tuple(less(_live(found.moments[index], values, k), there) for index in moments)
 
 
 @lru_cache(maxsize=1024)
-def _values(a: Architecture, rank: int, kind: str, queries: int) -> tuple[tuple[int, int], ...]:
+def _values(
+    a: Architecture, rank: int, kind: str, at_a_time: tuple[int, int]
+) -> tuple[tuple[int, int], ...]:
     """For each product of sizes, the field of `Size` that it belongs to and its value, without batch and length."""
     found = stored(structure(a))
     assert found is not None
@@ -221,7 +226,10 @@ def _values(a: Architecture, rank: int, kind: str, queries: int) -> tuple[tuple[
         "d": a.head_size,
         "w": -(-a.head_size // 32) * 32,
         "r": rank,
-        "q": queries,
+        "q": at_a_time[0],
+        "n": at_a_time[1],
+        "e": a.experts,
+        "t": a.picked_experts,
         "c": min(_decoded(kind), h * max(f, a.query_width)),
     }
     result = []

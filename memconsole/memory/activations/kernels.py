@@ -18,6 +18,8 @@ Mask = Literal["", "window", "documents", "padded"]
 copied by CUDA's kernel into padded rows."""
 
 
+EXPERT_ROWS = 1024
+"""`memconsole_torch.models.expert_products.ROWS`: the most rows of an expert that are computed at a time."""
 CAPPED_QUERIES = 128
 """`memconsole_torch.models.capped_attention.QUERIES`: attention with capped scores or dropped weights is computed for so
 many queries at a time."""
@@ -56,6 +58,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the optimizer's moments are stored in bf16."""
     queries: int = 0
     """Queries whose scores exist at a time, if scores are capped or dropped."""
+    rows: int = 0
+    """Rows of an expert that are computed at a time, where experts are computed one by one."""
     dropped: bool = False
     """Whether attention weights are dropped."""
     dropping: int = 0
@@ -109,6 +113,8 @@ def structure(a: Architecture) -> str:
         "parallel": a.parallel_residual,
         "scaledbranches": a.residual_multiplier != 1.0,
         "capped": a.attention_cap is not None,
+        "experts": a.experts > 0,
+        "normalized": a.normalized_shares,
         "grouped": a.heads > a.kv_heads,
     }
     return "-".join((a.norm, a.positions, *(word for word, here in words.items() if here)))

@@ -10,6 +10,7 @@ from memconsole.memory.activations.block_programs import Live, block_program, ev
 from memconsole.memory.activations.dropping import dropping_bytes
 from memconsole.memory.activations.kernels import (
     CAPPED_QUERIES,
+    EXPERT_ROWS,
     Kernels,
     Mask,
     in_parts,
@@ -78,6 +79,9 @@ def kernels_of(step: StepSizes) -> Kernels:
         visiting=o.optimizer_in_backward and step.state.host > 0,
         compressed=o.optimizer_in_backward and o.optimizer_offload == "compressed",
         queries=min(CAPPED_QUERIES, step.sequence) if parts else 0,
+        rows=min(EXPERT_ROWS, max(step.tokens, step.evaluation_tokens))
+        if step.architecture.experts
+        else 0,
         dropped=step.plan.train.attention_dropout > 0,
         dropping=dropping_bytes(step),
     )

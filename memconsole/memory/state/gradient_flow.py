@@ -8,7 +8,7 @@ import msgspec
 
 from memconsole.plan.models.model import Model, Role
 
-MULTIPLIED: tuple[Role, ...] = ("input", "matrix", "head")
+MULTIPLIED: tuple[Role, ...] = ("input", "matrix", "router", "experts", "head")
 """Roles of weights that inputs are multiplied by. Embedding tables are only looked up."""
 
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import msgspec
 
-from memconsole.plan.models.model import TABLES, Model, Parameter, Role
+from memconsole.plan.models.model import STORED_MATRICES, TABLES, Model, Parameter, Role
 from memconsole.plan.sections.optimize import LoraTargets
 from memconsole.plan.training.trained import has_adapter
 
@@ -79,7 +79,9 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     block: Group
     """One block; every block is alike."""
     block_matrices: int
-    """Elements of one block's matrices, which autocast copies to 16 bits."""
+    """Elements of one block's matrices, those of its experts included."""
+    block_experts: int
+    """Elements of the matrices of all experts of one block."""
     outside: Group
     """Used weights outside the blocks: embeddings, input projection, positions, final norm, head."""
     used: Group
@@ -123,7 +125,8 @@ def sizes(model: Model) -> Sizes:
     one = group(block, before=last)
     return Sizes(
         block=one,
-        block_matrices=sum(p.size for p in block if p.role == "matrix"),
+        block_matrices=_of(block, "matrix") + _of(block, "experts"),
+        block_experts=_of(block, "experts"),
         outside=outside,
         used=outside.plus(one, model.layers),
         order=order(weights),
@@ -159,6 +162,7 @@ def group(weights: Iterable[Parameter], before: int = 0) -> Group:
     total = Group()
     for p in weights:
         matrix, large = p.role == "matrix", p.size >= QUANTIZED_FROM
+        held = p.role in STORED_MATRICES
         total = total.plus(
             Group(
                 elements=p.size,
@@ -166,12 +170,12 @@ def group(weights: Iterable[Parameter], before: int = 0) -> Group:
                 largest=p.size,
                 pair=p.size + before if len(p.shape) > 1 else 0,
                 pair_twice=2 * p.size + before if len(p.shape) > 1 else 0,
-                quantizable=p.size if matrix and large else 0,
+                quantizable=p.size if held and large else 0,
                 tables=p.size if p.role in TABLES and large else 0,
                 orthogonal=p.size if matrix else 0,
                 orthogonalizing=2 * p.size + min(p.shape) ** 2 if matrix else 0,
                 small=p.size if p.role in ("norm", "bias") else 0,
-                coded_blocks=-(-p.size // STORAGE_BLOCK) if matrix else 0,
+                coded_blocks=-(-p.size // STORAGE_BLOCK) if held else 0,
                 factored=sum(p.shape) if len(p.shape) > 1 else p.size,
                 sides=p.shape[::-1] if matrix else (),
                 adapted=int(matrix),

@@ -12,8 +12,8 @@ FRAMEWORKS = {"memconsole_torch": "torch", "memconsole_jax": "jax", "memconsole_
 @pytest.mark.parametrize(
     ("counted", "used"),
     [
-        ("activations.block_programs.DECODED_CPU", "torch.techniques.weights.quantized_base.CPU_SLICE"),
-        ("activations.block_programs.DECODED_DEVICE", "torch.techniques.weights.quantized_base.DEVICE_SLICE"),
+        ("activations.block_programs.DECODED_CPU", "torch.models.codes.CPU_SLICE"),
+        ("activations.block_programs.DECODED_DEVICE", "torch.models.codes.DEVICE_SLICE"),
         ("activations.jax_gathered.ALIGNED_ROWS", "jax.techniques.activations.fused_loss.ALIGNED_ROWS"),
         ("activations.jax_step.CHUNK_TOKENS", "jax.techniques.activations.fused_loss.CHUNK_TOKENS"),
         ("activations.jax_step.CPU_CHUNK_TOKENS", "jax.techniques.activations.fused_loss.CPU_CHUNK_TOKENS"),
@@ -24,6 +24,7 @@ FRAMEWORKS = {"memconsole_torch": "torch", "memconsole_jax": "jax", "memconsole_
         ("activations.jax_step.FEWEST_QUERIES", "jax.models.attention.FEWEST_QUERIES"),
         ("activations.jax_step.SCORE_BYTES", "jax.models.attention.SCORE_BYTES"),
         ("activations.kernels.CAPPED_QUERIES", "torch.models.capped_attention.QUERIES"),
+        ("activations.kernels.EXPERT_ROWS", "torch.models.expert_products.ROWS"),
         ("activations.torch_timeline.CAPPED", "torch.techniques.activations.fused_loss.CAPPED"),
         ("activations.torch_timeline.CHUNK_TOKENS", "torch.techniques.activations.fused_loss.CHUNK_TOKENS"),
         ("activations.torch_timeline.CPU_CAPPED", "torch.techniques.activations.fused_loss.CPU_CACHED"),

@@ -99,7 +99,7 @@ DECODING = """
 import numpy as np
 import torch
 from memconsole_torch.kernels import decoding
-from memconsole_torch.techniques.weights.quantized_base import _pairs, decoded
+from memconsole_torch.models.codes import _pairs, decoded
 from memconsole_trainer.techniques.base_storage import quantize
 
 for storage in "int8", "nf4":

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import (
 
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Checkpointing
-from memconsole_torch.models import capped_attention
+from memconsole_torch.models import capped_attention, expert_products
 from memconsole_torch.models.linear import Linear
 
 _PRODUCTS = {"aten::mm": 1, "aten::addmm": 2, "aten::linear": 1, "mkldnn::_linear_pointwise": 1}
@@ -35,8 +35,12 @@ _KEPT_NAMES = (
 )
 _KEPT_PACKETS = [getattr(torch.ops.aten, name, None) for name in _KEPT_NAMES]
 _KEPT_PACKETS += [getattr(torch.ops.mkldnn, "_linear_pointwise", None)]
-KEPT = frozenset(packet.default for packet in _KEPT_PACKETS if packet) | {capped_attention.OPERATOR}
-"""Operations whose outputs checkpointing can keep: linear layers, and attention if it is one
+_EXPERTS = expert_products.INNER_OPERATOR
+KEPT = frozenset(packet.default for packet in _KEPT_PACKETS if packet) | {
+    capped_attention.OPERATOR,
+    _EXPERTS,
+}
+"""Operations whose outputs checkpointing can keep: linear layers, the inner products of experts, and attention if it is one
 kernel. Where attention is composed of several operations, as on MPS, its batched products are as
 large as the scores."""
 
@@ -107,6 +111,8 @@ def _is_made_again(
     all of them are. Otherwise only two are: the block's last product, which its backward pass does not
     read, and an adapter's second product, which is cheap to compute."""
     name = operation.name()
+    if operation is _EXPERTS:
+        return not products
     if name not in _PRODUCTS:
         return False
     if not products:
@@ -120,5 +126,5 @@ def _is_made_again(
 
 def _ends_with_product(a: Any) -> bool:
     """Whether a block's last operation but an addition is a product. A norm may read that of the MLP; the regression
-    transformer has such a norm in every block."""
-    return isinstance(a, Architecture) and not a.post_norms
+    transformer has such a norm in every block. That of experts is part of an operator."""
+    return isinstance(a, Architecture) and not (a.post_norms or a.experts)

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 
 from memconsole.plan.plan import Plan
-from memconsole_torch.models.decoder import Attention, compute_dtype
+from memconsole_torch.models.decoder import Attention
+from memconsole_torch.models.linear import compute_dtype
 from memconsole_torch.models.operator import operator
 from memconsole_torch.models.regressor import Regressor
 from memconsole_torch.techniques.weights.lora import Adapted

@@ -11,14 +11,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memconsole.plan.models.architecture import Architecture, parameters
-from memconsole.plan.models.model import Parameter
+from memconsole.plan.models.model import STORED_MATRICES, Parameter
 from memconsole.plan.plan import BaseStorage, Plan
 from memconsole.plan.training.trained import adapter_scale, has_adapter
 from memconsole_torch.models import pretrained
 from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.models.linear import linear
 from memconsole_torch.techniques.weights.precision import COMPUTE
-from memconsole_torch.techniques.weights.quantized_base import QuantizedLinear, hold_codes, product
+from memconsole_torch.techniques.weights.quantized_base import (
+    QuantizedLinear,
+    QuantizedStack,
+    hold_codes,
+    product,
+)
 from memconsole_trainer.engine import WeightSource
 from memconsole_trainer.techniques.adapters import InitialAdapters, adapters_of, stored_narrow
 from memconsole_trainer.techniques.base_storage import is_quantized, parts
@@ -101,7 +106,7 @@ def _adapt(plan: Plan, decoder: Decoder) -> None:
         own[p.name].requires_grad_(False)
         if stored_narrow(plan, p):
             own[p.name].data = own[p.name].data.to(COMPUTE[plan.optimize.precision])
-        if p.role == "matrix":
+        if p.role in STORED_MATRICES:
             parent, _, name = p.name.removesuffix(".weight").rpartition(".")
             module = decoder.get_submodule(parent)
             setattr(module, name, _layer(plan, p, getattr(module, name)))
@@ -111,7 +116,8 @@ def _layer(plan: Plan, p: Parameter, linear: nn.Linear) -> nn.Module:
     """The module that replaces a frozen layer."""
     o, quantized = plan.optimize, is_quantized(plan, p)
     if not has_adapter(p, o.lora_targets):
-        return QuantizedLinear(linear, o.base_storage) if quantized else linear
+        kind = QuantizedStack if p.role == "experts" else QuantizedLinear
+        return kind(linear, o.base_storage) if quantized else linear
     scale = adapter_scale(plan)
     if quantized:
         return QuantizedAdapted(linear, o.lora_rank, scale, o.base_storage)

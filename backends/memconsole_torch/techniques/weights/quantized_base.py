@@ -7,30 +7,21 @@ decodes it again. So one matrix at a time exists in the compute precision, never
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from memconsole.plan.plan import BaseStorage, Plan
-from memconsole_torch.kernels import decoding, launch
-from memconsole_torch.models.decoder import compute_dtype
+from memconsole_torch.models.codes import decoded
+from memconsole_torch.models.linear import compute_dtype
 from memconsole_torch.models.linear import product as plain_product
 from memconsole_trainer.techniques.base_storage import (
-    BLOCK,
     SCALES,
     blocks_of,
     code_bytes,
     is_quantized,
-    pairs,
 )
-
-CPU_SLICE = 2**17
-"""Elements decoded at a time on a CPU, so that temporaries stay in the processor's cache."""
-DEVICE_SLICE = 2**22
-"""Elements decoded at a time on other devices, where each slice costs some five kernel launches."""
 
 
 class QuantizedLinear(nn.Module):
@@ -49,8 +40,26 @@ class QuantizedLinear(nn.Module):
         return product(x, self.weight, self.weight_scales, self.bias, self.shape)
 
 
-def hold_codes(module: nn.Module, linear: nn.Linear, storage: BaseStorage) -> None:
-    """Give `module` the buffers of the matrix of `linear`."""
+class QuantizedStack(nn.Module):
+    """The matrices of all experts (`models.experts.Stack`), frozen and stored as codes and scales."""
+
+    weight: Tensor
+    weight_scales: Tensor
+
+    def __init__(self, stack: Any, storage: BaseStorage) -> None:
+        super().__init__()
+        self.rows = stack.rows
+        hold_codes(self, stack, storage)
+
+    @property
+    def held(self) -> tuple[Tensor, Tensor]:
+        """The codes and their scales."""
+        return self.weight, self.weight_scales
+
+
+def hold_codes(module: nn.Module, linear: nn.Module, storage: BaseStorage) -> None:
+    """Give `module` the buffers of the weight of `linear`."""
+    assert isinstance(linear.weight, Tensor)
     blocks, device = blocks_of(linear.weight.numel()), linear.weight.device
     codes = torch.empty(blocks, code_bytes(storage), dtype=torch.uint8, device=device)
     module.register_buffer("weight", codes)
@@ -63,7 +72,8 @@ def apply(plan: Plan, module: nn.Module) -> None:
         if is_quantized(plan, p):
             parent, _, name = p.name.removesuffix(".weight").rpartition(".")
             owner = module.get_submodule(parent)
-            setattr(owner, name, QuantizedLinear(getattr(owner, name), plan.optimize.base_storage))
+            kind = QuantizedStack if p.role == "experts" else QuantizedLinear
+            setattr(owner, name, kind(getattr(owner, name), plan.optimize.base_storage))
 
 
 def product(
@@ -98,37 +108,3 @@ class _Product(torch.autograd.Function):
         codes, scales = ctx.saved_tensors
         matrix = decoded(codes, scales, ctx.shape, ctx.dtype)
         return plain_product(gradient, matrix.T), None, None, None, None
-
-
-def decoded(codes: Tensor, scales: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Decode the matrix to `dtype`, rounded from its fp32 values."""
-    blocks = codes.shape[0]
-    whole = torch.empty(blocks, BLOCK, dtype=dtype, device=codes.device)
-    if launch.runs_on(codes.device):
-        decoding.decode(codes, scales, _pairs(codes.device), whole)
-        return whole.view(-1)[: shape[0] * shape[1]].view(shape)
-    most = (CPU_SLICE if codes.device.type == "cpu" else DEVICE_SLICE) // BLOCK
-    for part in _slices(blocks, most):
-        values = _values(codes[part])
-        if dtype == torch.float32:
-            torch.mul(values, scales[part, None], out=whole[part])
-        else:
-            whole[part].copy_(values.mul_(scales[part, None]))
-        del values
-    return whole.view(-1)[: shape[0] * shape[1]].view(shape)
-
-
-def _values(codes: Tensor) -> Tensor:
-    """fp32 values (blocks, BLOCK) of codes, without their scales."""
-    if codes.shape[1] == BLOCK:
-        return codes.view(torch.int8).float()
-    return _pairs(codes.device).index_select(0, codes.view(-1).int()).view(-1, BLOCK)
-
-
-def _slices(blocks: int, most: int) -> Iterator[slice]:
-    return (slice(start, start + most) for start in range(0, blocks, most))
-
-
-@functools.cache
-def _pairs(device: torch.device) -> Tensor:
-    return torch.from_numpy(pairs()).to(device)

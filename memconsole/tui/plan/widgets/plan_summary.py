@@ -56,10 +56,14 @@ def _model(view: PlanView) -> tuple[str, ...]:
     assumed = catalog.assumed_items(plan)
     name += f" · {assumed:,} items assumed" if assumed else ""
     size = ("~" if view.stale else "") + format_count(found.parameters)
+    used = ""
+    if found.active_parameters is not None:
+        used = f", {format_count(found.active_parameters)} a token"
     if found.trainable_parameters != found.parameters:
-        return (f"{name} · {size} parameters, {format_count(found.trainable_parameters)} trained",)
+        used += f", {format_count(found.trainable_parameters)} trained"
+        return (f"{name} · {size} parameters{used}",)
     short = f"{name} · {size}"
-    return f"{name} · {size} parameters", short, short.replace(" · ", ", ")
+    return f"{name} · {size} parameters{used}", short, short.replace(" · ", ", ")
 
 
 def _train(view: PlanView) -> tuple[str, ...]:
