@@ -76,6 +76,8 @@ ALL_SETTINGS = 100
 """The first seed whose plan may have any setting."""
 LEARNED_POSITIONS = 200
 """The first seed whose model is a GPT-2, mostly of its sizes."""
+EXPERTS = 300
+"""The first seed whose model is a mixture of experts. No coefficient is fitted to these plans."""
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -139,6 +141,8 @@ def kind_of(target: str) -> str:
 
 def draw(seed: int, kind: str) -> tuple[Architecture, Plan]:
     """A decoder of a size that people train on a `kind` of device, and a plan for it, from a seed."""
+    if seed >= EXPERTS:
+        return draw_experts(seed, kind)
     rng = random.Random(seed)
     gpt2 = seed >= LEARNED_POSITIONS
     scale = CPU if kind == "cpu" else GPT2 if gpt2 else ACCELERATOR
@@ -189,6 +193,52 @@ def draw(seed: int, kind: str) -> tuple[Architecture, Plan]:
     return architecture, plan if some_settings else _with_all_settings(rng, plan)
 
 
+def draw_experts(seed: int, kind: str) -> tuple[Architecture, Plan]:
+    """A mixture of experts with the structure of one of the catalog and smaller sizes, and a plan for it."""
+    rng, on_cpu = random.Random(seed), kind == "cpu"
+    hidden, length = (256, 256) if on_cpu else (1024, 1024)
+    name, experts, inner = rng.choice(
+        (
+            ("olmoe-1b-7b", 32, hidden // 2),
+            ("qwen3-30b-a3b", 64, 3 * hidden // 8),
+            ("mixtral-8x7b", 8, 7 * hidden // 4),
+        )
+    )
+    whole = catalog.models()[name].architecture
+    assert whole is not None
+    architecture = msgspec.structs.replace(
+        whole,
+        vocab_size=rng.choice((2048, 8192) if on_cpu else (16_384, 32_000)),
+        hidden_size=hidden,
+        layers=rng.choice((2, 4)),
+        heads=8,
+        kv_heads=8 if name == "olmoe-1b-7b" else 2,
+        head_size=hidden // 8,
+        intermediate_size=inner,
+        experts=experts,
+    )
+    adapters = rng.random() < 0.35
+    plan = replace(
+        Plan(),
+        {
+            "backend": "jax",
+            "data.sequence_length": length,
+            "train.batch_size": rng.choice((4, 8, 16)),
+            "optimize.precision": rng.choice(("fp32", "bf16", "bf16", "bf16-sr")),
+            "optimize.gradient_checkpointing": rng.choice(
+                ("none", "selective", "attention", "full")
+            ),
+            "optimize.accumulation_steps": rng.choice((1, 1, 4)),
+            "optimize.optimizer": rng.choice(("adamw", "adamw", "adamw-8bit", "sgd")),
+            "optimize.fused_loss": rng.random() < 0.5,
+            "optimize.lora_rank": 16 if adapters else 0,
+            "optimize.freeze_base": adapters,
+            "optimize.base_storage": rng.choice(("bf16", "int8", "nf4")) if adapters else "bf16",
+        },
+    )
+    return architecture, without_conflicts(plan)
+
+
 def _with_all_settings(rng: random.Random, plan: Plan) -> Plan:
     """`plan` with what the first seeds leave alone, where it can stand beside the rest."""
     o = plan.optimize
@@ -210,6 +260,7 @@ def describe(architecture: Architecture, plan: Plan) -> str:
     words = (
         f"{a.family}{' qk-norm' if a.query_key_norm else ''} hidden {a.hidden_size} layers {a.layers}",
         f"vocabulary {a.vocab_size} mlp {a.intermediate_size} heads {a.heads}/{a.kv_heads} x {a.head_size}",
+        f"experts {a.picked_experts} of {a.experts}" if a.experts else "",
         f"window {a.sliding_window}" if a.sliding_window else "",
         f"{'tied' if a.tied_embeddings else 'untied'} {plan.train.batch_size} x {plan.data.sequence_length}",
         o.precision,
@@ -286,7 +337,7 @@ def peak(step: StepSizes) -> int:
 def report() -> Part:
     """The formula against everything stored, by target; plans that no coefficient was fitted to."""
     rows = []
-    for target in sorted({t.target for t in stored()}):
+    for experts, target in sorted({(t.seed >= EXPERTS, t.target) for t in stored()}):
         cases = tuple(
             Case(
                 plan=f"{t.seed}: {t.plan}",
@@ -294,9 +345,10 @@ def report() -> Part:
                 measured_bytes=t.planned_bytes,
             )
             for t in stored()
-            if t.target == target and not is_fitted(t.seed)
+            if t.target == target and (t.seed >= EXPERTS) == experts and not is_fitted(t.seed)
         )
-        rows.append(Errors(estimate="JAX `~`", truth=f"XLA for {target}", bar=BAR, cases=cases))
+        name = "JAX `~`, experts" if experts else "JAX `~`"
+        rows.append(Errors(estimate=name, truth=f"XLA for {target}", bar=BAR, cases=cases))
     compilers = sorted({t.compiler for t in stored()})
     return Part(
         name="xla",
@@ -317,7 +369,7 @@ def coefficients_of(truth: Truth) -> str:
 
 def is_fitted(seed: int) -> bool:
     """Whether coefficients may be fitted to a seed's plan; the others are reported."""
-    return seed % 2 == 0
+    return seed % 2 == 0 and seed < EXPERTS
 
 
 def fit(kind: str) -> dict[str, float | str]:

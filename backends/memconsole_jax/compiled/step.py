@@ -19,6 +19,7 @@ from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections.optimize import EIGHT_BIT
 from memconsole_jax import tasks
+from memconsole_jax.models.balance import balancing, weight_of
 from memconsole_jax.tasks.task import Loss, Task, Tree
 from memconsole_jax.techniques.activations.activation_offload import Disk
 from memconsole_jax.techniques.optimizer.optimizers import clip_factor
@@ -107,7 +108,9 @@ def backward_pass(plan: Plan, model: Model, disk: Disk | None = None) -> Callabl
 
     def backward(weights: Tree, state: Array | None, kept: Tree, arrays: Tree) -> Backward:
         scale = 1.0 if state is None or not scaled else state[0]
-        total, gradients = mean_gradients(task, loss, weights, kept, arrays, scale * summed)
+        parts = len(jax.tree.leaves(arrays)[0])
+        with balancing(weight_of(plan, model, scale * summed / parts)):
+            total, gradients = mean_gradients(task, loss, weights, kept, arrays, scale * summed)
         squares = (jnp.sum(jnp.square(g.astype(jnp.float32))) for g in jax.tree.leaves(gradients))
         norm = jnp.sqrt(sum(squares)) / scale
         factor = clip_factor(norm, plan.train.grad_clip) / scale

@@ -26,7 +26,9 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole_jax.models import dropout
 from memconsole_jax.models.accumulation import Sums
 from memconsole_jax.models.attention import causal_attention
+from memconsole_jax.models.balance import balancing, weight_now
 from memconsole_jax.models.blocks import BlockRunning, assembled, stacked, through
+from memconsole_jax.models.experts import Experts
 from memconsole_jax.models.layers import MLP, Embedding, Linear, Norm, Unnormed
 from memconsole_jax.models.rotary import Rotation, all_rotations, restarted, rotate
 
@@ -89,9 +91,7 @@ class Block(nnx.Module):
         self.attention = Attention(a)
         self.attention_post_norm = norm(a, a.hidden_size) if a.post_norms else None
         self.mlp_norm = norm(a, a.hidden_size) if a.pre_norms else Unnormed()
-        self.mlp = MLP(
-            a.hidden_size, a.intermediate_size, a.activation, gated=a.gated_mlp, bias=a.biases
-        )
+        self.mlp = Experts(a) if a.experts else mlp(a)
         self.mlp_post_norm = norm(a, a.hidden_size) if a.post_norms else None
 
     def __call__(
@@ -211,13 +211,15 @@ def decoded(
         of_layer: Any,
         rotations: list[Rotation] | None,
         documents: Array | None,
+        balance: Array | None,
     ) -> Array:
         differs, own = (of_layer, None) if bits is None else of_layer
         rotation, window = layer_view(a, rotations, differs, length)
-        with dropout.drawing(rates, own):
+        with dropout.drawing(rates, own), balancing(balance):
             return block(x, rotation, window, dtype, documents)
 
-    shared = all_rotations(a, positions_of(length, documents), length), documents
+    rotations = all_rotations(a, positions_of(length, documents), length)
+    shared = rotations, documents, weight_now()
     of_layers = other if bits is None else (other, bits)
     return through(layers, x, one, running, sums, of_layers, shared)
 
@@ -230,6 +232,10 @@ def positions_of(length: int, documents: Array | None) -> Array:
 def assemble(a: Architecture, weights: Mapping[str, Any]) -> Decoder:
     """The decoder with `weights`, which have stacked names (see `stacking`). Nothing is copied."""
     return assembled(Decoder, a, weights)
+
+
+def mlp(a: Architecture) -> MLP:
+    return MLP(a.hidden_size, a.intermediate_size, a.activation, gated=a.gated_mlp, bias=a.biases)
 
 
 def norm(a: Architecture, size: int, *, of_heads: bool = False, divisor: float = 1.0) -> Norm:

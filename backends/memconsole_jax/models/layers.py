@@ -20,6 +20,9 @@ from memconsole_jax import target
 from memconsole_jax.layout.mesh import gathered, shared_out
 from memconsole_jax.models.recompute import recomputed
 
+RowsOf = Callable[[Any, Array, int, Any], Callable[[], Array]]
+"""What holds a matrix, the first of some rows, their number and a dtype -> a function that gives these rows."""
+
 
 class Linear(nnx.Module):
     """``x @ W.T + b`` in the dtype of x: (B, inputs) -> (B, outputs), or (B, T, inputs) -> (B, T, outputs)."""
@@ -30,6 +33,21 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         return product(x, self.weight[...], None if self.bias is None else self.bias[...])
+
+    @property
+    def stored(self) -> Array:
+        """What holds the matrix, (outputs, inputs)."""
+        return self.weight[...]
+
+    @property
+    def rows(self) -> RowsOf:
+        """Takes some rows out of `stored`."""
+        return _rows
+
+
+def _rows(weight: Array, first: Array, count: int, dtype: Any) -> Callable[[], Array]:
+    found = lax.dynamic_slice_in_dim(weight, first, count).astype(dtype)
+    return lambda: found
 
 
 class Embedding(nnx.Module):

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import msgspec
 
+from memconsole.memory.activations.jax_experts import gate_and_up, kept_beside
 from memconsole.memory.state.sizes import adapted_block
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.sections.optimize import LoraTargets
@@ -69,7 +70,9 @@ def _adapter_inputs(a: Architecture, kind: str, rank: int, targets: LoraTargets)
     h = a.hidden_size
     twice = h if kind == "cpu" and a.pre_norms else 0
     attention = -h if targets == "mlp" else twice
-    return attention + (twice if targets in ("all", "mlp") else -h - a.intermediate_size)
+    return attention + (
+        twice if targets in ("all", "mlp") else -h - (0 if a.experts else a.intermediate_size)
+    )
 
 
 def _adapters_again(a: Architecture, kind: str, rank: int, targets: LoraTargets) -> int:
@@ -105,21 +108,23 @@ def jax_block(
 ) -> BlockBytes:
     """A block of the JAX decoder under scan. Attention scores exist for one chunk of queries at a time
     (`jax_step.score_bytes`). XLA on a CPU computes 16-bit types in fp32. It keeps bf16 in fp32 too, but not fp16."""
-    h, q, k, f = a.hidden_size, a.query_width, a.key_width, a.intermediate_size
+    h, q, k = a.hidden_size, a.query_width, a.key_width
     c = 4 if precision == "fp32" or kind == "cpu" else 2
+    if a.experts and targets == "all":
+        targets = "attention"  # experts have no adapters
     attention, mlp = _attention(a, c), _mlp(a, c)
     # On a GPU, what adapters of the MLP's inputs make is there beside what the matrices make.
     beside = _adapters_again(a, kind, rank, targets) if kind not in ("cpu", "tpu") else 0
     stored = 2 if precision == "fp16" else c
     if stored < c:  # what matmuls read and make is there in both types
         attention += stored * (h + 2 * q + 2 * k)
-        mlp += stored * (h + (3 if a.gated_mlp else 2) * f)
-    gates = c * f * (2 if a.gated_mlp else 1)
+        mlp += stored * (h + _inner(a) + (0 if a.experts else a.intermediate_size))
+    gates = c * _inner(a)
     matmuls = c * (2 * q + 2 * k) + 4 * a.heads
     scaled = 4 * h if a.residual_multiplier != 1.0 else 0  # the gradient of what the MLP adds
     again = {
         "none": (0, 0),
-        "selective": (attention - matmuls + c * (q + k), mlp - gates),
+        "selective": (attention - matmuls + c * (q + k), mlp - gates - c * a.experts),
         "attention": (attention - c * q - 4 * a.heads, mlp + scaled),
         "full": (attention, mlp + scaled),
     }[checkpointing]
@@ -135,7 +140,10 @@ def jax_block(
         mlp_again=again[1],
         adapters_again=(4 if precision == "fp32" else 2) * adapters,
         merged_again=c * merged,
-        passing=4 * h + 2 * c * h + gates + c * (f + beside),
+        passing=4 * h
+        + 2 * c * h
+        + gates
+        + (4 * h + kept_beside(a, c) if a.experts else c * (a.intermediate_size + beside)),
     )
 
 
@@ -150,7 +158,15 @@ def _attention(a: Architecture, c: int) -> int:
 def _mlp(a: Architecture, c: int) -> int:
     """The same for the MLP: gate, up and their product, or up and what the activation makes of it."""
     shared = 4 * a.hidden_size if a.parallel_residual else 0  # both norms read the same input
-    return _norm(a, c) - shared + c * a.intermediate_size * (3 if a.gated_mlp else 2)
+    beside = kept_beside(a, c) if a.experts else c * a.intermediate_size
+    return _norm(a, c) - shared + c * _inner(a) + beside
+
+
+def _inner(a: Architecture) -> int:
+    """Elements per token that gate and up make, or up alone."""
+    if a.experts:
+        return gate_and_up(a)
+    return (2 if a.gated_mlp else 1) * a.intermediate_size
 
 
 def _norm(a: Architecture, c: int) -> int:
@@ -162,14 +178,14 @@ def _kept(
     a: Architecture, c: int, checkpointing: str, kind: str, rank: int, targets: LoraTargets
 ) -> int:
     """Bytes per token that a block keeps from the forward to the backward pass."""
-    h, q, k, f = a.hidden_size, a.query_width, a.key_width, a.intermediate_size
+    h, q, k = a.hidden_size, a.query_width, a.key_width
     output = c * q + 4 * a.heads  # of attention, and the logarithms of its sums over scores
     if checkpointing == "full":
         return 4 * h
     if checkpointing == "attention":
         return 4 * h + output
     if checkpointing == "selective":
-        outputs = output + c * (q + 2 * k + _summed(a) + (2 if a.gated_mlp else 1) * f)
+        outputs = output + c * (q + 2 * k + _summed(a) + _inner(a) + a.experts)
         outputs += c * h if a.post_norms else 0
         return 4 * h + outputs + c * _adapter_outputs(a, rank, targets)
     everything = _attention(a, c) + _mlp(a, c) + (2 * c * h if a.post_norms else 0)
@@ -177,5 +193,5 @@ def _kept(
     if (
         kind == "tpu" and c == 4
     ):  # norms' outputs and the product: only matmuls read them, in 16 bits
-        everything -= 2 * (2 * h + f)
+        everything -= 2 * (2 * h + (0 if a.experts else a.intermediate_size))
     return everything

@@ -26,7 +26,8 @@ class Gathered(NamedTuple):
         if step.shards == 1:
             return cls()
         s, a = step.sizes, step.architecture
-        block, head = element * s.block.elements, 4 * step.head
+        # The experts of a layer count where their loops hold them whole (`jax_experts.looping`).
+        block, head = element * (s.block.elements - s.block_experts), 4 * step.head
         # If the rows cannot be divided evenly, the columns are sharded: they are transposed before they are gathered,
         # and their gradient is transposed back.
         turned = 2 * head // step.shards if a.vocab_size % step.shards else 0

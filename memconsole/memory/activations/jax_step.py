@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memconsole.memory.activations.dropping import BITS, MASK, dropping_bytes
-from memconsole.memory.activations.jax_block import jax_block
+from memconsole.memory.activations.jax_block import BlockBytes, jax_block
+from memconsole.memory.activations.jax_experts import filled_up, gate_and_up, looping
 from memconsole.memory.activations.jax_gathered import Gathered, is_padded
 from memconsole.memory.coefficients import Overlap, xla
 from memconsole.memory.state.step_sizes import Moment, StepSizes
+from memconsole.plan.models.architecture import Architecture
 
 CHUNK_TOKENS = 1024
 """`memconsole_jax.techniques.activations.fused_loss.CHUNK_TOKENS`."""
@@ -55,6 +57,7 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     c, stream = block.element, 4 * a.hidden_size * t
     one_kept = block.kept * t
     one_kept += _own_rotations(step) if o.gradient_checkpointing == "none" else 0
+    one_kept += filled_up(step, c) if o.gradient_checkpointing in ("none", "selective") else 0
     kept = one_kept * s.layers
     if (
         o.activation_offload
@@ -90,16 +93,19 @@ def moments(step: StepSizes) -> Iterator[Moment]:
         dropping += one_chunk // 4 * (MASK + BITS)
     # Of attention: the stream, its norm, queries, keys, values and the output.
     attending = ((4 + c) * a.hidden_size + 2 * c * (a.query_width + a.key_width)) * t + scores
-    passing = max(block.passing * t, attending) + dropping
+    passing = max(block.passing * t + looping(step, c, training=False), attending) + dropping
     yield at("forward", standing, kept + stream, 0, passing, gathered.forward)
     allocated = overlap.early_blocks_chunked if o.fused_loss else overlap.early_blocks
     early = int(allocated * blocks) + (head if o.fused_loss else 0)
     yield at("loss", standing + early, kept, logits, overlap.loss_stream * stream, gathered.head)
     # Without checkpointing, the slice of the block that is being computed exists twice: in the stack and as a copy.
     share = overlap.slice if o.gradient_checkpointing == "none" else 0.0
-    inner = (overlap.mlp_16 if step.compute == 2 else overlap.mlp) * c * a.intermediate_size
     again = overlap.again if c == 4 else 1.0
-    of_mlp = again * (block.attention_again + block.mlp_again) + share * block.mlp + inner
+    if a.experts:
+        of_mlp = again * block.attention_again + _mlp_of_experts(step, block)
+    else:
+        inner = (overlap.mlp_16 if step.compute == 2 else overlap.mlp) * c * a.intermediate_size
+        of_mlp = again * (block.attention_again + block.mlp_again) + share * block.mlp + inner
     of_mlp += block.adapters_again
     if c * t * (a.hidden_size + o.lora_rank) <= MERGED_BYTES:
         of_mlp += block.merged_again
@@ -107,8 +113,9 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     of_attention += overlap.heads * c * a.query_width
     if one_chunk:  # gradients of keys and values are summed in fp32
         of_attention += 2 * (4 - c) * a.key_width
-    layer = overlap.layer * c * s.block_matrices
+    layer = overlap.layer * c * (s.block_matrices - s.block_experts)
     through_mlp = dropping + of_mlp * t + overlap.mlp_stream * stream + layer
+    through_mlp += looping(step, c, training=True)
     through_attention = dropping + of_attention * t + scores + overlap.heads_stream * stream + layer
     summed = standing + blocks + made_head
     yield at("backward", summed, kept, 0, through_mlp, gathered.backward)
@@ -125,9 +132,8 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     evaluated = step.evaluation_tokens
     stream = 4 * a.hidden_size * evaluated
     copies_of_scores = EVALUATED_SCORES if step.kind == "cpu" else overlap.scores
-    passing = block.passing * evaluated + copies_of_scores * score_bytes(
-        step, step.plan.evaluation_batch
-    )
+    passing = block.passing * evaluated + looping(step, c, training=False)
+    passing += copies_of_scores * score_bytes(step, step.plan.evaluation_batch)
     copies_of_logits = overlap.chunk_16 if c == 2 else overlap.chunk
     chunk = int(copies_of_logits * 4 * a.vocab_size * _chunk(step, evaluated))
     stream += _rotations(step, evaluated)
@@ -137,6 +143,19 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     yield Moment(  # one array at a time is copied to be written
         "checkpoint", weights=step.weights, state=resident, workspace=_largest_array(step)
     )
+
+
+def _mlp_of_experts(step: StepSizes, block: BlockBytes) -> float:
+    """Bytes per token in the backward pass of a block's experts: what its loops read, which they take out of what all
+    layers keep, or what is computed again."""
+    a, mode = step.architecture, step.plan.optimize.gradient_checkpointing
+    taken = {"none": block.mlp, "selective": block.mlp_again + block.element * gate_and_up(a)}
+    found = taken.get(mode, block.mlp_again) + block.element * a.hidden_size
+    if step.kind == "cpu" and step.compute == 2 and mode in ("attention", "full"):
+        found += 2 * gate_and_up(a)  # computed again in 16 bits, and then widened
+    if step.kind == "tpu" and step.frozen_blocks and step.plan.optimize.base_storage != "bf16":
+        found += block.element * gate_and_up(a)  # turned copies, as decoded matrices are turned
+    return found
 
 
 def _masked_scores(step: StepSizes, one_chunk: int) -> int:
@@ -225,7 +244,7 @@ def library_bytes(step: StepSizes) -> int:
         return 0
     a, t = step.architecture, step.tokens
     scored = _chunk(step, t) if step.plan.optimize.fused_loss else t
-    h, f = a.hidden_size, a.intermediate_size
+    h, f = a.hidden_size, _multiplied(a)
     if step.plan.optimize.heap != "fast":
         return _packed(t, h, f)
     return PACKED_PRODUCTS * max(_packed(t, h, f), _packed(scored, h, a.vocab_size))
@@ -236,11 +255,16 @@ def forward_library_bytes(step: StepSizes, rows: int) -> int:
     if step.kind != "cpu":
         return 0
     a, t = step.architecture, step.sequence * rows
-    h, f = a.hidden_size, a.intermediate_size
+    h, f = a.hidden_size, _multiplied(a)
     of_block = max(_packed_along(h, t, f), _packed_along(f, t, h))
     if step.plan.optimize.heap != "fast":
         return of_block
     return PACKED_PRODUCTS * max(of_block, _packed_along(h, _chunk(step, t), a.vocab_size))
+
+
+def _multiplied(a: Architecture) -> int:
+    """Outputs of the widest product of all tokens in a block. An expert's products are of the tokens of one tile."""
+    return a.query_width if a.experts else a.intermediate_size
 
 
 def _packed(*sizes: int) -> int:

@@ -108,7 +108,13 @@ def expected(
 @pytest.mark.parametrize("backend", CREATE)
 @pytest.mark.parametrize(
     ("kind", "chunked"),
-    [("llama", False), ("llama-untied", True), ("gemma2", False), ("gemma2", True)],
+    [
+        ("llama", False),
+        ("llama-untied", True),
+        ("gemma2", False),
+        ("gemma2", True),
+        ("qwen3_moe", True),
+    ],
 )
 def test_gradients_loss_and_measures_are_those_of_the_formula(
     backend: str, kind: str, chunked: bool

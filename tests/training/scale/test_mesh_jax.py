@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from memconsole.plan.plan import PlanError, replace
 from memconsole.runs.act.environment import trainer_environment
+from memconsole_trainer.weights.export import config
+from tests.training.harness import tiny_models
 from tests.training.harness.gangs import plan_of, preferring
 from tests.training.harness.meshes import differences
 from tests.training.harness.pairs import ADAPTERS
@@ -80,6 +84,20 @@ def test_two_devices_learn_preferences_as_one(chunked: bool, tmp_path: Path) -> 
 def test_copies_of_a_model_train_with_what_is_not_split(changes: dict[str, Any]) -> None:
     (found,) = differences(cases(changes, "ddp"))
     assert_as_one(found, changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["plain", "accumulation, average", "bf16", "adapters", "selective"]
+)
+def test_two_devices_train_a_mixture_of_experts_as_one(name: str, tmp_path: Path) -> None:
+    """Each device sorts the tokens of its own rows by expert."""
+    a = msgspec.structs.replace(tiny_models.ARCHITECTURES["qwen3_moe"], vocab_size=300)
+    (tmp_path / "config.json").write_text(json.dumps(config(a)))
+    changes = PAIRS[name]
+    model = {"model.name": str(tmp_path), "model.target_params": None}
+    for found in differences(cases(model | changes, "fsdp", "ddp")):
+        assert_as_one(found, changes)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.custom_derivatives import custom_vjp_primal_tree_values
 from jax.experimental.buffer_callback import buffer_callback
 
 Function = Callable[..., Any]
@@ -38,7 +39,7 @@ class Disk:
 
     def offloaded(self, block: Function) -> Function:
         """Like `checkpointing.full`, but the input x (B, T, C) of ``block(x, *rest)`` is kept here
-        between the passes."""
+        between the passes. Only what of `rest` is trained has a gradient."""
         self._is_used = True
 
         @jax.custom_vjp
@@ -46,19 +47,30 @@ class Disk:
             y: Array = block(x, *rest)
             return y
 
-        def forward(x: Array, *rest: Any) -> tuple[Array, Any]:
+        def forward(*arguments: Any) -> tuple[Array, Any]:
+            wanted = [() if leaf.perturbed else None for leaf in jax.tree.leaves(arguments[1:])]
+            x, *rest = custom_vjp_primal_tree_values(arguments)
             number = jax.ShapeDtypeStruct((), jnp.int32)
             place = buffer_callback(self._put, number, has_side_effect=True)(x)
-            return block(x, *rest), (place, jnp.zeros((0, *x.shape), x.dtype), rest)
+            return block(x, *rest), (place, jnp.zeros((0, *x.shape), x.dtype), rest, wanted)
 
         def backward(kept: Any, gradient: Array) -> Any:
-            place, like, rest = kept
+            place, like, rest, wanted = kept
             shape = jax.ShapeDtypeStruct(like.shape[1:], like.dtype)
             take = buffer_callback(self._take, shape, has_side_effect=True)
             x = take(place, gradient.reshape(-1)[0])  # read only once the gradient exists
-            return jax.vjp(block, x, *rest)[1](gradient)
+            leaves, tree = jax.tree.flatten(rest)
 
-        run.defvjp(forward, backward)
+            def again(x: Array, trained: list[Any]) -> Array:
+                y: Array = block(x, *jax.tree.unflatten(tree, _with(leaves, wanted, trained)))
+                return y
+
+            trained = [leaf for leaf, own in zip(leaves, wanted, strict=True) if own is not None]
+            by_x, by_trained = jax.vjp(again, x, trained)[1](gradient)
+            none = [None] * len(leaves)
+            return by_x, *jax.tree.unflatten(tree, _with(none, wanted, by_trained))
+
+        run.defvjp(forward, backward, symbolic_zeros=True)
         return run
 
     def ran(self, step: Function, *arguments: Any) -> Any:
@@ -107,6 +119,12 @@ class Disk:
         """The file, created at the first write, so that a program that is only compiled has
         none."""
         return tempfile.TemporaryFile(dir=self._directory, prefix="activations-", buffering=0)
+
+
+def _with(leaves: list[Any], wanted: list[Any], trained: list[Any]) -> list[Any]:
+    """`leaves` with those of `trained`, one after another, where `wanted` is not None."""
+    some = iter(trained)
+    return [leaf if own is None else next(some) for leaf, own in zip(leaves, wanted, strict=True)]
 
 
 def _read(file: int, data: memoryview, start: int) -> int:

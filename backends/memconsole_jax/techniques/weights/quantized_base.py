@@ -12,7 +12,8 @@ pairs of values 64 times.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from memconsole.plan.plan import BaseStorage
 from memconsole_jax import target
 from memconsole_jax.layout.stacking import Stack
-from memconsole_jax.models.layers import Linear, product
+from memconsole_jax.models.layers import Linear, RowsOf, product
 from memconsole_jax.models.recompute import recomputed
 from memconsole_trainer.techniques.base_storage import (
     BLOCK,
@@ -80,20 +81,57 @@ class QuantizedLinear(nnx.Module):
         y = recomputed(self._product, (x,), (self.weight[...], self.weight_scales[...]))
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)
 
+    @property
+    def stored(self) -> tuple[Array, Array]:
+        """The codes and scales."""
+        return self.weight[...], self.weight_scales[...]
+
+    @property
+    def rows(self) -> RowsOf:
+        """See `Linear.rows`."""
+        return partial(decoded_rows, self.shape[1])
+
     def _product(self, x: Array, codes: Array, scales: Array) -> Array:
         return product(x, decoded(codes, scales, self.shape))
 
 
 def decoded(codes: Array, scales: Array, shape: tuple[int, int]) -> Array:
     """Decode codes and scales in their `Layout` to the fp32 matrix."""
+    table = _table(codes, scales).T
+    return table if table.shape == shape else table.reshape(-1)[: math.prod(shape)].reshape(shape)
+
+
+def _table(codes: Array, scales: Array) -> Array:
+    """The decoded numbers in the order of the `Layout`, fp32 (groups * elements of a block, rows)."""
     groups, rows = scales.shape
     blocks = codes.reshape(groups, -1, rows)
     if blocks.shape[1] == BLOCK:
         values = lax.bitcast_convert_type(blocks, jnp.int8).astype(jnp.float32)
     else:
         values = _nf4(jnp.concatenate([blocks >> 4, blocks & 15], axis=1))
-    table = (values * scales[:, None]).reshape(-1, rows).T
-    return table if table.shape == shape else table.reshape(-1)[: math.prod(shape)].reshape(shape)
+    return (values * scales[:, None]).reshape(-1, rows)
+
+
+def decoded_rows(
+    inputs: int, stored: tuple[Array, Array], first: Array, count: int, dtype: Any
+) -> Callable[[], Array]:
+    """Decode `count` rows of a matrix (outputs, `inputs`), from row `first` on.
+
+    The function that is returned gives them in `dtype`. It turns the table that they are stored in where they are used:
+    otherwise XLA for GPUs would turn the codes of all layers before the loop over layers.
+    """
+    blocks = stored[1].shape[1]
+    width = inputs if inputs % BLOCK == 0 else BLOCK
+    begin, size = first * inputs, count * inputs
+    # If blocks cross the rows of the matrix, the rows may begin and end inside blocks.
+    held = min(blocks, -(-size // width) + (size % width > 0))
+    start = jnp.minimum(begin // width, blocks - held)
+    codes, scales = (lax.dynamic_slice_in_dim(array, start, held, axis=1) for array in stored)
+    table = _table(codes, scales).astype(dtype)
+    if width == inputs:
+        return lambda: table.T
+    flat = lax.dynamic_slice_in_dim(table.T.reshape(-1), begin - start * width, size)
+    return lambda: flat.reshape(count, inputs)
 
 
 def _nf4(codes: Array) -> Array:
