@@ -73,6 +73,22 @@ LLAMA = {
     "rope_theta": 10000.0,
 }
 """31.4 M parameters."""
+EXPERTS = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 8_000,
+    "hidden_size": 384,
+    "moe_intermediate_size": 384,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "norm_topk_prob": True,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "head_dim": 64,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
+"""34 M parameters, of which a token uses 13 M."""
 CASES = (
     Case(name="GPT 0.8 M, 12 x 64 (nanoGPT's README run for a CPU)", peer="nanoGPT",
          shape=_gpt(128, 4, 4, 64), rows=12, length=64, steps=400, quick_steps=80),
@@ -86,6 +102,8 @@ CASES = (
          length=512, steps=10, quick_steps=4, parts=4),
     Case(name="Llama 31 M, 8 x 512, bf16", peer="Trainer", shape=LLAMA, rows=8, length=512,
          steps=10, quick_steps=4, bf16=True),
+    Case(name="Qwen3 MoE 34 M, 4 of 16 experts, 8 x 512", peer="Trainer", shape=EXPERTS, rows=8,
+         length=512, steps=10, quick_steps=4),
 )  # fmt: skip
 BACKENDS = ("torch", "jax")
 

@@ -25,11 +25,11 @@ from memconsole.plan.plan import Plan, replace
 from memconsole.runs.act.environment import trainer_environment
 from tests.bench import peer_runs
 from tests.bench.inside import engine_and_batches
-from tests.bench.peers import CASES, PAGE, Case
+from tests.bench.peers import CASES, EXPERTS, PAGE, Case
 from tests.bench.trained import into_page, machine, markdown
 
 RESULTS = Path(__file__).with_name("results") / "step_parts.json"
-MEASURED = tuple(case for case in CASES if case.parts == 1)
+MEASURED = tuple(case for case in CASES if case.parts == 1 and case.shape is not EXPERTS)
 SETTLING = 2
 """First steps that are not counted."""
 COUNTED = {"GPT 0.8 M, 12 x 64 (nanoGPT's README run for a CPU)": 60}

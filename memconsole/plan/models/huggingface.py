@@ -45,6 +45,10 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "decoder_sparse_step": (1, None),
     "mlp_only_layers": ([], None),
     "clip_qkv": (None,),
+    "shared_expert_intermediate_size": (0, None),
+    "n_shared_experts": (0, None),
+    "qkv_bias": (False, None),
+    "use_qk_norm": (True, None),
 }
 """Keys that change the computation, with the only values the decoder implements."""
 _IMPLEMENTED = {
@@ -86,7 +90,7 @@ def architecture_from_config(config: Mapping[str, Any], where: str) -> Architect
     for key, allowed in _PLAIN.items():
         value = config.get(key)
         if value not in allowed and key not in _IMPLEMENTED.get(model_type, ()):
-            raise refusal(where, key, value, f"{allowed[0]}: anything else is not supported")
+            raise refusal(where, key, value, f"{quote(allowed[0])}: anything else is not supported")
     made = make(read)
     if made.heads % made.kv_heads:
         raise refusal(

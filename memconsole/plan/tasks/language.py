@@ -104,7 +104,7 @@ def _check_experts(plan: Plan) -> None:
         ),
     ):
         if value == refused:
-            raise PlanError(f"{key} = {quote(value)}: {plan.model.name} has experts: {reason}", key)
+            raise PlanError(f"{key} = {quote(value)}: {plan.model.name} has experts; {reason}", key)
 
 
 @lru_cache(maxsize=256)
