@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from memconsole import typed_json
+from memconsole.path_completion import looks_like_path
 from memconsole.plan.catalog.entries import (
     CatalogDevice,
     DatasetEntry,
@@ -349,6 +350,9 @@ def choose(plan: Plan, key: str, value: object) -> Plan:
 
 def _found_model(name: str, key: str = "model.name") -> str:
     found = find_model(name, key)
+    if found is None and looks_like_path(name):
+        hint = nearest(Path(name).name, models())
+        raise PlanError(f"{key} = {quote(name)}: no such directory{hint}", key)
     if found is None:
         raise PlanError(
             f"{key} = {quote(name)}: not a catalog model, a directory with a config.json, "

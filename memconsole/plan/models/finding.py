@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 
 from memconsole import regular_file
-from memconsole.path_completion import looks_like_path
 from memconsole.plan.models.files import ADAPTERS, merging
 from memconsole.plan.models.huggingface import CONFIG_BYTES
 from memconsole.plan.plan import PlanError, quote
@@ -27,7 +26,7 @@ def find_model(name: str, key: str = "model.name") -> str | None:
     """The directory of a model given as a directory or as a hub id in the local cache.
 
     None if `name` is neither. `key` is the setting that names it. Never downloads. Raises `PlanError` for
-    a file, for a directory without config.json, for a path where nothing is, and for a hub model that is not in the cache.
+    a file, for a directory without config.json, and for a hub model that is not in the cache.
     """
     try:
         path = Path(name).expanduser()
@@ -44,8 +43,6 @@ def find_model(name: str, key: str = "model.name") -> str | None:
         why = "a file; expected the directory that holds a model's config.json"
         raise PlanError(f"{key} = {quote(name)}: {why}", key)
     if not is_hub_id(name):
-        if looks_like_path(name):
-            raise PlanError(f"{key} = {quote(name)}: no such directory", key)
         return None
     cached = _cached_snapshot(name)
     if cached is None:

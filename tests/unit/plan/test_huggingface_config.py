@@ -273,7 +273,7 @@ def test_a_file_and_a_missing_path_are_refused_as_such(tmp_path: Path) -> None:
         ("~/gone/too", "no such directory"),
     ):
         with pytest.raises(PlanError, match=words) as error:
-            find_model(name)
+            catalog.architecture(Plan(model=ModelChoice(name=name)))
         assert "stories" not in str(error.value)
     assert find_model("lama") is None
 
