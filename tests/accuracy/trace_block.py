@@ -152,7 +152,7 @@ def told_model(a: Architecture) -> Architecture:
         head_size=math.prod(TOLD["d"]),
         intermediate_size=math.prod(TOLD["f"]),
         experts=math.prod(TOLD["e"]) if a.experts else 0,
-        picked_experts=math.prod(TOLD["t"]) if a.experts else 0,
+        experts_per_token=math.prod(TOLD["t"]) if a.experts else 0,
         max_positions=LENGTH,
         sliding_window=None,
         auxiliary_rows=0,

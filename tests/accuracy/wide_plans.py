@@ -56,7 +56,7 @@ def describe(case: Case) -> str:
     a, o, d = case.architecture, case.plan.optimize, case.plan.data
     words = [
         f"{case.kind} {a.family}{' qk-norm' if a.query_key_norm else ''} hidden {a.hidden_size} layers {a.layers}",
-        f"{a.experts} experts, {a.picked_experts} a token," if a.experts else "",
+        f"{a.experts} experts, {a.experts_per_token} a token," if a.experts else "",
         f"vocabulary {a.vocab_size} mlp {a.intermediate_size} heads {a.heads}/{a.kv_heads} x {a.head_size}",
         f"{'tied' if a.tied_embeddings else 'untied'}{' biases' if a.biases else ''}",
         f"{case.plan.train.batch_size} x {d.sequence_length} {o.precision}",
@@ -118,7 +118,7 @@ def _mixture(rng: random.Random) -> Architecture:
         head_size=rng.choice((16, 32, 64)),
         intermediate_size=64 * rng.randint(1, 16),
         experts=experts,
-        picked_experts=rng.choice((1, 2, 4)),
+        experts_per_token=rng.choice((1, 2, 4)),
     )
 
 

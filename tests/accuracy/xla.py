@@ -260,7 +260,7 @@ def describe(architecture: Architecture, plan: Plan) -> str:
     words = (
         f"{a.family}{' qk-norm' if a.query_key_norm else ''} hidden {a.hidden_size} layers {a.layers}",
         f"vocabulary {a.vocab_size} mlp {a.intermediate_size} heads {a.heads}/{a.kv_heads} x {a.head_size}",
-        f"experts {a.picked_experts} of {a.experts}" if a.experts else "",
+        f"experts {a.experts_per_token} of {a.experts}" if a.experts else "",
         f"window {a.sliding_window}" if a.sliding_window else "",
         f"{'tied' if a.tied_embeddings else 'untied'} {plan.train.batch_size} x {plan.data.sequence_length}",
         o.precision,

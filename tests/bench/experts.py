@@ -44,7 +44,7 @@ def decoder(inner: int, experts: int = 0, picked: int = 0) -> Architecture:
         head_size=32,
         intermediate_size=inner,
         experts=experts,
-        picked_experts=picked,
+        experts_per_token=picked,
         max_positions=2048,
         tied_embeddings=False,
     )

@@ -49,7 +49,7 @@ class Experts(nnx.Module):
     """
 
     def __init__(self, a: Architecture) -> None:
-        self.experts, self.picked, self.inner = a.experts, a.picked_experts, a.intermediate_size
+        self.experts, self.picked, self.inner = a.experts, a.experts_per_token, a.intermediate_size
         self.normalized, self.activation = a.normalized_shares, a.activation
         self.router = Linear(a.hidden_size, a.experts, bias=False)
         self.gate = Linear(a.hidden_size, a.experts * self.inner, bias=False)

@@ -260,20 +260,8 @@ def _(
 
 
 @experts_in_backward.register_fake
-def _(
-    by_gates: Tensor,
-    by_ups: Tensor,
-    x: Tensor,
-    order: Tensor,
-    counts: Tensor,
-    gate: Tensor,
-    gate_scales: Tensor | None,
-    up: Tensor,
-    up_scales: Tensor | None,
-    inner: int,
-    of_x: bool,
-    of_weights: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(by_gates: Tensor, by_ups: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    _, _, gate, _, up, _, _, of_x, of_weights = rest
     by_weights = [torch.empty_like(w) if of_weights else w.new_empty(0) for w in (gate, up)]
     return torch.empty_like(x) if of_x else x.new_empty(0), by_weights[0], by_weights[1]
 
@@ -287,16 +275,9 @@ def _(
 
 @experts_out_backward.register_fake
 def _(
-    gradient: Tensor,
-    gates: Tensor,
-    ups: Tensor,
-    order: Tensor,
-    counts: Tensor,
-    shares: Tensor,
-    down: Tensor,
-    down_scales: Tensor | None,
-    of_weight: bool,
+    gradient: Tensor, gates: Tensor, ups: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _, _, shares, down, _, of_weight = rest
     by_weight = torch.empty_like(down) if of_weight else down.new_empty(0)
     return torch.empty_like(gates), torch.empty_like(ups), torch.empty_like(shares), by_weight
 

@@ -23,7 +23,7 @@ class Experts(nn.Module):
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
-        self.picked, self.normalized = a.picked_experts, a.normalized_shares
+        self.picked, self.normalized = a.experts_per_token, a.normalized_shares
         self.router = Linear(a.hidden_size, a.experts, bias=False)
         self.gate = Stack(a.experts, a.intermediate_size, a.hidden_size)
         self.up = Stack(a.experts, a.intermediate_size, a.hidden_size)

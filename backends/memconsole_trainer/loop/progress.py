@@ -155,7 +155,7 @@ _LATER_SIZES: dict[str, Any] = {
     "pre_norms": True,
     "parallel_residual": False,
     "experts": 0,
-    "picked_experts": 0,
+    "experts_per_token": 0,
     "normalized_shares": False,
     "embedding_multiplier": 1.0,
     "residual_multiplier": 1.0,

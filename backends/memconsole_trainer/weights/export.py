@@ -252,7 +252,7 @@ def config(a: Architecture) -> dict[str, Any]:
 
 def _experts(a: Architecture) -> tuple[str, dict[str, Any]]:
     """The model type of a mixture of experts, and what it says of them."""
-    more = {"num_experts_per_tok": a.picked_experts, "router_aux_loss_coef": 0.0}
+    more = {"num_experts_per_tok": a.experts_per_token, "router_aux_loss_coef": 0.0}
     if a.family == "mixtral":
         return "mixtral", {
             **more,

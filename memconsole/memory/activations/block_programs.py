@@ -229,7 +229,7 @@ def _values(
         "q": at_a_time[0],
         "n": at_a_time[1],
         "e": a.experts,
-        "t": a.picked_experts,
+        "t": a.experts_per_token,
         "c": min(_decoded(kind), h * max(f, a.query_width)),
     }
     result = []

@@ -15,19 +15,19 @@ CPU_MOST_ROWS = 256
 def tile_rows(a: Architecture, tokens: int, kind: str) -> int:
     """Rows of a tile, for the `tokens` of a micro-batch on one device."""
     most = CPU_MOST_ROWS if kind == "cpu" else MOST_ROWS
-    half = max(1, tokens * a.picked_experts // a.experts // 2)
+    half = max(1, tokens * a.experts_per_token // a.experts // 2)
     return min(tokens, most, max(FEWEST_ROWS, 1 << (half - 1).bit_length()))
 
 
 def gate_and_up(a: Architecture) -> int:
     """Elements per token of the outputs of gate and up."""
-    return 2 * a.picked_experts * a.intermediate_size
+    return 2 * a.experts_per_token * a.intermediate_size
 
 
 def kept_beside(a: Architecture, c: int) -> int:
     """Bytes per token that the backward pass reads beside these: the router's outputs, and of each pair its place and its
     expert. An element has `c` bytes."""
-    return c * a.experts + 8 * a.picked_experts
+    return c * a.experts + 8 * a.experts_per_token
 
 
 def filled_up(step: StepSizes, c: int) -> int:
@@ -50,9 +50,8 @@ def looping(step: StepSizes, c: int, *, training: bool) -> int:
     found = filled_up(step, c) + _stored(step) + c * one
     if trained:
         found += 4 * one + (0 if step.accumulates else step.gradient * s.block_experts)
-    if (
-        step.shards > 1
-    ):  # a device's share before it is gathered, and the gradient's sum over devices
+    if step.shards > 1:
+        # A device's share before it is gathered, and the gradient's sum over devices.
         found += _stored(step) // step.shards + trained * step.gradient * s.block_experts
     return found
 

@@ -49,7 +49,7 @@ class Architecture(
     experts: int = 0
     """MLPs of a block, of which a router picks some for each token (Shazeer et al. 2017); 0: one MLP for all tokens.
     `intermediate_size` is that of one expert. Experts are gated and have no biases."""
-    picked_experts: int = 0
+    experts_per_token: int = 0
     """Experts that each token goes to."""
     normalized_shares: bool = False
     """Whether the shares of a token's picked experts are divided by their sum (Mixtral, Qwen3 MoE)."""
@@ -185,7 +185,7 @@ class Architecture(
     @property
     def active_share(self) -> float:
         """The share of its experts that a token goes to; 1 without experts."""
-        return self.picked_experts / self.experts if self.experts else 1.0
+        return self.experts_per_token / self.experts if self.experts else 1.0
 
     def parameters(self) -> Iterator[Parameter]:
         """Every weight of the model; see the function `parameters`."""

@@ -271,7 +271,7 @@ def _with_experts(
     if picked > count:
         raise refusal(c.where, "num_experts_per_tok", picked, f"at most the {count} experts")
     return msgspec.structs.replace(
-        made, experts=count, picked_experts=picked, normalized_shares=normalized
+        made, experts=count, experts_per_token=picked, normalized_shares=normalized
     )
 
 

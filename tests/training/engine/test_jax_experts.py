@@ -86,7 +86,7 @@ def rows(tokens: int = 21, seed: int = 0) -> jax.Array:
 def expected(weights: dict[str, Any], x: jax.Array, a: Architecture = MODEL) -> jax.Array:
     """The mixture by its definition: every expert for every token, those not picked with a share of 0."""
     shares = jax.nn.softmax(x @ weights["router"].T, axis=-1)
-    least = jax.lax.top_k(shares, a.picked_experts)[0][..., -1:]
+    least = jax.lax.top_k(shares, a.experts_per_token)[0][..., -1:]
     shares = jnp.where(shares >= least, shares, 0)
     if a.normalized_shares:
         shares = shares / shares.sum(-1, keepdims=True)
@@ -211,5 +211,5 @@ def test_the_formula_has_the_tiles_of_the_engine(
     tokens: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(target, "kind", lambda: kind)
-    form = experts._Form(MODEL.experts, MODEL.picked_experts, F, True, "silu", ())
+    form = experts._Form(MODEL.experts, MODEL.experts_per_token, F, True, "silu", ())
     assert form.tile(tokens) == jax_experts.tile_rows(MODEL, tokens, kind)

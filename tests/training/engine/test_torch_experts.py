@@ -48,7 +48,7 @@ def mixture(a: Architecture, dtype: torch.dtype = torch.float32) -> Experts:
 def plainly(module: Experts, a: Architecture, x: Tensor) -> Tensor:
     """The same of whole products, with autograd's own gradients."""
     f, h = a.intermediate_size, a.hidden_size
-    shares, picked = (x @ module.router.weight.T).softmax(-1).topk(a.picked_experts)
+    shares, picked = (x @ module.router.weight.T).softmax(-1).topk(a.experts_per_token)
     if a.normalized_shares:
         shares = shares / shares.sum(-1, keepdim=True)
     gates, ups, downs = (
@@ -83,7 +83,7 @@ def test_in_bf16_they_are_close_to_those_in_fp32(way: str) -> None:
         # Rounding does not change which experts are chosen where the last one is well above the next.
         rows = torch.randn(200, MODEL.hidden_size, generator=torch.Generator().manual_seed(0))
         scores = wide.router(rows).sort(-1, descending=True).values
-        clear = scores[:, MODEL.picked_experts - 1] - scores[:, MODEL.picked_experts]
+        clear = scores[:, MODEL.experts_per_token - 1] - scores[:, MODEL.experts_per_token]
         x = rows[clear.argsort(descending=True)[:38]].view(2, 19, -1)
     inputs = x.bfloat16().requires_grad_(), x.bfloat16().float().requires_grad_()
     outputs = narrow(inputs[0]), wide(inputs[1])
@@ -173,7 +173,7 @@ def test_the_loss_for_balance_adds_its_gradient() -> None:
     module, x = mixture(MODEL), torch.randn(2, 19, MODEL.hidden_size).requires_grad_()
     plain = gradients(module, x, module(x))
     scores = (x.flatten(0, 1) @ module.router.weight.T).softmax(-1)
-    shares = F.one_hot(scores.topk(MODEL.picked_experts).indices, MODEL.experts).float().mean(0)
+    shares = F.one_hot(scores.topk(MODEL.experts_per_token).indices, MODEL.experts).float().mean(0)
     loss = MODEL.experts * (shares.sum(0) * scores.mean(0)).sum()
     added = torch.autograd.grad(0.3 * loss, [x, module.router.weight])
     module.balance.weight, module.balance.scale = 0.1, 3.0

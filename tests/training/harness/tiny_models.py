@@ -139,7 +139,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         **SIZES,
         norm_eps=1e-5,
         experts=4,
-        picked_experts=2,
+        experts_per_token=2,
         normalized_shares=True,
         tied_embeddings=False,
         rope_theta=1e6,
@@ -149,7 +149,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         **SIZES,
         query_key_norm=True,
         experts=8,
-        picked_experts=3,
+        experts_per_token=3,
         normalized_shares=True,
     ),
     "olmoe": Architecture(
@@ -159,7 +159,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         query_key_norm=True,
         joint_query_key_norm=True,
         experts=8,
-        picked_experts=2,
+        experts_per_token=2,
         tied_embeddings=False,
     ),
     "gpt_neox": Architecture(

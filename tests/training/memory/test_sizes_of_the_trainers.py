@@ -14,6 +14,9 @@ FRAMEWORKS = {"memconsole_torch": "torch", "memconsole_jax": "jax", "memconsole_
     [
         ("activations.block_programs.DECODED_CPU", "torch.models.codes.CPU_SLICE"),
         ("activations.block_programs.DECODED_DEVICE", "torch.models.codes.DEVICE_SLICE"),
+        ("activations.jax_experts.CPU_MOST_ROWS", "jax.models.experts.CPU_MOST_ROWS"),
+        ("activations.jax_experts.FEWEST_ROWS", "jax.models.experts.FEWEST_ROWS"),
+        ("activations.jax_experts.MOST_ROWS", "jax.models.experts.MOST_ROWS"),
         ("activations.jax_gathered.ALIGNED_ROWS", "jax.techniques.activations.fused_loss.ALIGNED_ROWS"),
         ("activations.jax_step.CHUNK_TOKENS", "jax.techniques.activations.fused_loss.CHUNK_TOKENS"),
         ("activations.jax_step.CPU_CHUNK_TOKENS", "jax.techniques.activations.fused_loss.CPU_CHUNK_TOKENS"),

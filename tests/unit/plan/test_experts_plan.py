@@ -56,7 +56,7 @@ def test_a_token_uses_the_experts_that_it_goes_to() -> None:
     size = dict.fromkeys(("matrix", "experts", "head"), 0)
     for p in a.parameters():
         size[p.role] = size.get(p.role, 0) + p.size
-    used = a.experts // a.picked_experts
+    used = a.experts // a.experts_per_token
     device = card(80 * 2**30)
     found = estimate(OLMOE, device).active_parameters
     assert found == sum(size.values()) - size["experts"] + size["experts"] // used
