@@ -26,6 +26,13 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     return user_folder("cache", environment)
 
 
+def config_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """``$XDG_CONFIG_HOME/memconsole``, by default ``~/.config/memconsole``, which is no folder without a home."""
+    home = environment.get("XDG_CONFIG_HOME", "")
+    root = Path(home) if os.path.isabs(home) else Path(os.path.expanduser("~/.config"))
+    return root / "memconsole"
+
+
 def user_folder(
     kind: Literal["cache", "state"], environment: Mapping[str, str] = os.environ
 ) -> Path:

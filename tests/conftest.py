@@ -1,4 +1,4 @@
-"""For every test: folders of the session's own for state and caches, one thread, plain signals."""
+"""For every test: folders of the session's own for state, caches and settings, one thread, plain signals."""
 
 import gc
 import os
@@ -50,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ |= {
         "XDG_STATE_HOME": f"{folder}/state",
         "XDG_CACHE_HOME": f"{folder}/cache",
+        "XDG_CONFIG_HOME": f"{folder}/config",
         "HF_DATASETS_CACHE": f"{folder}/tables",
         "JAX_COMPILATION_CACHE_DIR": f"{folder}/xla",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

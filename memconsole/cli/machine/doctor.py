@@ -22,6 +22,7 @@ from memconsole.errors import UserError
 from memconsole.plan.machine.packages import NEEDS, missing_words
 from memconsole.plan.machine.processor import missing_instructions, slow_vectors
 from memconsole.plan.plan import installed_backends
+from memconsole.runs.act.supervise import on_end
 from memconsole.runs.record.directory import make_runs_root
 from memconsole.sanitize import clean_line
 from memconsole.units import GIB, format_bytes
@@ -142,7 +143,18 @@ def _devices(reading: Devices) -> list[Finding]:
 
 
 def _limits() -> list[Finding]:
-    return [_runs(), *_cluster(), *_bf16()]
+    return [_runs(), _on_end(), *_cluster(), *_bf16()]
+
+
+def _on_end() -> Finding:
+    """The user's program for the end of a run."""
+    path = on_end.program()
+    why = on_end.trouble(path)
+    if why is None:
+        return "end of a run", "ok", clean_line(f"no program; {path} would be started", 300)
+    if why:
+        return "end of a run", "warning", clean_line(why, 300)
+    return "end of a run", "ok", clean_line(f"starts {path}", 300)
 
 
 def _cluster() -> list[Finding]:

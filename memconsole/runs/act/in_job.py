@@ -24,7 +24,7 @@ from memconsole.runs.act import slurm, together
 from memconsole.runs.act.supervise import daemon
 from memconsole.runs.act.supervise.spawn import TrainerCommand, trainer_command
 from memconsole.runs.act.supervise.supervision import POLL_SECONDS, Supervisor, say
-from memconsole.runs.act.supervise.supervisor import see_through
+from memconsole.runs.act.supervise.supervisor import announce, see_through
 from memconsole.runs.act.trainer.attempt import STOPPING
 from memconsole.runs.record import files, requests
 from memconsole.runs.record.checkpoints.manifest import step_of
@@ -146,9 +146,13 @@ def main(command: TrainerCommand = trainer_command) -> int:
         return 1
     supervisor = see_through(supervisor, command)
     try:
-        return _leave(supervisor)
+        code = _leave(supervisor)
     finally:
         supervisor.close()
+    record = run.exit_record(supervisor.attempt)
+    if record is None or not record.requeues:
+        announce(run)
+    return code
 
 
 def _started(run: RunDirectory, command: TrainerCommand) -> JobSupervisor:

@@ -77,10 +77,10 @@ def turn_comes(run: RunDirectory, record: WaitRecord) -> bool:
     wait was cancelled. Raises `WriteError` if there is no room for the run then."""
     spares.keep(run.spares_path)
     first = RunDirectory(run.path.parent / record.after)
-    while not _is_cancelled(run):
+    while not is_cancelled(run):
         if not any(is_going(one) for one in _chain(first)):
             restart.check_room(run)
-            return not _is_cancelled(run)
+            return not is_cancelled(run)
         time.sleep(POLL_SECONDS)
     return False
 
@@ -97,6 +97,12 @@ def cancel(run: RunDirectory, record: WaitRecord, who: str) -> bool:
             raise RunError(f"run {run.id}: its supervisor does not reply, and may still start it")
         time.sleep(0.05)
     return run.waiting() is not None
+
+
+def is_cancelled(run: RunDirectory) -> bool:
+    """Whether somebody has cancelled the run's wait for another one."""
+    record = run.waiting()
+    return record is not None and bool(record.cancelled_by)
 
 
 def record_trouble(run: RunDirectory, words: str) -> None:
@@ -117,11 +123,6 @@ def _chain(run: RunDirectory) -> list[RunDirectory]:
             break
         found.append(before)
     return found
-
-
-def _is_cancelled(run: RunDirectory) -> bool:
-    record = run.waiting()
-    return record is not None and bool(record.cancelled_by)
 
 
 def _write(run: RunDirectory, record: WaitRecord) -> None:

@@ -123,6 +123,8 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
         pane = view.pane
         if not first and not view.live and replace(view, snapshot=snapshot).live:
             pane = self.first_pane
+        if ended:
+            self.bell()  # tmux and terminals mark the window, in case nobody looks at it
         if ended or (first and snapshot.state == "finished"):
             pane = "summary"
         self.set_run_view(replace(view, snapshot=snapshot, problem="", pane=pane))

@@ -14,7 +14,6 @@ An invalid row is rejected with a one-line reason; the other rows still apply.
 from __future__ import annotations
 
 import json
-import os
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from memconsole.sanitize import clean_line
 from memconsole.tui.keys.names import is_text, key_name, printed, written
 from memconsole.tui.keys.rows import ALL_SCREENS, EXCLUDING, RESERVED, TYPING, Key, for_screen
 from memconsole.tui.keys.table import KeyTable
+from memconsole.user_folders import config_folder
 
 ALL = "all"
 EDITING = frozenset(
@@ -79,16 +79,9 @@ class _RefusedError(Exception):
     """Why a row is rejected."""
 
 
-def keymap_path() -> Path:
-    """``$XDG_CONFIG_HOME/memconsole/keys.toml``, by default under ``~/.config``, which is no folder without a home."""
-    home = os.environ.get("XDG_CONFIG_HOME", "")
-    root = Path(home) if os.path.isabs(home) else Path(os.path.expanduser("~/.config"))
-    return root / "memconsole" / "keys.toml"
-
-
 def read_keymap(path: Path | None = None) -> Keymap:
     """The user's keymap; never raises. Without a file, the built-in keys."""
-    path = path or keymap_path()
+    path = path or config_folder() / "keys.toml"
     try:
         content = regular_file.read(path, MOST_BYTES)
     except FileNotFoundError:

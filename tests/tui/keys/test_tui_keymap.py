@@ -19,7 +19,7 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.draw.ink import plain
-from memconsole.tui.keys.keymap import ALL, EDITING, Keymap, dumps, keymap_path, parse, read_keymap
+from memconsole.tui.keys.keymap import ALL, EDITING, Keymap, dumps, parse, read_keymap
 from memconsole.tui.keys.names import character_name, key_name, printed, written
 from memconsole.tui.keys.rows import ALL_SCREENS, EXCLUDING, KEYS, RESERVED, for_screen
 from memconsole.tui.keys.table import KeyTable
@@ -212,11 +212,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_file_is_where_other_programs_keep_theirs(
     place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert keymap_path() == place
+    assert read_keymap().path == place
     monkeypatch.setenv("HOME", str(tmp_path))
     for none in ("", "relative/path"):
         monkeypatch.setenv("XDG_CONFIG_HOME", none)
-        assert keymap_path() == tmp_path / ".config" / "memconsole" / "keys.toml"
+        assert read_keymap().path == tmp_path / ".config" / "memconsole" / "keys.toml"
 
 
 def test_without_a_file_the_keys_are_the_built_in_ones(place: Path) -> None:

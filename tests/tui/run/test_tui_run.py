@@ -110,6 +110,23 @@ async def test_a_run_that_ends_turns_to_its_summary_and_back_when_resumed(
         assert ("step 340 loss" in screen_text(app)) is not slow_link
 
 
+async def test_the_bell_rings_once_when_a_watched_run_ends(
+    make_console: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = make_console()
+    rings: list[bool] = []
+    monkeypatch.setattr(app, "bell", lambda: rings.append(True))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await show_run(app, pilot, finished())
+        app.post_message(SnapshotArrived(snapshot(attempt=2)))
+        await settle(pilot)
+        assert rings == []
+        for _ in range(2):
+            app.post_message(SnapshotArrived(finished()))
+            await settle(pilot)
+        assert rings == [True]
+
+
 async def test_a_resumed_run_says_that_it_repeats_steps(make_console: Make) -> None:
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:

@@ -17,10 +17,11 @@ from typing import TypeVar
 
 import msgspec
 
+from memconsole.plan.plan import PlanError
 from memconsole.runs.act.supervise import daemon
 from memconsole.runs.act.supervise.spawn import TrainerCommand, trainer_command
 from memconsole.runs.act.supervise.supervision import Supervisor, say
-from memconsole.runs.act.waiting import record_trouble, turn_comes
+from memconsole.runs.act.waiting import is_cancelled, record_trouble, turn_comes
 from memconsole.runs.read.life.liveness import settled
 from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.processes import locks
@@ -58,11 +59,26 @@ def main(arguments: Sequence[str] | None = None, command: TrainerCommand = train
         _tell(options.ready_fd, StartRecord(error=words))
         return 1
     _tell(options.ready_fd, StartRecord(attempt=attempt))
-    if waiting is not None and not _starts_in_turn(supervisor, waiting, command):
-        supervisor.close()
-        return 1
-    see_through(supervisor, command).close()
+    if waiting is None or _starts_in_turn(supervisor, waiting, command):
+        supervisor = see_through(supervisor, command)
+    supervisor.close()
+    if not is_cancelled(run):
+        announce(run)
     return 0
+
+
+def announce(run: RunDirectory) -> None:
+    """Start the user's program for the end of a run. The supervisor's lock must be free, so that the program can resume
+    or delete the run."""
+    # Imported here: to start a trainer, a supervisor need not read events.
+    from memconsole.runs.act.supervise.on_end import tell_end
+
+    try:
+        trouble = tell_end(run)
+    except (RunError, OSError, PlanError) as error:
+        trouble = str(error)
+    if trouble:
+        say(trouble)
 
 
 def _starts_in_turn(supervisor: Supervisor, wait: WaitRecord, command: TrainerCommand) -> bool:
