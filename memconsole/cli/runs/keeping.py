@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import click
 
 from memconsole.cli import completing
+from memconsole.cli.asking import ask
 from memconsole.plan.machine.trackers import NAMES, check_trackers
 from memconsole.runs.act.delete import Begun, check_deletable, delete_run
 from memconsole.runs.act.trackers import start_trackers
@@ -92,7 +93,7 @@ def delete(runs: tuple[str, ...], yes: bool) -> None:
         for run in found:
             click.echo(_described(run, begun))
         these = "this run" if len(found) == 1 else f"these {len(found)} runs"
-        click.confirm(f"Delete {these} for good?", abort=True)
+        ask(f"Delete {these} for good?")
     for run in found:
         delete_run(run, begun)
         click.echo(f"deleted {run.id}")

@@ -6,6 +6,7 @@ import time
 
 import click
 
+from memconsole.cli.asking import ask
 from memconsole.cli.completing import run_names
 from memconsole.runs.act.control import request
 from memconsole.runs.act.launch import attend
@@ -35,9 +36,7 @@ def command(run: str | None, yes: bool, kill: bool, wait: bool) -> None:
     verb = "Kill" if kill else "Stop"
     if not yes:
         unsaved = f" It {before.unsaved}." if before.unsaved else ""
-        click.confirm(
-            f"{verb} {found.id} ({before.name}) at step {before.step:,}?{unsaved}", abort=True
-        )
+        ask(f"{verb} {found.id} ({before.name}) at step {before.step:,}?{unsaved}")
     who = f"{user_name()} (memconsole stop)"
     asked = request(found, "kill" if kill else "stop", who)
     told = kill

@@ -187,7 +187,8 @@ def with_sizes(plan: Plan) -> Plan:
     if entry is None or entry.regressor is None or (chosen.features and chosen.outputs):
         return plan
     found = window_sizes(_where(plan))
-    if found is None or found[1:] == (entry.regressor.features, entry.regressor.outputs):
+    own = entry.regressor.features, entry.regressor.outputs
+    if found is None or (found.features, found.outputs) == own:
         return plan
     features, outputs = chosen.features or found.features, chosen.outputs or found.outputs
     return replace(plan, {"model.features": features, "model.outputs": outputs})

@@ -20,6 +20,8 @@ class WindowSizes(NamedTuple):
     """The sizes of a file of windows."""
 
     rows: int
+    length: int
+    """The steps of a window."""
     features: int
     outputs: int
 
@@ -41,5 +43,6 @@ def _sizes(path: Path) -> WindowSizes | None:
     windows, outputs = (shapes.get(name, ()) for name in DATASETS[:2])
     if len(windows) != 3 or len(outputs) != 2 or outputs != shapes.get(DATASETS[2], outputs):
         return None
-    found = WindowSizes(windows[0], windows[2], outputs[1])
-    return found if min(found) >= 1 and max(found[1:]) <= MOST_WIDE else None
+    found = WindowSizes(*windows, outputs[1])
+    wide = max(found.features, found.outputs) > MOST_WIDE
+    return None if wide or min(found) < 1 else found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memconsole.plan import catalog
-from memconsole.plan.catalog.windows import DATASETS, WINDOW_FILES
+from memconsole.plan.catalog.windows import DATASETS, WINDOW_FILES, window_sizes
 from memconsole.plan.errors import PlanError, quote
 from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.models.regressor import Regressor
@@ -124,8 +124,8 @@ class Regression:
         }
 
     def check(self, plan: Plan, model: Model) -> None:
-        """Raise `PlanError` for heads that do not share the width equally, a frozen base, a window that is too long, or data that
-        are not windows."""
+        """Raise `PlanError` for heads that do not share the width equally, a frozen base, a window that is longer than the
+        model's positions or the file's windows, or data that are not windows."""
         known = catalog.datasets().get(plan.data.source)
         where = plan.data.source if known is None else known.where or ""
         if not where.lower().endswith(WINDOW_FILES):
@@ -150,6 +150,13 @@ class Regression:
             raise PlanError(
                 f"data.sequence_length = {length:,}: {plan.model.name} has "
                 f"{model.max_positions:,} positions; expected at most {model.max_positions:,}",
+                "data.sequence_length",
+            )
+        sizes = window_sizes(where)
+        if sizes is not None and length > sizes.length:
+            raise PlanError(
+                f"data.sequence_length = {length:,}: the windows of {where} hold {sizes.length:,} steps; "
+                f"expected at most {sizes.length:,}",
                 "data.sequence_length",
             )
 

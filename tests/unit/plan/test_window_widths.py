@@ -16,9 +16,10 @@ from memconsole.memory.estimate import model_of
 from memconsole.plan import catalog
 from memconsole.plan.catalog.hdf5_shapes import dataset_shapes
 from memconsole.plan.catalog.windows import DATASETS, window_sizes
+from memconsole.plan.check import check
 from memconsole.plan.data.rows import training_rows
 from memconsole.plan.models.regressor import Regressor
-from memconsole.plan.plan import Plan, replace
+from memconsole.plan.plan import Plan, PlanError, replace
 
 SHAPES = {"input_sequences": (20, 8, 7), "controls": (20, 3), "control_masks": (20, 3)}
 
@@ -93,6 +94,15 @@ def test_the_rows_of_a_compressed_file_are_known_before_a_run(tmp_path: Path) ->
     assert training_rows(wanted, model_of(wanted)) == 15
     few = plan(path, data__validation_fraction=0.25, data__max_examples=8)
     assert training_rows(few, model_of(few)) == 6
+
+
+def test_rows_longer_than_the_windows_of_the_file_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.h5")
+    check(plan(path, data__sequence_length=8))
+    with pytest.raises(
+        PlanError, match=f"= 9: the windows of {path} hold 8 steps; expected at most 8"
+    ):
+        check(plan(path, data__sequence_length=9))
 
 
 @pytest.mark.parametrize(
