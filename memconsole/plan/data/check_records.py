@@ -130,11 +130,14 @@ def _check_first(plan: Plan, entry: DatasetEntry, found: Template | None) -> Non
         record = read(path) if read is not None else None
     except OSError:
         return  # the trainer reports why
-    if not record or (found is not None and entry.format == "csv"):
+    if not record:
         return
     if found is not None:
         try:
-            found.render(record)
+            if entry.format == "csv":
+                _check_columns(record, found, plan.train.objective == "dpo")
+            else:
+                found.render(record)
         except RecordError as error:
             raise PlanError(f"{path}: line 1 {error}", KEY) from None
         return
@@ -143,6 +146,17 @@ def _check_first(plan: Plan, entry: DatasetEntry, found: Template | None) -> Non
     if column not in columns:
         listed = advice(dict.fromkeys(columns), MODEL if has_own(plan) else "chatml")
         raise PlanError(f"{path}: no column {quote(column)}; {listed}", "data.text_column")
+
+
+def _check_columns(columns: Mapping[str, None], found: Template, is_pair: bool) -> None:
+    """Raise `RecordError` if a table lacks columns without which no row can be written."""
+    wanted = (CHOSEN, REJECTED) if is_pair else found.needed
+    missing = next((name for name in wanted if name not in columns), None)
+    listed = ", ".join(columns)
+    if missing is not None:
+        raise RecordError(f'has no column "{missing}": it has {listed}')
+    if found.chat and not is_pair and not is_chat(columns):
+        raise RecordError(f"is no header of chats: it has {listed}, expected {', '.join(COLUMNS)}")
 
 
 def advice(columns: Mapping[str, str | None], chats: str = "chatml") -> str:

@@ -595,6 +595,26 @@ def test_plan_refuses_a_file_whose_beginning_tells_that_no_run_can_read_it(tmp_p
         assert refused("t.csv", content) == ""
     assert refused("t.csv", b"a,b\n1,2\n", text_column="b") == ""
     assert refused("t.csv", b"a,b\n1,2\n", template="{{ a }}") == ""
+    assert (
+        refused("t.csv", b"a,b\n1,2\n", template="{{ a }}{% if c is defined %}{{ c }}{% endif %}")
+        == ""
+    )
+    found = refused("t.csv", b"a,b\n1,2\n", template="{{ a }} {{ c }}")
+    assert found.startswith("data.template: ")
+    assert found.endswith('t.csv: line 1 has no column "c": it has a, b')
+    found = refused("t.csv", b"question,answer\n1,2\n", template="chatml")
+    assert "line 1 is no header of chats: it has question, answer, expected messages" in found
+    assert refused("t.csv", b"prompt,completion\n1,2\n", template="chatml") == ""
+
+
+def test_a_table_of_preferences_has_both_answers(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.csv"
+    dpo = {"train.objective": "dpo", "model.weights": "random"}
+    path.write_text("prompt,chosen,rejected\na,b,c\n")
+    check(replace(plan(path, template="chatml"), dpo))
+    path.write_text("prompt,chosen\na,b\n")
+    with pytest.raises(PlanError, match='line 1 has no column "rejected": it has prompt, chosen'):
+        check(replace(plan(path, template="chatml"), dpo))
 
 
 def test_the_template_of_a_model_is_read_from_its_directory(tmp_path: Path) -> None:
