@@ -51,8 +51,10 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
     standing = compiler if on_cpu else 0
     own = framework + heap + standing
     owned = dict.fromkeys(largest, own)
+    step_peak = framework + heap + max(moment.total for moment in in_step)
     for phase in BETWEEN_STEPS if returns_pages(step, costs) else ():
-        owned[phase] = standing + settled_bytes(step, costs, largest[phase], heap)
+        kept = settled_bytes(step, costs, largest[phase], heap, step_peak)
+        owned[phase] = standing + kept
     ordered = {phase: totals[phase] for phase in PHASES if phase in totals} | totals
     phases = {phase: total + owned[phase] for phase, total in ordered.items()}
     peak_phase = max(phases, key=phases.__getitem__)

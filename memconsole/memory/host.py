@@ -37,12 +37,14 @@ def returns_pages(step: StepSizes, costs: Runtime) -> bool:
     return step.kind == "cpu" and costs.settled_bytes is not None
 
 
-def settled_bytes(step: StepSizes, costs: Runtime, moment: Moment, heap: int) -> int:
+def settled_bytes(
+    step: StepSizes, costs: Runtime, moment: Moment, heap: int, step_peak: int
+) -> int:
     """Bytes of the framework and the heap of a CPU while a run evaluates or saves, in addition to the tensors of `moment`,
     if the trainer has returned free pages before. `heap`: freed bytes that the heap keeps while the run trains. An
     evaluation of a decoder leaves at most the bytes that it frees; evaluations of other models have many more rows than a
-    step."""
-    left = costs.settled_bytes or 0
+    step. What a step left cannot make more than `step_peak`, the peak of a step with framework and heap."""
+    left = min(costs.settled_bytes or 0, max(step_peak - moment.total, runtime_bytes(step, costs)))
     left += costs.kernels_16_bytes if step.compute == 2 else 0
     if moment.phase == "evaluation":
         freed = moment.activations + moment.logits + moment.workspace

@@ -39,6 +39,16 @@ def test_what_training_freed_is_gone_when_a_run_saves(backend: str) -> None:
     assert own(table(backend), "backward") > own(table(backend), "checkpoint")
 
 
+def test_what_a_small_step_left_is_no_more_than_its_peak() -> None:
+    small = {"train.batch_size": 1, "data.sequence_length": 16, "model.target_params": 100_000}
+    found = table("torch", small)
+    assert own(found, "checkpoint") < (runtime("torch", "cpu").settled_bytes or 0)
+    assert found.phases["checkpoint"] == max(
+        found.phases[p] for p in ("forward", "loss", "backward")
+    )
+    assert own(found, "backward") > 0
+
+
 def test_the_heap_keeps_no_more_of_an_evaluation_than_it_frees() -> None:
     fast, tight = (table("torch", {"optimize.heap": heap}) for heap in ("fast", "tight"))
     freed = tight.phases["evaluation"] - tight.phases["checkpoint"]
