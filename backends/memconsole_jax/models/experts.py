@@ -1,5 +1,5 @@
 """A mixture of experts in place of a block's MLP: a router picks some of many MLPs for each token
-(Shazeer et al. 2017, arXiv:1701.06538), as in Mixtral, Qwen3 MoE and OLMoE.
+(Shazeer et al. 2017, arXiv:1701.06538), as in Mixtral, Qwen3 MoE, OLMoE and Granite MoE.
 
 Pairs of a token and one of its experts are sorted by expert. A loop then takes one expert after
 another, and tiles of equally many of its pairs. So shapes are static, and no expert computes rows

@@ -34,6 +34,7 @@ CLASSES = {
     "olmoe": "OlmoeForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "granite": "GraniteForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "gpt_neox": "GPTNeoXForCausalLM",
     "gemma": "GemmaForCausalLM",
@@ -222,8 +223,8 @@ def config(a: Architecture) -> dict[str, Any]:
         )
     kind, more = "llama", dict[str, Any]()
     if a.attention_scale is not None:
-        kind = "granite"
-        more = {
+        kind, more = _experts(a) if a.experts else ("granite", more)
+        more |= {
             "attention_multiplier": a.attention_scale,
             "embedding_multiplier": a.embedding_multiplier,
             "residual_multiplier": a.residual_multiplier,
@@ -253,12 +254,11 @@ def config(a: Architecture) -> dict[str, Any]:
 def _experts(a: Architecture) -> tuple[str, dict[str, Any]]:
     """The model type of a mixture of experts, and what it says of them."""
     more = {"num_experts_per_tok": a.experts_per_token, "router_aux_loss_coef": 0.0}
-    if a.family == "mixtral":
-        return "mixtral", {
-            **more,
-            "num_local_experts": a.experts,
-            "sliding_window": a.sliding_window,
-        }
+    if a.family in ("mixtral", "granite_moe"):
+        more["num_local_experts"] = a.experts
+        if a.family == "granite_moe":
+            return "granitemoe", more
+        return "mixtral", {**more, "sliding_window": a.sliding_window}
     more |= {"num_experts": a.experts, "norm_topk_prob": a.normalized_shares}
     if a.joint_query_key_norm:
         return "olmoe", {**more, "clip_qkv": None}

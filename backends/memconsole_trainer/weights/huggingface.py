@@ -111,11 +111,12 @@ class HuggingFaceWeights:
         for name in place.names:
             file, original = self._named[name]
             shape = file.shape(original)
-            found = shape[::-1] if place.transpose else shape
-            if found != wanted:
+            said = wanted[::-1] if place.transpose else wanted
+            if place.stacked:
+                said = (place.stacked, rows // place.stacked, *wanted[1:])
+            if shape != said:
                 raise WeightsError(
-                    f"{self._directory}: {name} is {shape}, the configuration says "
-                    f"{wanted[::-1] if place.transpose else wanted}"
+                    f"{self._directory}: {name} is {shape}, the configuration says {said}"
                 )
 
 
@@ -149,7 +150,8 @@ def exported(
         parts = fused.setdefault(place.name, [])
         parts.append((place, source.tensor(parameter.name)))
         if len(parts) == place.parts:
-            whole = assembled(parts) if place.parts > 1 else parts[0][1]
+            joined = place.parts > 1 or place.stacked
+            whole = assembled(parts) if joined else parts[0][1]
             yield place.name, np.ascontiguousarray(whole.T if place.transpose else whole)
             del fused[place.name]
 

@@ -31,6 +31,8 @@ class ParameterPlace:
     """Rows of a part after which those of the next one follow; 0 if all rows of a part are together."""
     experts: int = 0
     """If not 0, each expert's rows are a tensor of their own, called `name` with the expert's number in place of `{}`."""
+    stacked: int = 0
+    """If not 0, the stored tensor is (stacked, rows, in): the matrices of so many experts."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -99,6 +101,12 @@ _MIXTRAL_EXPERTS = {
     "mlp.up": "block_sparse_moe.experts.{}.w3",
     "mlp.down": "block_sparse_moe.experts.{}.w2",
 }
+_GRANITE_EXPERTS = {
+    "mlp.router": "block_sparse_moe.router.layer",
+    "mlp.gate": "block_sparse_moe.input_linear",
+    "mlp.up": "block_sparse_moe.input_linear",
+    "mlp.down": "block_sparse_moe.output_linear",
+}
 _NEOX_TOP = {
     "embedding": "gpt_neox.embed_in",
     "norm": "gpt_neox.final_layer_norm",
@@ -159,6 +167,8 @@ def stored(parameter: Parameter, architecture: Architecture) -> ParameterPlace |
     if family == "phi3" and inner in _PHI3_JOINED:
         return _joined(parameter.layer, inner, kind, architecture)
     table = _POST_NORMED_LAYER if architecture.post_norms else _LLAMA_LAYER
+    if family == "granite_moe" and inner in _GRANITE_EXPERTS:
+        return _stacked(parameter, _GRANITE_EXPERTS[inner], architecture)
     if architecture.experts:
         table = table | (_MIXTRAL_EXPERTS if family == "mixtral" else _EXPERTS)
     each = architecture.experts if parameter.role == "experts" else 0
@@ -181,17 +191,32 @@ def _joined(layer: int, inner: str, kind: str, a: Architecture) -> ParameterPlac
     )
 
 
+def _stacked(parameter: Parameter, module: str, a: Architecture) -> ParameterPlace:
+    """Location of a router or of the experts' matrices of Granite MoE: those of one kind are one tensor, in which each expert's
+    gate is followed by its up."""
+    name = f"model.layers.{parameter.layer}.{module}.weight"
+    if parameter.role != "experts":
+        return ParameterPlace(name)
+    if module.endswith("output_linear"):
+        return ParameterPlace(name, stacked=a.experts)
+    part = int(".up." in parameter.name)
+    inner = a.intermediate_size
+    return ParameterPlace(name, part=part, parts=2, alternating=inner, stacked=a.experts)
+
+
 def taken(whole: NDArray[np.generic], place: ParameterPlace, rows: int) -> NDArray[np.generic]:
     """Extract the canonical tensor of `rows` rows at `place` from the stored tensor `whole`."""
     if place.transpose:
         whole = whole.T
+    if place.stacked:
+        whole = whole.reshape(-1, whole.shape[-1])
     return np.ascontiguousarray(whole[place.own_rows(rows)])
 
 
 def assembled(parts: list[tuple[ParameterPlace, NDArray[np.generic]]]) -> NDArray[np.generic]:
-    """The stored tensor of its parts, not transposed."""
+    """The stored tensor of its parts, which may be one, not transposed."""
     place, first = parts[0]
     whole = np.empty((place.rows(len(first)), *first.shape[1:]), first.dtype)
     for place, array in parts:
         whole[place.own_rows(len(array))] = array
-    return whole
+    return whole.reshape(place.stacked, -1, whole.shape[1]) if place.stacked else whole

@@ -1,7 +1,7 @@
 """The decoder description that both backends build from, and the parameters it implies.
 
 One `Architecture` covers GPT-2, Llama (with Mistral, Qwen 2 and 3, SmolLM2 and 3, Granite 3, OLMo 2), Phi-3 and 4,
-Gemma (1, 2 and 3), GPT-NeoX (Pythia), and mixtures of experts (Mixtral, Qwen3 MoE, OLMoE).
+Gemma (1, 2 and 3), GPT-NeoX (Pythia), and mixtures of experts (Mixtral, Qwen3 MoE, OLMoE, Granite MoE).
 `parameters()` lists every weight once, with canonical name, shape and initial scale. Counting, pricing, initializing,
 loading and both backends' modules all read that list, so they cannot disagree.
 Matrices are stored `(out, in)` and used as ``x @ W.T``.
@@ -19,7 +19,9 @@ from memconsole.plan.models import rotary
 from memconsole.plan.models.model import Parameter
 from memconsole.plan.models.rotary import RopeScaling
 
-Family = Literal["gpt2", "llama", "phi3", "gemma", "gemma2", "gemma3", "gpt_neox", "mixtral"]
+Family = Literal[
+    "gpt2", "llama", "phi3", "gemma", "gemma2", "gemma3", "gpt_neox", "mixtral", "granite_moe"
+]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu", "gelu_tanh", "silu"]
 """`gelu` is exact, `gelu_tanh` its approximation (Hendrycks and Gimpel 2016)."""
@@ -52,7 +54,7 @@ class Architecture(
     experts_per_token: int = 0
     """Experts that each token goes to."""
     normalized_shares: bool = False
-    """Whether the shares of a token's picked experts are divided by their sum (Mixtral, Qwen3 MoE)."""
+    """Whether the shares of a token's picked experts are divided by their sum (Mixtral, Qwen3 MoE, Granite MoE)."""
     biases: bool = False
     """Bias on every projection and norm (GPT-2, GPT-NeoX)."""
     projection_biases: bool = False

@@ -54,7 +54,9 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 _IMPLEMENTED = {
     "gemma2": ("final_logit_softcapping", "attn_logit_softcapping"),
     "gpt_neox": ("attention_bias", "partial_rotary_factor"),
-    **dict.fromkeys(("mixtral", "olmoe", "qwen3_moe"), ("num_experts", "num_local_experts")),
+    **dict.fromkeys(
+        ("mixtral", "olmoe", "qwen3_moe", "granitemoe"), ("num_experts", "num_local_experts")
+    ),
     "phi3": ("partial_rotary_factor",),
     "smollm3": ("no_rope_layers",),
 }
@@ -261,6 +263,12 @@ def _olmoe(c: Config) -> Architecture:
     return _with_experts(c, made, (64, 8), normalized=c.flag("norm_topk_prob", False))
 
 
+def _granite_moe(c: Config) -> Architecture:
+    """Granite 3 MoE: a Granite with experts."""
+    made = msgspec.structs.replace(_granite(c), family="granite_moe")
+    return _with_experts(c, made, (8, 2), normalized=True)
+
+
 def _with_experts(
     c: Config, made: Architecture, usual: tuple[int, int], *, normalized: bool
 ) -> Architecture:
@@ -407,6 +415,7 @@ _FAMILIES = {
     "olmoe": _olmoe,
     "smollm3": _smollm3,
     "granite": _granite,
+    "granitemoe": _granite_moe,
     "olmo2": _olmo2,
     "gpt_neox": gpt_neox,
     "gemma": _gemma,

@@ -29,7 +29,7 @@ from tests.training.harness import jax_comparison as comparison
 from tests.training.harness import tiny_models
 from tests.training.harness.jaxprs import equations
 
-KINDS = ("mixtral", "qwen3_moe", "olmoe")
+KINDS = ("mixtral", "qwen3_moe", "olmoe", "granite_moe")
 MODEL = tiny_models.ARCHITECTURES["qwen3_moe"]
 """8 experts, of which a token goes to 3, with normalized shares."""
 C, F = MODEL.hidden_size, MODEL.intermediate_size

@@ -24,7 +24,7 @@ from tests.training.harness.tiny_models import ARCHITECTURES
 
 torch.set_num_threads(1)
 MODEL = ARCHITECTURES["qwen3_moe"]
-KINDS = ("mixtral", "qwen3_moe", "olmoe")
+KINDS = ("mixtral", "qwen3_moe", "olmoe", "granite_moe")
 
 
 @pytest.fixture(params=["one by one", "together", "in parts"])

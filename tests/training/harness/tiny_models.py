@@ -162,6 +162,17 @@ ARCHITECTURES: dict[str, Architecture] = {
         experts_per_token=2,
         tied_embeddings=False,
     ),
+    "granite_moe": Architecture(
+        family="granite_moe",
+        **{**SIZES, "head_size": 8},
+        attention_scale=0.125,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.75,
+        logits_scaling=1.5,
+        experts=6,
+        experts_per_token=2,
+        normalized_shares=True,
+    ),
     "gpt_neox": Architecture(
         family="gpt_neox",
         **{**SIZES, "kv_heads": 4, "head_size": 8},
@@ -305,6 +316,18 @@ def oracle(kind: str) -> Any:
         "olmoe": lambda: t.OlmoeForCausalLM(
             t.OlmoeConfig(
                 **{**h, "head_dim": 8}, num_experts=8, num_experts_per_tok=2, eos_token_id=1
+            )
+        ),
+        "granite_moe": lambda: t.GraniteMoeForCausalLM(
+            t.GraniteMoeConfig(
+                **{**h, "head_dim": 8},
+                tie_word_embeddings=True,
+                attention_multiplier=0.125,
+                embedding_multiplier=3.0,
+                residual_multiplier=0.75,
+                logits_scaling=1.5,
+                num_local_experts=6,
+                num_experts_per_tok=2,
             )
         ),
         "gpt_neox": lambda: t.GPTNeoXForCausalLM(t.GPTNeoXConfig(**NEOX)),
