@@ -14,11 +14,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from memconsole.memory.activations.jax_step import library_bytes, moments
+from memconsole.memory.activations.jax_step import moments
+from memconsole.memory.exact.sharpen import KnownExact, sharpened
+from memconsole.memory.formula import memory_table
 from memconsole.memory.state.step_sizes import step_of
+from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole.plan.plan_file import dumps
+from memconsole.runs.act.environment import trainer_environment
 from memconsole.units import MIB
 from memconsole_jax import engine as jax_engine
 from memconsole_jax.techniques.activations.activation_offload import Disk
@@ -48,6 +52,9 @@ DEEP = Architecture(
 )  # fmt: skip
 DEEP_INPUT = 4 * 64 * 128 * 64
 """Bytes of one block's input, of 64 rows."""
+CPU = Budget(
+    name="cpu", kind="cpu", memory_label="host RAM", total_bytes=2**34, usable_bytes=2**34, why="test"
+)  # fmt: skip
 LARGE = {"data.sequence_length": 128, "train.batch_size": 64, "optimize.fused_loss": True}
 PROGRAM = """
 import json, sys
@@ -194,12 +201,15 @@ def test_the_exact_tier_compiles_it_without_a_file(counted: Counted) -> None:
 
 
 def test_the_process_has_one_blocks_input_of_all_layers() -> None:
-    """Two processes, measured beside the estimate."""
+    """Two processes with the environment of a run, measured beside the console's exact number. The formula's number is
+    compared with the exact one elsewhere (`python tests/accuracy/xla.py`)."""
+    place = trace_targets.target("", "cpu")
     peaks, losses = [], []
     for value in (False, True):
         plan = plan_with("jax", FULL | LARGE | {KEY: value})
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM, dumps(plan), msgspec.json.encode(DEEP).decode()],
+            env=trainer_environment(plan, os.environ),
             capture_output=True,
             text=True,
             check=True,
@@ -208,9 +218,9 @@ def test_the_process_has_one_blocks_input_of_all_layers() -> None:
         peak, loss = json.loads(done.stdout.splitlines()[-1])
         peaks.append(peak)
         losses.append(loss)
-        step = step_of(plan, DEEP, "cpu")
-        estimate = library_bytes(step) + max(m.total for m in moments(step))
-        assert peak == pytest.approx(estimate, rel=0.15)
+        known = KnownExact(exact=trace.planned(plan, DEEP, place))
+        estimate = sharpened(memory_table(plan, DEEP, CPU), known).peak_bytes
+        assert peak == pytest.approx(estimate, rel=0.1)
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
     assert peaks[0] - peaks[1] == pytest.approx((DEEP.layers - 1) * DEEP_INPUT, rel=0.15)
     assert peaks[0] - peaks[1] > 40 * MIB
