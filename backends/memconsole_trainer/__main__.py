@@ -23,7 +23,7 @@ from memconsole.runs.act.trainer.attempt import STOPPING, Attempt
 from memconsole.runs.act.trainer.member import Member
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
-from memconsole.runs.record.failures.failure import ExitCode, failure_of
+from memconsole.runs.record.failures.failure import ExitCode, failure_of, words_of
 from memconsole.runs.record.log import events
 from memconsole.runs.record.records import ERROR, FINAL, ErrorRecord, FinalRecord
 from memconsole_trainer.backends import Launch, launcher, rank
@@ -72,8 +72,9 @@ def run(attempt: Attempt) -> int:
             return 0
         failure = failure_of(attempt.report(error))
         code, reason = failure.code, failure.reason
-        if isinstance(error, PlanError | DataError | WeightsError | NonFiniteLossError):
-            print(f"memconsole: {error}", file=sys.stderr, flush=True)
+        known = isinstance(error, PlanError | DataError | WeightsError | NonFiniteLossError)
+        if known or words_of(error) != str(error):
+            print(f"memconsole: {words_of(error)}", file=sys.stderr, flush=True)
         else:
             traceback.print_exc()
     finally:

@@ -77,6 +77,71 @@ print("held")
 """
 
 
+BEGINNING = """
+import os, sys, time
+from pathlib import Path
+from memconsole.plan.plan import Plan, replace
+from memconsole.runs.act import launch
+from memconsole.runs.read.life.liveness import liveness
+from memconsole.runs.record.directory import RunError, list_runs
+from memconsole.runs.record.processes.heartbeat import read_heartbeat
+from memconsole.runs.record.records import OUTPUT
+
+disk, data = Path(sys.argv[1]), Path(sys.argv[2])
+os.environ["XDG_STATE_HOME"] = str(disk)
+
+def fill(path, left):
+    size = 1 << 20
+    with open(path, "wb", buffering=0) as file:
+        while size:
+            if os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize < left + size:
+                size //= 2
+                continue
+            file.write(b"x" * size)
+
+settings = {
+    "model.target_params": 200_000,
+    "data.vocab_size": 300,
+    "data.sequence_length": 16,
+    "data.source": str(data),
+    "device.name": "cpu",
+}
+plan = replace(Plan(), settings)
+fill(disk / "someone's data", 1 << 16)
+try:
+    launch.launch(plan)
+except RunError as error:
+    print(error)
+assert list_runs() == []
+(disk / "someone's data").unlink()
+run = launch.launch(plan)
+fill(disk / "someone's data", 0)
+deadline = time.monotonic() + 200
+while liveness(run).live:
+    assert time.monotonic() < deadline, liveness(run)
+    time.sleep(0.1)
+assert read_heartbeat(run.attempt_path(1)) is not None
+now = liveness(run)
+print(now.state, now.verdict.reason, now.verdict.evidence)
+print((run.attempt_path(1) / OUTPUT).read_text())
+"""
+
+
+TABLE = """
+import os, sys
+os.environ["HF_DATASETS_CACHE"] = sys.argv[1]
+from memconsole.plan.plan import Plan, replace
+from memconsole.runs.record.failures.failure import cause_of
+from memconsole_trainer.data.sources.opening import open_source
+
+plan = replace(Plan(), {"data.source": sys.argv[2]})
+try:
+    open_source(plan, 256)
+except Exception as error:
+    print(cause_of(error), error)
+"""
+
+
 MINUTE = pytest.param(60.0, marks=pytest.mark.slow, id="a minute")
 
 
@@ -114,6 +179,40 @@ def on_a_small_disk(folder: Path, mebibytes: int, *command: str) -> str:
 
 def test_a_full_disk_keeps_last_words_and_counts_what_is_lost(tmp_path: Path) -> None:
     assert on_a_small_disk(tmp_path, 2, "-c", INSIDE, str(tmp_path)).endswith("held\n")
+
+
+def test_a_run_whose_disk_is_full_before_its_first_step_is_refused_or_fails_and_names_the_file(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("torch")
+    disk, data = tmp_path / "disk", tmp_path / "text.txt"
+    disk.mkdir()
+    data.write_text("the cat sat on the mat while dogs ran over hills " * 2_000)
+    output = on_a_small_disk(disk, 4, "-P", "-c", BEGINNING, str(disk), str(data))
+    refused, ended, *said = output.splitlines()
+    full = "cannot be written: No space left on device; free some room there"
+    assert refused.endswith(full)
+    assert ended.startswith("failed disk_full ")
+    assert ended.endswith(f"tokenizer_config.json {full} (exit code 79)")
+    assert any(line.startswith("memconsole: ") and line.endswith(full) for line in said), said
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv"])
+def test_a_full_disk_is_not_taken_for_a_table_that_cannot_be_read(
+    name: str, tmp_path: Path
+) -> None:
+    disk, data = tmp_path / "disk", tmp_path / name
+    disk.mkdir()
+    words = "the cat sat on the mat while dogs ran over hills " * 1_000
+    rows = [{"text": f"{number} {words}"} for number in range(60)]
+    if name == "rows.csv":
+        data.write_text("text\n" + "".join(f"{row['text']}\n" for row in rows))
+    else:
+        lines = "\n".join(map(json.dumps, rows))
+        data.write_text(lines if name == "rows.jsonl" else json.dumps(rows))
+    output = on_a_small_disk(disk, 1, "-P", "-c", TABLE, str(disk / "tables"), str(data))
+    assert output == f"disk {data}: no room for its table in {disk}/tables; free some there\n"
 
 
 @pytest.mark.parametrize("hold", [pytest.param(1.0, id="a second"), MINUTE])

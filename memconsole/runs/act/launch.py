@@ -59,6 +59,7 @@ def launch(
     free_reserves()
     run = create_run(plan, name, environment, by_recipe)
     try:
+        restart.check_room(run)
         _keep_base(run, plan)
         if estimate is not None:
             _write_estimate(run, estimate)

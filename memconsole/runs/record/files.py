@@ -23,24 +23,27 @@ def write_atomic(path: Path, content: bytes, mode: int = 0o600, durable: bool = 
 
     A temporary file in the same folder is created exclusively, synced and renamed, then the folder
     is synced. Without `durable` nothing is synced, so a power loss may lose the file; use that for
-    what can be computed again. Raises `OSError`. The temporary file is always removed.
+    what can be computed again. Raises `OSError`, which names `path`. The temporary file is always removed.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(3)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, mode)
     try:
+        descriptor = os.open(temporary, flags, mode)
         try:
-            view = memoryview(content)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            if durable:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.rename(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+            try:
+                view = memoryview(content)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+                if durable:
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.rename(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
     if durable:
         sync_directory(path.parent)
 

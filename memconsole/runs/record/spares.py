@@ -40,15 +40,32 @@ def write_struct(folder: Path, path: Path, record: msgspec.Struct) -> None:
     try:
         files.write_struct(path, record)
     except OSError as error:
-        content = msgspec.json.encode(record) + b"\n"
-        if error.errno not in FULL or len(content) > SPARE_BYTES:
+        if error.errno not in FULL or not _put(folder, path, msgspec.json.encode(record) + b"\n"):
             raise
-        temporary = _take(folder, path)
-        if temporary is None:
+
+
+def reserve(folder: Path, path: Path, size: int) -> None:
+    """Make a file of `size` zero bytes, to be written in place; on a full disk from one of the spare files in `folder`.
+
+    Raises `OSError`, also if no spare file is left or one is smaller.
+    """
+    try:
+        files.write_atomic(path, bytes(size), durable=False)
+    except OSError as error:
+        if error.errno not in FULL or not _put(folder, path, bytes(size)):
             raise
-        _fill(temporary, content)
-        os.rename(temporary, path)
-        files.sync_directory(path.parent)
+
+
+def _put(folder: Path, path: Path, content: bytes) -> bool:
+    """Replace `path` by a spare file that holds `content`. False if no spare file is left or the content is longer than
+    one. Raises `OSError`."""
+    temporary = _take(folder, path) if len(content) <= SPARE_BYTES else None
+    if temporary is None:
+        return False
+    _fill(temporary, content)
+    os.rename(temporary, path)
+    files.sync_directory(path.parent)
+    return True
 
 
 def _take(folder: Path, path: Path) -> Path | None:

@@ -20,7 +20,7 @@ from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_trainer.data import disk_cache
 from memconsole_trainer.data.inspect import inspect
 from memconsole_trainer.data.sources import unpacked
-from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.sources.documents import DataError, NoRoomError
 from memconsole_trainer.data.sources.opening import open_source
 
 ROWS = [{"text": f"row {number}", "n": number, "answer": "yes"} for number in range(400)]
@@ -144,6 +144,6 @@ def test_room_is_made_before_a_full_disk_is_told(
     (old / "tokens").write_bytes(bytes(1000))
     os.close(held)
     monkeypatch.setattr(disk_cache, "SPARED_BYTES", 1 << 62)
-    with pytest.raises(DataError, match=r"rows\.jsonl\.gz: cannot be unpacked into .*no room"):
+    with pytest.raises(NoRoomError, match=r"rows\.jsonl\.gz: cannot be unpacked into .*no room"):
         opened(path, template="{{ n }}")
     assert not old.exists()

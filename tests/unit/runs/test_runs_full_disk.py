@@ -27,7 +27,8 @@ from memconsole.runs.read.shown.unsaved import unsaved_words
 from memconsole.runs.read.shown.words import state_word
 from memconsole.runs.record import files, requests, spares
 from memconsole.runs.record.directory import RunDirectory, RunError, create_run, list_runs
-from memconsole.runs.record.processes.heartbeat import Heartbeat
+from memconsole.runs.record.failures.failure import cause_of, words_of
+from memconsole.runs.record.processes.heartbeat import HEARTBEAT_BYTES, Heartbeat
 from memconsole.runs.record.redaction import OutputStream
 from memconsole.tui.run.header import header_lines
 from memconsole.tui.views.run_view import RunView
@@ -118,6 +119,37 @@ def test_each_spare_file_holds_one_record_of_a_full_disk(
     assert sorted(tmp_path.iterdir()) == sorted([folder, *written])
 
 
+def test_a_file_takes_the_space_of_a_spare_one_and_is_written_in_place(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    spares.keep(tmp_path / "spares")
+    request.getfixturevalue("full")
+    path = tmp_path / "heartbeat"
+    spares.reserve(tmp_path / "spares", path, HEARTBEAT_BYTES)
+    assert path.read_bytes() == bytes(HEARTBEAT_BYTES)
+    assert len(list((tmp_path / "spares").iterdir())) == spares.SPARES - 1
+    with pytest.raises(OSError, match="No space"):
+        spares.reserve(tmp_path / "spares", path, spares.SPARE_BYTES + 1)
+
+
+def test_an_error_of_a_full_disk_names_the_file_and_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", refused)
+    path = tmp_path / "tokens.json"
+    with pytest.raises(OSError, match="No space") as raised:
+        files.write_atomic(path, b"{}")
+    monkeypatch.undo()
+    words = f"{path} cannot be written: No space left on device; free some room there"
+    assert words_of(raised.value) == words
+    assert words_of(OSError(errno.EIO, "Input/output error", str(path))) != words
+    assert cause_of(raised.value) == "disk"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_request_whose_reply_finds_no_room_is_served_once(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -194,6 +226,8 @@ def test_a_stop_waits_for_a_trainer_that_cannot_save() -> None:
 def test_what_is_in_memory_only_is_said_by_its_steps(run: RunDirectory) -> None:
     assert unsaved_words(run, beat("train", 7)) == ""
     assert unsaved_words(run, beat("wait_disk", 1)).startswith("cannot save step 1: the disk of ")
+    before = f"cannot record what happens: the disk of {run.path} is full or fails"
+    assert unsaved_words(run, beat("wait_disk", 0)) == before
     (run.checkpoints_path / "step-000000004").mkdir()
     words = unsaved_words(run, beat("wait_disk", 1_200))
     assert words.startswith("cannot save steps 5 to 1,200: the disk of ")

@@ -33,6 +33,12 @@ class DataError(ValueError):
     cause = "bad_data"
 
 
+class NoRoomError(DataError):
+    """The disk is full that holds what is made from the data, such as a table. The data may be good."""
+
+    cause = "disk"
+
+
 class Documents(Protocol):
     """Texts numbered from 0 whose order never changes."""
 

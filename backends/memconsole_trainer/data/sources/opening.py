@@ -23,6 +23,7 @@ from memconsole_trainer.data.sources.documents import (
     DataError,
     Documents,
     FileDocuments,
+    NoRoomError,
     StreamDocuments,
 )
 from memconsole_trainer.data.sources.hdf5 import TokenRows, open_hdf5
@@ -162,7 +163,8 @@ def _named(files: Sequence[Path], plain: Sequence[Path]) -> Iterator[None]:
         words = str(error)
         for path, inside in zip(files, plain, strict=True):
             words = words.replace(str(inside), str(path))
-        raise DataError(words) from error
+        error.args = (words,)
+        raise
 
 
 def _table(
@@ -181,6 +183,8 @@ def _table(
     if kind in ("json", "jsonl") and guessed and not isinstance(table[0][column], list | dict):
         try:
             table = load_texts(kind, files, _plain(files, data, tick), column)
+        except NoRoomError:
+            raise
         except DataError as error:
             raise PlanError(str(error), "data.text_column") from error
     return _columns(table, column, data, str(files[0]), files, names)

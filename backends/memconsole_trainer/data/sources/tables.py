@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from memconsole.regular_file import check_regular
+from memconsole.runs.record.failures.failure import cause_of
 from memconsole_trainer.data.sources import csv_cells, json_lines, records
-from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.sources.documents import DataError, NoRoomError
 
 TEXT_TYPES = ("string", "large_string", "string_view")
 """Types of columns that hold text."""
@@ -172,6 +173,11 @@ def _repaired_lines(
 
 
 def _unreadable(kind: str, path: Path, error: Exception) -> DataError:
+    if cause_of(error) == NoRoomError.cause:
+        from datasets import config
+
+        where = config.HF_DATASETS_CACHE
+        return NoRoomError(f"{path}: no room for its table in {where}; free some there")
     return DataError(f"{path}: cannot be read as {kind}: {reason(error)}")
 
 

@@ -19,9 +19,10 @@ from typing import Any
 from memconsole.plan.catalog.compression import decompressed
 from memconsole.plan.catalog.folders import PACKED, plain_suffix
 from memconsole.regular_file import open_regular
+from memconsole.runs.record.spares import FULL
 from memconsole.units import format_bytes
 from memconsole_trainer.data import disk_cache
-from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.sources.documents import DataError, NoRoomError
 
 PIECE_BYTES = 4 << 20
 _HELD: dict[Path, int] = {}
@@ -46,7 +47,7 @@ def unpacked(path: Path, most_bytes: int, tick: Callable[[], None]) -> Path:
             _unpack(path, whole, most_bytes, tick)
         fcntl.flock(_HELD[folder], fcntl.LOCK_SH)
     except OSError as error:
-        raise DataError(_problem(path, error)) from None
+        raise _problem(path, error) from None
     return whole
 
 
@@ -117,9 +118,10 @@ def _opened(raw: Any, suffix: str) -> Any:
     return pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd")
 
 
-def _problem(path: Path, error: OSError) -> str:
+def _problem(path: Path, error: OSError) -> DataError:
     """Why a file could not be unpacked."""
     if error.filename is not None and Path(error.filename) == path:
-        return f"{path}: cannot be read: {error.strerror}"
+        return DataError(f"{path}: cannot be read: {error.strerror}")
     where = disk_cache.root()
-    return f"{path}: cannot be unpacked into {where}: {error.strerror or error}"
+    kind = NoRoomError if error.errno in FULL else DataError
+    return kind(f"{path}: cannot be unpacked into {where}: {error.strerror or error}")

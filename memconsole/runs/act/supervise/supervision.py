@@ -105,6 +105,7 @@ class Supervisor:
             raise RunError(f"run {self.run.id}: its trainer still runs (process {held.trainer})")
         if held.gang:
             raise RunError(f"run {self.run.id}: children of its last attempt still hold memory")
+        spares.keep(self.run.spares_path)  # the disk may be full before the trainer has begun
         older = self.run.newest_attempt()
         if older is not None and not files.exists(self.run.attempt_path(older) / EXIT):
             self.attempt = older

@@ -20,11 +20,11 @@ import msgspec
 from memconsole.runs.record import files, spares
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.failures import shortfall
-from memconsole.runs.record.failures.failure import ExitCode, cause_of
+from memconsole.runs.record.failures.failure import ExitCode, cause_of, words_of
 from memconsole.runs.record.log.eventlog import EventWriter
 from memconsole.runs.record.log.events import Error, Event
 from memconsole.runs.record.processes import locks
-from memconsole.runs.record.processes.heartbeat import HeartbeatWriter
+from memconsole.runs.record.processes.heartbeat import HEARTBEAT, HEARTBEAT_BYTES, HeartbeatWriter
 from memconsole.runs.record.processes.identity import boot_seconds
 from memconsole.runs.record.records import ERROR, FINAL, PAUSED, ErrorRecord, FinalRecord
 from memconsole.runs.record.redaction import OutputStream, redact, secret_values
@@ -109,6 +109,8 @@ class Attempt:
             self._refuse(f"attempt {self.number} of run {self.run.id} is not the newest")
         self._prepare()
         self._events = EventWriter(self.path, secrets=self._secrets, on_full=self.free_reserve)
+        with contextlib.suppress(OSError):  # so that it can tell that the disk is full
+            spares.reserve(self.run.spares_path, self.path / HEARTBEAT, HEARTBEAT_BYTES)
         self._heartbeat = HeartbeatWriter(self.path)
         self.keep_reserve()
         self.progress("import", 0)
@@ -225,7 +227,8 @@ class Attempt:
         record = ErrorRecord(
             cause=cause,
             type=type(exception).__name__,
-            message=clean(redact(str(exception), self._secrets))[:4096] or type(exception).__name__,
+            message=clean(redact(words_of(exception), self._secrets))[:4096]
+            or type(exception).__name__,
             traceback=clean(redact(trace, self._secrets)),
             step=self.step,
             time_wall=time.time(),

@@ -14,6 +14,8 @@ def unsaved_words(run: RunDirectory, beat: Heartbeat | None) -> str:
         return ""
     saved = run.committed_checkpoints()
     first = (step_of(saved[-1]) if saved else 0) + 1
+    if beat.step < first:
+        return f"cannot record what happens: the disk of {run.path} is full or fails"
     what = f"steps {first:,} to {beat.step:,}" if first < beat.step else f"step {beat.step:,}"
     where = f"the disk of {run.checkpoints_path} is full or fails"
     return f"cannot save {what}: {where}; until it can, they are in memory only"

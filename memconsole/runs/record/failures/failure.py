@@ -8,6 +8,7 @@ import re
 from typing import NamedTuple
 
 from memconsole.plan.plan import PlanError
+from memconsole.runs.record.spares import FULL
 
 
 class ExitCode(enum.IntEnum):
@@ -70,8 +71,8 @@ _DIED_OF_MEMORY = re.compile(
     re.IGNORECASE,
 )
 """What libraries print before they end the process themselves."""
-_DISK_FULL = ("no space left on device", "disk quota exceeded")
-"""What a compiler or another program reports of a full disk, in an error that is no `OSError`."""
+_DISK_FULL = ("no space left on device", "disk quota exceeded", "not enough disk space")
+"""What a library, a compiler or another program reports of a full disk, in an error without the number of one."""
 _DEVICE_LOST = (
     "gpu is lost",
     "device lost",
@@ -105,7 +106,7 @@ def _cause_of_one(error: BaseException) -> str | None:
     if isinstance(error, PlanError):
         return "bad_plan"
     message = str(error).lower()
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and error.errno in FULL:
         return "disk"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out_of_memory"
@@ -118,6 +119,13 @@ def _cause_of_one(error: BaseException) -> str | None:
     if any(sign in message for sign in _DEVICE_LOST):
         return "device_lost"
     return None
+
+
+def words_of(exception: BaseException) -> str:
+    """What an exception says. Of a file for which the disk has no room: which file it is, and what to do."""
+    if isinstance(exception, OSError) and exception.errno in FULL and exception.filename:
+        return f"{exception.filename} cannot be written: {exception.strerror}; free some room there"
+    return str(exception)
 
 
 def words_of_memory(output: str) -> str:

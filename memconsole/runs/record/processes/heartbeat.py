@@ -16,6 +16,8 @@ from memconsole.runs.record.files import read_regular
 _BODY = struct.Struct("<8sQQQQ16s")
 _CHECK = struct.Struct("<I4x")
 _MAGIC = b"MCBEAT01"
+HEARTBEAT = "heartbeat"
+"""Name of the file in an attempt's directory."""
 HEARTBEAT_BYTES = _BODY.size + _CHECK.size
 assert HEARTBEAT_BYTES == 64
 
@@ -36,7 +38,7 @@ class HeartbeatWriter:
 
     def __init__(self, attempt_directory: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._descriptor = os.open(attempt_directory / "heartbeat", flags, 0o600)
+        self._descriptor = os.open(attempt_directory / HEARTBEAT, flags, 0o600)
         self._count = 0
 
     def beat(self, phase: str, step: int, bytes_written: int, boot_seconds: float) -> None:
@@ -64,7 +66,7 @@ class HeartbeatWriter:
 def read_heartbeat(attempt_directory: Path) -> Heartbeat | None:
     """The newest heartbeat; None if there is none or the file is damaged."""
     for _ in range(2):
-        content = read_regular(attempt_directory / "heartbeat", HEARTBEAT_BYTES)
+        content = read_regular(attempt_directory / HEARTBEAT, HEARTBEAT_BYTES)
         if content is None:
             return None
         beat = _parse(content)
