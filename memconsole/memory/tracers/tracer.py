@@ -24,6 +24,7 @@ from memconsole.user_folders import NoHomeError
 GROUP = "memconsole.tracers"
 """Entry points: a backend's name and the module that ``python -m`` runs as its tracer."""
 NICENESS = 10
+"""How much nicer a tracer is than the process that asks it."""
 LINE_BYTES = 16 << 20
 """Longest answer that is accepted, in bytes."""
 STDERR_BYTES = 8 << 10
@@ -73,7 +74,7 @@ class Tracer:
         )
         self.pid = self._process.pid
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PGRP, self.pid, NICENESS)
+            os.setpriority(os.PRIO_PGRP, self.pid, os.nice(0) + NICENESS)
         stdout, stderr = self._process.stdout, self._process.stderr
         assert stdout is not None
         assert stderr is not None

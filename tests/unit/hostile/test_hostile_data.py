@@ -57,14 +57,50 @@ def test_a_malformed_line_of_json_is_named(bad: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
-@pytest.mark.parametrize("content", ["null", "\ufeff\n null\n" + ROWS[0] + "\n"])
-def test_a_file_that_begins_with_null_is_refused(name: str, content: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "line"), [("null", 1), ("\ufeffnull\n", 1), ("\ufeff\n null\n" + ROWS[0] + "\n", 2)]
+)
+def test_a_file_that_begins_with_null_is_refused(
+    name: str, content: str, line: int, tmp_path: Path
+) -> None:
     """pyarrow's reader would end this process."""
     path = tmp_path / name
     path.write_text(content)
-    with pytest.raises(DataError, match="line 1: holds no object with fields") as refused:
+    with pytest.raises(DataError, match=f"line {line}: holds no object with fields") as refused:
         opened(path)
     assert str(refused.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("blanks", ["", " \t"])
+@pytest.mark.parametrize("before", [2, 60_000, 130_000])
+def test_null_in_a_later_line_or_element_is_refused_by_its_number(
+    before: int, blanks: str, tmp_path: Path
+) -> None:
+    """pyarrow's reader ends this process if one of its blocks begins with null. The file is longer than what is read at a
+    time, and 60,000 rows end near such a bound."""
+    rows = [f'{{"text": "row {number:,}"}}' for number in range(before)]
+    rows += [f"{blanks}null{blanks}"] * 40_000
+    lines, array = tmp_path / "rows.jsonl", tmp_path / "rows.json"
+    lines.write_text("\n".join(rows))
+    array.write_text(f"[{','.join(rows)}]")
+    for path, place in ((lines, "line"), (array, "row")):
+        with pytest.raises(DataError) as refused:
+            opened(path)
+        words = f"{path}: {place} {before + 1:,}: holds no object with fields"
+        assert str(refused.value) == words
+
+
+def test_null_inside_of_objects_is_no_missing_object(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    for content in (
+        '[{"text": "a", "tags": [\nnull\n]}, {"text": "b", "tags": [null, null]}]',
+        '{\n"text": "a", "tags":\nnull\n}\n{"text": "b"}\n',
+        '{"text": "a", "tags": [null]}\n{"text": "b", "tags": null}\n',
+    ):
+        path.write_text(content)
+        assert opened(path).read(0, 2) == ["a", "b"]
+    path.write_text('["a", null, "b"]')
+    assert opened(path).read(0, 3) == ["a", "", "b"]
 
 
 def test_one_lone_surrogate_costs_one_character_and_no_file(tmp_path: Path) -> None:

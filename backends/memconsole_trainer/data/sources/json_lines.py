@@ -14,8 +14,6 @@ from memconsole_trainer.data.sources.documents import DataError
 
 LINE_BYTES = 64 << 20
 """A longer line is refused, so that a file without line breaks is not read whole."""
-HEAD_BYTES = 1 << 12
-"""Bytes of a file that tell what it begins with."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 Stamp = tuple[str, int, int]
@@ -42,14 +40,6 @@ def rows(
                 if columns is not None:
                     row = {column: row.get(column) for column in columns}
                 yield row
-
-
-def check_first(path: Path) -> None:
-    """Raise `DataError` for a file that begins with null, which ends the process of the table reader (pyarrow 26)."""
-    with open_regular(path) as raw:
-        head = raw.read(HEAD_BYTES).removeprefix(b"\xef\xbb\xbf")
-    if head.split(None, 1)[:1] == [b"null"]:
-        raise DataError(f"{printable(str(path))}: line 1: holds no object with fields")
 
 
 def _lines(raw: Any, name: str) -> Iterator[bytes]:

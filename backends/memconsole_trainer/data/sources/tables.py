@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from memconsole.regular_file import check_regular
 from memconsole.runs.record.failures.failure import cause_of
-from memconsole_trainer.data.sources import csv_cells, json_lines, records
+from memconsole_trainer.data.sources import csv_cells, json_lines, json_nulls, records
 from memconsole_trainer.data.sources.documents import DataError, NoRoomError
 
 TEXT_TYPES = ("string", "large_string", "string_view")
@@ -35,8 +36,6 @@ def load_table(
             raise DataError(f"{path}: cannot be read: {error.strerror}") from None
         if "::" in str(path):
             raise DataError(f'{path}: "::" in the name of a table cannot be read; rename it')
-        if kind in ("json", "jsonl"):
-            json_lines.check_first(path)
     apart = kind == "csv" or (kind == "parquet" and not only)
     if apart and len({(*sorted(header(kind, path)), _separator(kind, path)) for path in files}) > 1:
         return _joined(kind, files, used)
@@ -94,6 +93,9 @@ def _built(kind: str, files: Sequence[Path], columns: Collection[str] | None) ->
         hash=datasets.__version__,
         **options,
     )
+    if form == "json" and not os.path.exists(builder.cache_dir):
+        for path in files:
+            json_nulls.check(path, kind == "jsonl")
     builder.download_and_prepare()
     if not builder.info.splits or not builder.info.splits["train"].num_examples:
         raise DataError(f"{files[0]}: holds no rows")
