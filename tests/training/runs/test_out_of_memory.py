@@ -127,7 +127,7 @@ def test_a_model_larger_than_the_plan_allows_is_told_before_the_first_step(
     pytest.importorskip(backend)
     seen = ended(launch(backend, allowed_bytes=5 * MIB))
     assert seen.verdict is not None
-    assert (seen.verdict.reason, seen.facts.step) == ("out_of_memory", 0)
+    assert (seen.verdict.reason, seen.facts.step) == ("out_of_memory", 0), seen.verdict
     assert "device.memory_fraction" in seen.verdict.evidence
 
 
