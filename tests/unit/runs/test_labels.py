@@ -190,7 +190,7 @@ def test_deleting_several_runs_reads_each_plan_once_and_sees_a_run_that_began_me
         late = create_run(replace(Plan(), {"model.weights": str(saved)}), "late")
         taken.append(locks.take(late.supervisor_lock))
 
-    monkeypatch.setattr("memconsole.cli.runs.keeping.click.confirm", launched)
+    monkeypatch.setattr("memconsole.cli.runs.keeping.ask", launched)
     try:
         said = command("delete", *names, code=2)
         assert f"run {base.id}: run {find_run('late').id} started from its weights" in said
