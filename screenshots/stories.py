@@ -109,7 +109,7 @@ async def comparing(folder: Path) -> None:
             await devices_known(app, pilot)
             await pilot.press("a")
             await listing(app, pilot, "runs", len(list_runs()))
-            await pilot.press("space", "down", "space", "c")
+            await pilot.press("space", "space", "c")  # each moves on to the next run
             await listing(app, pilot, "compare", len(runs))
             await shoot(app, pilot, folder / name_of("compare-runs", size))
 
