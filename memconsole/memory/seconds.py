@@ -22,7 +22,7 @@ from memconsole.plan.machine import processor
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.machine.processor import missing_instructions, slow_vectors, wide_vectors
 from memconsole.plan.models.architecture import Architecture
-from memconsole.plan.models.model import Model
+from memconsole.plan.models.model import ORTHOGONAL, Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections.optimize import EIGHT_BIT
 from memconsole.plan.tasks import task_for
@@ -230,17 +230,20 @@ def _moved_bytes(plan: Plan, model: Model, kind: str) -> float:
 
 @lru_cache(maxsize=256)
 def _orthogonalizing_flops(model: Model, rank: int, frozen: tuple[str, ...]) -> float:
-    """FLOPs of Muon's five steps for every trained matrix and adapter: two products with the whole matrix, and one of
-    its short side (m, m)."""
+    """FLOPs of Muon's five steps for every trained matrix and adapter, each expert's by itself: two products with the whole
+    matrix, and one of its short side (m, m)."""
     found, apart = 0, frozenset(frozen)
     for p in model.parameters():
-        if p.role == "matrix":
-            sides: list[tuple[int, ...]] = [(rank, side) for side in p.shape] if rank else []
-            sides += [p.shape] if p.name not in apart else []
-            for one, other in sides:
-                m, n = min(one, other), max(one, other)
-                found += 5 * (4 * m * m * n + 2 * m**3)
+        if rank and p.role == "matrix":
+            found += sum(_newton_schulz_flops((rank, side)) for side in p.shape)
+        if p.role in ORTHOGONAL and p.name not in apart:
+            found += p.matrices * _newton_schulz_flops(p.matrix_shape)
     return float(found)
+
+
+def _newton_schulz_flops(shape: tuple[int, ...]) -> int:
+    m, n = min(shape), max(shape)
+    return 5 * (4 * m * m * n + 2 * m**3)
 
 
 class Work(msgspec.Struct, frozen=True):

@@ -171,8 +171,6 @@ def _plan(
             "optimize.base_storage": rng.choice(("bf16", "bf16", "int8", "nf4")),
         },
     )
-    if architecture.experts and plan.optimize.optimizer == "muon":
-        plan = replace(plan, {"optimize.optimizer": "adamw"})
     return without_conflicts(plan)
 
 

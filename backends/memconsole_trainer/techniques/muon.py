@@ -1,8 +1,10 @@
 """Muon (Jordan et al. 2024; Liu et al. 2025, arXiv:2502.16982): the specification of both backends.
 
 The matrices inside the blocks, or their adapters, are updated by an orthogonalized momentum. All
-other weights (embeddings, positions, head, norms, biases) use AdamW. For a matrix with gradient g
-and momentum m, both fp32:
+other weights (embeddings, positions, head, norms, biases) use AdamW. Each expert's matrices count
+as matrices of their own, and so does a router, as in Moonlight (Liu et al., §3.4 lists the weights)
+and in MaxText (`muon_utils.transform_logic`). For a matrix with gradient g and momentum m, both
+fp32:
 
     m = m + (1 - MOMENTUM) (g - m)
     x = g + MOMENTUM (m - g)                         Nesterov's look-ahead
@@ -17,7 +19,7 @@ bfloat16; optax's corrects the bias of m.
 
 from __future__ import annotations
 
-from memconsole.plan.models.model import Parameter
+from memconsole.plan.models.model import ORTHOGONAL, Parameter
 
 MOMENTUM = 0.95
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -26,10 +28,10 @@ EPSILON = 1e-7
 
 
 def is_orthogonalized(parameter: Parameter) -> bool:
-    """Whether Muon updates this weight: block matrices and adapters."""
-    return parameter.role in ("matrix", "adapter")
+    """Whether Muon updates this weight: matrices of the blocks and adapters."""
+    return parameter.role in ORTHOGONAL
 
 
 def scale(shape: tuple[int, ...]) -> float:
-    """The factor of the orthogonalized matrix."""
+    """The factor of an orthogonalized matrix (..., rows, columns)."""
     return 0.2 * float(max(shape[-2:])) ** 0.5

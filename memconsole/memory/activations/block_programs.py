@@ -213,8 +213,9 @@ def _evaluated(a: Architecture, k: Kernels, part: Part) -> tuple[Live, ...]:
 @lru_cache(maxsize=1024)
 def _values(
     a: Architecture, rank: int, kind: str, at_a_time: tuple[int, int]
-) -> tuple[tuple[int, int], ...]:
-    """For each product of sizes, the field of `Size` that it belongs to and its value, without batch and length."""
+) -> tuple[tuple[int, int, int], ...]:
+    """For each product of sizes, the field of `Size` that it belongs to, its value without batch and length, and how many
+    matrices a weight with so many rows holds."""
     found = stored(structure(a))
     assert found is not None
     h, f = a.hidden_size, a.intermediate_size
@@ -235,9 +236,11 @@ def _values(
     result = []
     for product in found.sizes:
         factor = 1
-        for letter in product.split():
+        letters = product.split()
+        for letter in letters:
             factor *= value.get(letter, 1)
-        result.append((field(product), factor))
+        several = "e" in letters and len(letters) > 1
+        result.append((field(product), factor, a.experts if several else 1))
     return tuple(result)
 
 
@@ -253,17 +256,18 @@ def field(product: str) -> int:
     return ((0, 0), (1, 1), (1, 2), (0, 2), (1, 0)).index((rows, positions))
 
 
-def _live(moment: StoredMoment, values: tuple[tuple[int, int], ...], k: Kernels) -> Live:
+def _live(moment: StoredMoment, values: tuple[tuple[int, int, int], ...], k: Kernels) -> Live:
     activations, workspace = ([0] * len(Size.__struct_fields__) for _ in range(2))
     for terms, into in (moment.activations, activations), (moment.workspace, workspace):
         for index, factor in terms:
-            at, value = values[index]
+            at, value, _ = values[index]
             into[at] += factor * value
     gradients = sum(factor * values[index][1] for index, factor in moment.gradients)
     copies = sum(factor * values[index][1] for index, factor in moment.copies)
     if moment.updated is not None and k.stepping:
         shape = tuple(factor * values[index][1] for index, factor in moment.updated)
-        workspace[0] += updating_bytes(k, shape)
+        matrices = values[moment.updated[0][0]][2]
+        workspace[0] += updating_bytes(k, shape, matrices=matrices)
     return live(Size(*activations), Size(*workspace), gradients, copies)
 
 

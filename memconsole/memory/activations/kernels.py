@@ -68,8 +68,11 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """Whether this is the first block of a frozen base: its input needs no gradient."""
 
 
-def updating_bytes(k: Kernels, shape: tuple[int, ...], *, outside: bool = False) -> int:
-    """Temporary bytes of updating a weight inside the backward pass. `outside`: the weight is not part of a block."""
+def updating_bytes(
+    k: Kernels, shape: tuple[int, ...], *, outside: bool = False, matrices: int = 1
+) -> int:
+    """Temporary bytes of updating a weight inside the backward pass. `outside`: the weight is not part of a block.
+    `matrices`: how many it holds."""
     return update_bytes(
         k.kind,
         k.stepping,
@@ -78,6 +81,7 @@ def updating_bytes(k: Kernels, shape: tuple[int, ...], *, outside: bool = False)
         compressed=k.compressed,
         rounded=k.rounded,
         outside=outside,
+        matrices=matrices,
     )
 
 

@@ -7,9 +7,10 @@ from itertools import pairwise
 
 import msgspec
 
-from memconsole.memory.state.sizes import QUANTIZED_FROM, Group
+from memconsole.memory.state.sizes import QUANTIZED_FROM, Group, orthogonalizing
 from memconsole.plan.machine.triton_kinds import TRITON_KINDS
 from memconsole.plan.sections.optimize import EIGHT_BIT
+from memconsole.plan.training.matrices import together
 
 BLOCK = 256
 """Elements sharing one fp32 scale in 8-bit state (Dettmers et al. 2021, block-wise quantization)."""
@@ -67,13 +68,13 @@ def state_bytes(optimizer: str, trained: Group, *, compressed: bool = False) -> 
 
 
 def step_temporaries(backend: str, kind: str, optimizer: str, trained: Group) -> int:
-    """Temporary bytes of one update. Both backends update tensor by tensor. torch's AdamW and SGD use one fused kernel
+    """Temporary bytes of one update. Both backends update tensor by tensor, Muon and Adafactor also a few of many matrices
+    of a tensor at a time. torch's AdamW and SGD use one fused kernel
     on CPU, CUDA and ROCm.
 
     On MPS they are neither fused nor use foreach (torch 2.11 to 2.13, `_get_foreach_kernels_supported_devices`).
     There AdamW computes a root and the denominator while the previous tensor's denominator is still live, and SGD
-    copies the gradient for weight decay. In torch, lion and adafactor free a tensor's update only after the next one
-    is computed.
+    copies the gradient for weight decay. In torch, lion frees a tensor's update only after the next one is computed.
     """
     unfused = backend == "torch" and kind not in ("cpu", "gpu", "rocm")
     if optimizer == "adamw":
@@ -87,10 +88,10 @@ def step_temporaries(backend: str, kind: str, optimizer: str, trained: Group) ->
         # torch's buffers always have the size of a full slice. Code tables come on top.
         widened = min(trained.largest, most) if backend == "jax" else most
         return SLICE_BYTES[backend] * widened + TABLE_BYTES
-    if optimizer == "muon":
-        return 4 * trained.orthogonalizing
+    if optimizer == "muon":  # JAX copies one layer's weight before it takes matrices from it
+        return 4 * (trained.orthogonalizing + (trained.several if backend == "jax" else 0))
     if backend == "torch":
-        return 4 * (trained.pair_twice if optimizer == "adafactor" else trained.pair)
+        return 4 * (trained.together if optimizer == "adafactor" else trained.pair)
     return 0  # XLA updates donated arrays in place
 
 
@@ -98,9 +99,9 @@ def compressed_temporaries(backend: str, kind: str, optimizer: str, one: Group) 
     """Temporary bytes of updating one weight whose moments are stored in bf16: one slice in fp32, and its rounding."""
     if optimizer == "muon" and not one.orthogonal:
         optimizer = "adamw"
-    n = one.elements
+    n = one.together
     if optimizer != "muon":
-        n = min(n, ROUNDED_SLICE[backend][kind != "cpu"])
+        n = min(one.elements, ROUNDED_SLICE[backend][kind != "cpu"])
     moments = 2 if optimizer == "adamw" else 1
     part = msgspec.structs.replace(one, elements=n, largest=n, pair=n, pair_twice=2 * n)
     rule = step_temporaries(backend, kind, optimizer, part)
@@ -124,22 +125,26 @@ def update_bytes(
     compressed: bool = False,
     rounded: bool = False,
     outside: bool = False,
+    matrices: int = 1,
 ) -> int:
     """Temporary bytes of updating one weight alone in torch. `visiting`: its state is copied from the host.
-    `compressed`: its moments are in bf16. `rounded`: matrices are stored in bf16. `outside`: it is not in a block."""
+    `compressed`: its moments are in bf16. `rounded`: matrices are stored in bf16. `outside`: it is not in a block. `matrices`: how many it holds."""
     size = math.prod(shape)
     matrix = len(shape) > 1
+    one_shape = (shape[0] // matrices, *shape[1:])
+    at_once = together(matrices, size // matrices)
     large = matrix and size >= QUANTIZED_FROM
     one = Group(
         elements=size,
-        factored=sum(shape) if matrix else size,
+        factored=matrices * sum(one_shape),
         quantizable=size if large and not outside else 0,
         tables=size if large and outside else 0,
         orthogonal=size,
         largest=size,
         pair=size,
         pair_twice=2 * size,
-        orthogonalizing=2 * size + min(shape) ** 2 if matrix else 0,
+        orthogonalizing=at_once * orthogonalizing(one_shape) if matrix else 0,
+        together=at_once * size // matrices,
     )
     if optimizer == "muon" and (outside or not matrix):
         optimizer = "adamw"
@@ -155,12 +160,12 @@ def update_bytes(
 
 def rounded_temporaries(kind: str, optimizer: str, one: Group, *, compressed: bool) -> int:
     """Temporary bytes of updating one bf16 weight in torch: a slice of it and of its gradient in fp32, plus the update
-    rule's own temporaries. Adafactor and Muon need the whole weight instead of a slice."""
+    rule's own temporaries. Adafactor and Muon need whole matrices instead of a slice."""
     if optimizer == "muon" and not one.orthogonal:
         optimizer = "adamw"
-    size = one.largest
+    size = one.together
     if optimizer not in ("adafactor", "muon"):
-        size = min(size, ROUNDED_SLICE["torch"][kind != "cpu"])
+        size = min(one.largest, ROUNDED_SLICE["torch"][kind != "cpu"])
     part = msgspec.structs.replace(one, elements=size, largest=size, pair=size, pair_twice=2 * size)
     of_rule = compressed_temporaries if compressed else step_temporaries
     return 8 * size + of_rule("torch", kind, optimizer, part)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import lru_cache
 
 import msgspec
 
-from memconsole.plan.models.model import STORED_MATRICES, TABLES, Model, Parameter, Role
+from memconsole.plan.models.model import (
+    ORTHOGONAL,
+    STORED_MATRICES,
+    TABLES,
+    Model,
+    Parameter,
+    Role,
+)
 from memconsole.plan.sections.optimize import LoraTargets
+from memconsole.plan.training.matrices import together
 from memconsole.plan.training.trained import has_adapter
 
 QUANTIZED_FROM = 4096
@@ -34,7 +43,12 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     orthogonal: int = 0
     """Elements of matrices that Muon orthogonalizes."""
     orthogonalizing: int = 0
-    """Elements live at once while Muon processes the largest matrix: two updates, and a square of the short side."""
+    """Elements live at once while Muon processes the largest matrix, or several small ones of a weight together: two
+    updates, and a square of the short side."""
+    together: int = 0
+    """The most elements that a rule of whole matrices updates at a time."""
+    several: int = 0
+    """Elements of the largest weight that holds several matrices."""
     small: int = 0
     """Elements of norms and biases, which stay in fp32 whatever the precision."""
     coded_blocks: int = 0
@@ -63,6 +77,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
             tables=self.tables + times * other.tables,
             orthogonal=self.orthogonal + times * other.orthogonal,
             orthogonalizing=max(self.orthogonalizing, other.orthogonalizing),
+            together=max(self.together, other.together),
+            several=max(self.several, other.several),
             small=self.small + times * other.small,
             coded_blocks=self.coded_blocks + times * other.coded_blocks,
             factored=self.factored + times * other.factored,
@@ -149,6 +165,11 @@ def order(weights: Iterable[Parameter]) -> tuple[Group, ...]:
     return tuple(group([p]) for p in weights if p.used and (p.layer is None or p.layer < 2))
 
 
+def orthogonalizing(shape: tuple[int, ...]) -> int:
+    """Elements live at once while Muon processes a matrix of this shape: two updates, and a square of the short side."""
+    return 2 * math.prod(shape) + min(shape) ** 2
+
+
 def _of(weights: Iterable[Parameter], role: Role) -> int:
     return sum(p.size for p in weights if p.role == role)
 
@@ -162,7 +183,8 @@ def group(weights: Iterable[Parameter], before: int = 0) -> Group:
     total = Group()
     for p in weights:
         matrix, large = p.role == "matrix", p.size >= QUANTIZED_FROM
-        held = p.role in STORED_MATRICES
+        held, orthogonal = p.role in STORED_MATRICES, p.role in ORTHOGONAL
+        at_once = together(p.matrices, math.prod(p.matrix_shape))
         total = total.plus(
             Group(
                 elements=p.size,
@@ -172,11 +194,13 @@ def group(weights: Iterable[Parameter], before: int = 0) -> Group:
                 pair_twice=2 * p.size + before if len(p.shape) > 1 else 0,
                 quantizable=p.size if held and large else 0,
                 tables=p.size if p.role in TABLES and large else 0,
-                orthogonal=p.size if matrix else 0,
-                orthogonalizing=2 * p.size + min(p.shape) ** 2 if matrix else 0,
+                orthogonal=p.size if orthogonal else 0,
+                orthogonalizing=at_once * orthogonalizing(p.matrix_shape) if orthogonal else 0,
+                together=at_once * math.prod(p.matrix_shape),
+                several=p.size if p.matrices > 1 else 0,
                 small=p.size if p.role in ("norm", "bias") else 0,
                 coded_blocks=-(-p.size // STORAGE_BLOCK) if held else 0,
-                factored=sum(p.shape) if len(p.shape) > 1 else p.size,
+                factored=p.matrices * sum(p.matrix_shape),
                 sides=p.shape[::-1] if matrix else (),
                 adapted=int(matrix),
                 adapter_width=sum(p.shape) if matrix else 0,

@@ -15,6 +15,7 @@ from memconsole.memory.state.sizes import (
     coded_bytes,
     group,
     order,
+    orthogonalizing,
     sizes,
 )
 from memconsole.plan.data.rows import row_bytes
@@ -229,6 +230,7 @@ def _adapters(model: Model, rank: int, targets: LoraTargets) -> Group:
         largest=rank * one.adapter_largest,
         orthogonal=rank * one.adapter_width * layers,
         orthogonalizing=2 * rank * one.adapter_largest + rank**2,
+        together=rank * one.adapter_largest,
         factored=(one.adapter_width + 2 * one.adapted * rank) * layers,
     )
 
@@ -247,7 +249,8 @@ def _order(
             tensors=1,
             largest=rank * side,
             orthogonal=rank * side,
-            orthogonalizing=2 * rank * side + min(rank, side) ** 2,
+            orthogonalizing=orthogonalizing((rank, side)),
+            together=rank * side,
             factored=rank + side,
         )
         for one in (order(targeted) if rank else ())

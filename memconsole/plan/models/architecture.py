@@ -257,14 +257,16 @@ def _mlp(a: Architecture, prefix: str, layer: int, residual_std: float) -> Itera
 
 def _experts(a: Architecture, prefix: str, layer: int, residual_std: float) -> Iterator[Parameter]:
     """The router, and the matrices of all experts: those of one kind are one weight, one expert's rows after the other's."""
-    inner, std = a.experts * a.intermediate_size, a.initializer_range
-    shape = (a.experts, a.hidden_size)
-    yield Parameter(f"{prefix}.router.weight", shape, "router", layer, std=std)
-    for name in ("gate", "up"):
-        shape = (inner, a.hidden_size)
-        yield Parameter(f"{prefix}.{name}.weight", shape, "experts", layer, std=std)
-    shape = (a.experts * a.hidden_size, a.intermediate_size)
-    yield Parameter(f"{prefix}.down.weight", shape, "experts", layer, std=residual_std)
+    e, f, h, std = a.experts, a.intermediate_size, a.hidden_size, a.initializer_range
+    yield Parameter(f"{prefix}.router.weight", (e, h), "router", layer, std=std)
+    for name, (rows, inputs), own in (
+        ("gate", (f, h), std),
+        ("up", (f, h), std),
+        ("down", (h, f), residual_std),
+    ):
+        yield Parameter(
+            f"{prefix}.{name}.weight", (e * rows, inputs), "experts", layer, std=own, matrices=e
+        )
 
 
 def _linear(

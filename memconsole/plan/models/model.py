@@ -23,7 +23,7 @@ Role = Literal[
 ]
 """What a weight is, which decides how it is priced and updated.
 
-- matrix: a matrix (out, in) of a block that all rows are multiplied by. Only these get adapters and Muon's update.
+- matrix: a matrix (out, in) of a block that all rows are multiplied by. Only these get adapters.
 - experts: such matrices of all experts of a block, one after the other (experts * out, in). They and matrices get codes.
 - router: the matrix (experts, in) of a block that decides which experts a row goes to.
 - input, head: the same before and after the blocks. The outputs of the heads are those of the model.
@@ -34,6 +34,8 @@ Role = Literal[
 """
 STORED_MATRICES: tuple[Role, ...] = ("matrix", "experts")
 """The large weights of the blocks, which a frozen base may store as codes and 8-bit optimizers as 8-bit state."""
+ORTHOGONAL: tuple[Role, ...] = ("matrix", "experts", "router", "adapter")
+"""Those that Muon updates."""
 TABLES: tuple[Role, ...] = ("embedding", "position", "input", "head")
 """Matrices outside the blocks."""
 
@@ -48,12 +50,20 @@ class Parameter(msgspec.Struct, frozen=True, gc=False):
     std: float = 0.0
     """Standard deviation of the initial normal draw; 0 means the constant `fill`."""
     fill: float = 0.0
+    matrices: int = 1
+    """How many matrices of equal shape the weight holds, one below the other. Rules that look at whole matrices treat each by
+    itself."""
     used: bool = True
     """False if no term of the text loss depends on it. Such a weight is stored and saved but never trained."""
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def matrix_shape(self) -> tuple[int, ...]:
+        """The shape of one of its matrices; that of the weight if it is a vector."""
+        return (self.shape[0] // self.matrices, *self.shape[1:])
 
     @property
     def decays(self) -> bool:

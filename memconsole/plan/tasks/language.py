@@ -91,12 +91,6 @@ def _check_experts(plan: Plan) -> None:
             "how many tokens an expert gets changes from batch to batch; expected false",
         ),
         (
-            "optimize.optimizer",
-            o.optimizer,
-            "muon",
-            "its update is for single matrices, and the experts' are stored together; expected another optimizer",
-        ),
-        (
             "optimize.lora_targets",
             o.lora_targets,
             "mlp",

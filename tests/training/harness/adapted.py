@@ -23,6 +23,7 @@ MODELS = {
     "llama": msgspec.structs.replace(tiny_models.ARCHITECTURES["qwen3"], layers=2),
     "gpt2": msgspec.structs.replace(tiny_models.ARCHITECTURES["gpt2"], layers=2),
     "gpt_neox": msgspec.structs.replace(tiny_models.ARCHITECTURES["gpt_neox"], layers=2),
+    "experts": msgspec.structs.replace(tiny_models.ARCHITECTURES["qwen3_moe"], layers=2),
 }
 
 

@@ -37,10 +37,12 @@ def resumes(engine: Any, backend: str, changes: dict[str, Any]) -> None:
         np.testing.assert_array_equal(array, after.tensor(name), name)
 
 
-def stepped(backend: str, changes: dict[str, Any], steps: int = 5) -> tuple[Any, list[float]]:
-    """An engine after some steps, and their losses."""
+def stepped(
+    backend: str, changes: dict[str, Any], steps: int = 5, kind: str = "llama"
+) -> tuple[Any, list[float]]:
+    """An engine of one of `adapted.MODELS` after some steps, and their losses."""
     plan = plan_with(backend, changes)
-    engine = built(plan)
+    engine = built(plan, kind)
     for step in range(steps):
         engine.train_step(batch(plan, step))
     return engine, [m.loss for m in engine.take_metrics()]

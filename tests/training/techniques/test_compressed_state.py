@@ -216,7 +216,7 @@ def test_slices_of_any_size_give_the_bits_of_the_specification(
     assert found.dtype == torch.bfloat16
     np.testing.assert_array_equal(found.float().numpy(), wanted)
 
-    where = {"w": jax_compressed.Place(np.uint32([place]), layered=False, whole=False)}
+    where = {"w": jax_compressed.Place(np.uint32([place]), layered=False)}
     update = jax_compressed.compressed(optax.trace(0.5), where, seed, 1000)
     state = update.init({"w": jnp.zeros(shape)})
     run = jax.jit(update.update)
@@ -251,7 +251,7 @@ def test_a_second_moment_follows_its_gradients_where_rounding_to_nearest_would_s
 
 def test_the_step_needs_a_slice_beside_the_state_in_jax() -> None:
     shape = jax.ShapeDtypeStruct((2**22,), jnp.float32)
-    where = {"w": jax_compressed.Place(np.uint32([0]), layered=False, whole=False)}
+    where = {"w": jax_compressed.Place(np.uint32([0]), layered=False)}
     update = jax_compressed.compressed(optax.scale_by_adam(), where, 0)
     state = jax.eval_shape(update.init, {"w": shape})
 

@@ -63,7 +63,7 @@ def test_what_it_makes_of_a_matrix_is_nearly_orthogonal_and_the_same_in_both(
     shape: tuple[int, int],
 ) -> None:
     x = np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
-    ours = torch_muon.orthogonalized(torch.from_numpy(x.copy())).numpy()
+    ours = torch_muon.orthogonalized(torch.from_numpy(x.copy())[None])[0].numpy()
     theirs = np.asarray(jax_muon.orthogonalized(jnp.asarray(x)))
     np.testing.assert_allclose(ours, theirs, atol=2e-5)
     singular = np.linalg.svd(ours.astype(np.float64), compute_uv=False)
@@ -123,7 +123,7 @@ def test_jax_orthogonalizes_one_layer_at_a_time() -> None:
     """XLA's plan of the update alone: what it needs besides does not grow with the layers, but for the update."""
     needed = []
     for layers in (2, 8):
-        rule = jax_muon.scale_by_muon({"w": True}, optax.scale_by_adam())
+        rule = jax_muon.scale_by_muon({"w": (96, 64)}, optax.scale_by_adam())
         shape = jax.ShapeDtypeStruct((layers, 96, 64), jnp.float32)
         state = jax.eval_shape(rule.init, {"w": shape})
         run = jax.jit(lambda g, s, rule=rule: rule.update(g, s), donate_argnums=(0, 1))

@@ -21,7 +21,6 @@ OLMOE = replace(Plan(), {"model.name": "olmoe-1b-7b", "device.name": "h100-80gb"
     ("key", "value", "words"),
     [
         ("optimize.compile", True, "expected false"),
-        ("optimize.optimizer", "muon", "expected another optimizer"),
         ("optimize.lora_targets", "mlp", "expected attention"),
     ],
 )

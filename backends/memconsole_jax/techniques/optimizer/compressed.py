@@ -18,6 +18,7 @@ import numpy as np
 import optax
 from jax import Array, lax
 
+from memconsole.plan.training.matrices import together
 from memconsole_jax import target
 from memconsole_jax.techniques.weights.rounding import random_bits
 from memconsole_trainer.techniques.compressed import SLOTS, slot_index
@@ -45,8 +46,8 @@ class Place(NamedTuple):
     indices: Any
     """uint32 (L,)."""
     layered: bool
-    whole: bool
-    """Whether the rule needs the whole tensor, and is not elementwise."""
+    matrix: tuple[int, ...] | None = None
+    """The shape of one of the tensor's matrices, if the rule needs whole ones; None if it is elementwise."""
 
 
 def compressed(
@@ -74,7 +75,7 @@ def compressed(
             one = _OneStack(rule, name, _of(state.rule, (name,)), place.layered)
             keys = [_keys(seeds, state.count, place, slot) for slot in range(len(one.moments))]
             stacks = [x if place.layered else x[None] for x in (gradient, *one.moments)]
-            size = math.prod(gradient.shape) if place.whole else most
+            size = _matrices(gradient, place.matrix) if place.matrix else most
             new = _over_slices(one, stacks, keys, size)
             updates[name], *moments[name] = (x if place.layered else x[0] for x in new)
         return updates, CompressedState(state.count + 1, _joined(state.rule, after, moments))
@@ -161,6 +162,12 @@ def _one_slice(
 
     found: Sequence[Array] = lax.platform_dependent(*parts, cpu=branch, default=barrier)
     return found
+
+
+def _matrices(x: Array, shape: tuple[int, ...]) -> int:
+    """The elements of those matrices of `shape` that a rule updates at a time, for x (L, rows, in) or (rows, in)."""
+    size = math.prod(shape)
+    return size * together(x.shape[-2] // shape[0], size)
 
 
 def _narrowed(wide: Array) -> Array:

@@ -7,7 +7,7 @@ to the gradient, as in torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -59,7 +59,9 @@ def transformation(
         rule = scale_by_quantized_adam(t.beta1, t.beta2, t.epsilon, narrow)
         return optax.chain(rule, decay)
     if name == "muon":
-        matrices = {s.name: s.layered for s in trained if is_orthogonalized(s.members[0])}
+        matrices = {
+            s.name: s.members[0].matrix_shape for s in trained if is_orthogonalized(s.members[0])
+        }
         rest = optax.scale_by_adam(t.beta1, t.beta2, t.epsilon)
         return optax.chain(kept(scale_by_muon(matrices, rest)), decay)
     if name == "lion":
@@ -71,7 +73,9 @@ def transformation(
         optax.clip_by_block_rms(1.0),
         optax.scale_by_param_block_rms(1e-3),
     )
-    return optax.chain(per_tensor(factored, layered), decay)
+    several = {s.name: s.members[0].matrices for s in trained if s.members[0].matrices > 1}
+    each = per_matrix(factored, several) if several else factored
+    return optax.chain(per_tensor(each, layered), decay)
 
 
 def _as_it_is(rule: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -89,7 +93,9 @@ def _compressed(
         name: Place(
             _of(part, np.array([indices[p.name] for p in stack.members], np.uint32)),
             stack.layered,
-            whole=muon and is_orthogonalized(stack.members[0]),
+            matrix=stack.members[0].matrix_shape
+            if muon and is_orthogonalized(stack.members[0])
+            else None,
         )
         for name, stack in stacked(found).items()
     }
@@ -134,6 +140,30 @@ def per_tensor(
         stacked, first = lax.fori_loop(0, layers, one, (stacked, state[0]))
         rest, second = inner.update(rest, state[1], rest_parameters)
         return {n: (stacked if n in layered else rest)[n] for n in updates}, (first, second)
+
+    return optax.GradientTransformation(init, update)
+
+
+def per_matrix(
+    inner: optax.GradientTransformation, several: Mapping[str, int]
+) -> optax.GradientTransformation:
+    """Apply `inner` to each matrix of the weights that hold `several` of them, one below the other. All of these hold equally
+    many."""
+    each = per_tensor(inner, set(several))
+
+    def apart(tree: Tree) -> Tree:
+        return {
+            n: x.reshape(several[n], -1, x.shape[-1]) if n in several else x
+            for n, x in tree.items()
+        }
+
+    def init(parameters: Tree) -> Any:
+        return each.init(apart(parameters))
+
+    def update(updates: Tree, state: Any, parameters: Tree | None = None) -> tuple[Tree, Any]:
+        assert parameters is not None
+        found, after = each.update(apart(updates), state, apart(parameters))
+        return {n: x.reshape(updates[n].shape) for n, x in found.items()}, after
 
     return optax.GradientTransformation(init, update)
 

@@ -1,7 +1,7 @@
 """Moments stored in bfloat16, as `memconsole_trainer.techniques.compressed` specifies, around an
 fp32 update rule.
 
-The rule is applied to slices of a weight, or to the whole weight if the rule needs it. A slice's
+The rule is applied to slices of a weight, or to whole matrices if the rule needs them. A slice's
 moments are widened, updated with the weight, and rounded back before the next slice is widened.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memconsole_torch.techniques.optimizer.matrices import rows_at_a_time
 from memconsole_torch.techniques.optimizer.muon import Muon
 from memconsole_torch.techniques.optimizer.rule import OwnRule, Rule
 from memconsole_torch.techniques.optimizer.stochastic import CPU_SLICE, DEVICE_SLICE, round_into
@@ -42,24 +43,27 @@ class Compressed(OwnRule):
             return
         state = self.state[p]
         count = state.get("step")
-        size = self._slice_size(p)
+        size = self._slice_size(p, group)
         for start in range(0, p.numel(), size):
             if count is not None:
                 state["step"] = count.clone()  # all slices belong to the same step
             self._update(p, group, start, min(size, p.numel() - start))
         group["count"] += 1
 
-    def _slice_size(self, p: Tensor) -> int:
-        """Elements per slice: all of them if the rule needs the whole weight."""
+    def _slice_size(self, p: Tensor, group: dict[str, Any]) -> int:
+        """Elements per slice: those of whole matrices if the rule needs them."""
         if isinstance(self.rule, Muon):
-            return p.numel()
+            return rows_at_a_time(p, group) * p.shape[1]
         return min(p.numel(), CPU_SLICE if p.device.type == "cpu" else DEVICE_SLICE)
 
     def _update(self, p: Tensor, group: dict[str, Any], start: int, length: int) -> None:
         """Update the slice of `length` elements from `start`."""
+        shape = p.shape[1:] if isinstance(self.rule, Muon) else ()
 
         def cut(t: Tensor) -> Tensor:
-            return t if length == t.numel() else t.view(-1)[start : start + length]
+            if length == t.numel():
+                return t
+            return t.view(-1)[start : start + length].view(-1, *shape)
 
         assert p.grad is not None
         state = self.state[p]

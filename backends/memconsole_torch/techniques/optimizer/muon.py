@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memconsole_torch.techniques.optimizer.matrices import in_parts
 from memconsole_torch.techniques.optimizer.rule import OwnRule
 from memconsole_trainer.techniques.muon import COEFFICIENTS, EPSILON, MOMENTUM, STEPS, scale
 
@@ -17,18 +18,22 @@ class Muon(OwnRule):
     """Orthogonalized momentum of matrices, in fp32. Weight decay is decoupled."""
 
     def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
-        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "live": 1.0})
+        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "live": 1.0, "rows": 0})
 
     @torch.no_grad()
     def step(self) -> None:
-        """One update, matrix by matrix, so that temporaries are those of one matrix."""
+        """One update, a few matrices at a time, so that temporaries are theirs."""
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    _update(p, p.grad, self.state[p]["momentum"], group)
+                    whole = p, p.grad, self.state[p]["momentum"]
+                    parts = (in_parts(t, p, group) for t in whole)
+                    for part, gradient, momentum in zip(*parts, strict=True):
+                        _update(part, gradient, momentum, group)
 
 
 def _update(p: Tensor, gradient: Tensor, momentum: Tensor, group: dict[str, Any]) -> None:
+    """Update the matrices p (n, rows, columns)."""
     rate = group["lr"] * group["live"]
     momentum.lerp_(gradient, (1 - MOMENTUM) * group["live"])
     update = orthogonalized(gradient.lerp(momentum, MOMENTUM))
@@ -37,16 +42,16 @@ def _update(p: Tensor, gradient: Tensor, momentum: Tensor, group: dict[str, Any]
 
 
 def orthogonalized(x: Tensor) -> Tensor:
-    """Approximate U Vᵀ of x = U S Vᵀ with five Newton-Schulz steps. Overwrites `x`."""
-    turned = x.shape[0] > x.shape[1]
+    """Approximate U Vᵀ of each matrix U S Vᵀ in x (n, rows, columns) with five Newton-Schulz steps. Overwrites `x`."""
+    turned = x.shape[1] > x.shape[2]
     if turned:
-        x = x.T
-    x.div_(torch.linalg.vector_norm(x).clamp(min=EPSILON))
+        x = x.mT
+    x.div_(torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=EPSILON))
     a, b, c = COEFFICIENTS
     for _ in range(STEPS):
-        gram = x @ x.T  # (m, m)
-        polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        gram = x @ x.mT  # (n, m, m)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         del gram
-        x = torch.addmm(x, polynomial, x, beta=a)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
         del polynomial
-    return x.T if turned else x
+    return x.mT if turned else x

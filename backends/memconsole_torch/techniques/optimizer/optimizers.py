@@ -23,6 +23,7 @@ from memconsole.plan.plan import OptimizerName, Plan
 from memconsole.plan.training.recipe import weight_decay
 from memconsole_torch.techniques.optimizer import offload
 from memconsole_torch.techniques.optimizer.compressed import Compressed
+from memconsole_torch.techniques.optimizer.matrices import in_parts, matrices
 from memconsole_torch.techniques.optimizer.muon import Muon
 from memconsole_torch.techniques.optimizer.quantized_adam import QuantizedAdamW
 from memconsole_torch.techniques.optimizer.rule import FusedAdamW, FusedSGD, OwnRule, Rule
@@ -262,49 +263,69 @@ class Adafactor(OwnRule):
     5).
 
     It has no first moment. The decay is 1 - t^-0.8. Updates are clipped to RMS 1 and scaled by the
-    weight's RMS, at least 1e-3. torch's own Adafactor reads two scalars per tensor back from the
-    device at each step, and limits the rate by 1/sqrt(t).
+    weight's RMS, at least 1e-3. Each expert's matrix counts as a weight of its own. torch's own Adafactor
+    reads two scalars per tensor back from the device at each step, and limits the rate by 1/sqrt(t).
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
-        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "count": 0, "live": 1.0})
-        for p in _trained(self):
-            if p.dim() == 2:
-                self.state[p]["row"] = torch.zeros_like(p[:, 0], dtype=torch.float32)
-                self.state[p]["column"] = torch.zeros_like(p[0], dtype=torch.float32)
-            else:
-                self.state[p]["second"] = torch.zeros_like(p, dtype=torch.float32)
+        settings = {"lr": 0.0, "weight_decay": 0.0, "count": 0, "live": 1.0, "rows": 0}
+        super().__init__(groups, settings)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.dim() == 2:
+                    count = matrices(p, group)
+                    sides = (count, p.shape[1]) if count > 1 else (p.shape[1],)
+                    self.state[p]["row"] = p.new_zeros(len(p), dtype=torch.float32)
+                    self.state[p]["column"] = p.new_zeros(sides, dtype=torch.float32)
+                else:
+                    self.state[p]["second"] = torch.zeros_like(p, dtype=torch.float32)
 
     @torch.no_grad()
     def step(self) -> None:
-        """One update, tensor by tensor."""
+        """One update, tensor by tensor, of experts a few matrices at a time."""
         for group in self.param_groups:
             group["count"] = group["count"] + group["live"]
-            rate, renew = group["lr"] * group["live"], _renewed(group)
+            renew = _renewed(group)
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                update = self._scaled(p.grad, self.state[p], renew)
-                update.div_(_rms(update).clamp(min=1.0))
-                update.mul_(_rms(p).clamp(min=1e-3))
-                p.mul_(1 - rate * group["weight_decay"])
-                p.sub_(update.mul_(rate))
+                state = self.state[p]
+                if "second" in state:
+                    _apply(p[None], _unfactored(p.grad, state["second"], renew)[None], group)
+                    continue
+                moments = state["row"][:, None], state["column"].view(-1, p.shape[1])
+                parts = (in_parts(t, p, group) for t in (p, p.grad, *moments))
+                for part, gradient, row, column in zip(*parts, strict=True):
+                    _apply(part, _factored(gradient, row, column, renew), group)
 
-    @staticmethod
-    def _scaled(gradient: Tensor, state: dict[str, Tensor], renew: Any) -> Tensor:
-        """Divide `gradient` by the root of its running second moment, which `state` holds.
 
-        All moments are 0 if every step so far was skipped; the limit keeps the quotients finite.
-        """
-        square = gradient.square().add_(1e-30)
-        if "second" in state:
-            second = state["second"].lerp_(square, renew)
-            return gradient * second.clamp(min=_TINY).rsqrt()
-        row = state["row"].lerp_(square.mean(1), renew)  # (out,)
-        column = state["column"].lerp_(square.mean(0), renew)  # (in,)
-        del square
-        share = (row / row.mean().clamp(min=_TINY)).clamp(min=_TINY)
-        return gradient * share.rsqrt()[:, None] * column.clamp(min=_TINY).rsqrt()
+def _unfactored(gradient: Tensor, second: Tensor, renew: Any) -> Tensor:
+    """`gradient` divided by the root of its running second moment.
+
+    All moments are 0 if every step so far was skipped; the limit keeps the quotients finite.
+    """
+    second.lerp_(gradient.square().add_(1e-30), renew)
+    return gradient * second.clamp(min=_TINY).rsqrt()
+
+
+def _factored(gradient: Tensor, row: Tensor, column: Tensor, renew: Any) -> Tensor:
+    """The same for matrices (n, rows, columns), whose second moments are means of rows (n, rows, 1) and of columns
+    (n, 1, columns)."""
+    square = gradient.square().add_(1e-30)
+    row.lerp_(square.mean(2, keepdim=True), renew)
+    column.lerp_(square.mean(1, keepdim=True), renew)
+    del square
+    share = (row / row.mean(1, keepdim=True).clamp(min=_TINY)).clamp(min=_TINY)
+    return (gradient * share.rsqrt()).mul_(column.clamp(min=_TINY).rsqrt())
+
+
+def _apply(p: Tensor, update: Tensor, group: dict[str, Any]) -> None:
+    """Update `n` tensors p (n, ...), each by its own part of `update`, which is overwritten."""
+    rate = group["lr"] * group["live"]
+    update.div_(_rms(update).clamp(min=1.0))
+    update.mul_(_rms(p).clamp(min=1e-3))
+    p.mul_(1 - rate * group["weight_decay"])
+    p.sub_(update.mul_(rate))
 
 
 def _renewed(group: dict[str, Any]) -> Any:
@@ -316,14 +337,16 @@ def _renewed(group: dict[str, Any]) -> Any:
 
 
 def _groups(plan: Plan, module: Weights, weights: Sequence[Parameter]) -> list[dict[str, Any]]:
-    own = dict(module.named_parameters())
-    decayed = [own[p.name] for p in weights if p.decays]
-    plain = [own[p.name] for p in weights if not p.decays]
-    groups = [
-        {"params": decayed, "weight_decay": weight_decay(plan)},
-        {"params": plain, "weight_decay": 0.0},
+    """The weights by their decay, and by the rows of a matrix if they hold several (0: they do not)."""
+    own, share = dict(module.named_parameters()), weight_decay(plan)
+    found: dict[tuple[float, int], list[nn.Parameter]] = {}
+    for p in sorted(weights, key=lambda p: not p.decays):
+        rows = p.matrix_shape[0] if p.matrices > 1 else 0
+        found.setdefault((share if p.decays else 0.0, rows), []).append(own[p.name])
+    return [
+        {"params": params, "weight_decay": decay, "rows": rows}
+        for (decay, rows), params in found.items()
     ]
-    return [group for group in groups if group["params"]]
 
 
 def _trained(optimizer: Rule) -> Iterator[nn.Parameter]:
@@ -331,4 +354,6 @@ def _trained(optimizer: Rule) -> Iterator[nn.Parameter]:
 
 
 def _rms(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x) / x.numel() ** 0.5
+    """The root mean square of each of the tensors x (n, ...)."""
+    axes = tuple(range(1, x.dim()))
+    return torch.linalg.vector_norm(x, dim=axes, keepdim=True) / x[0].numel() ** 0.5

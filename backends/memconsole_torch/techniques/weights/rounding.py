@@ -1,8 +1,8 @@
 """Weights kept only in bfloat16, as `memconsole_trainer.techniques.rounding` specifies, with any
 optimizer.
 
-The optimizer updates fp32 slices of a weight with the matching slices of its state, or the whole
-weight if its rule needs it. Each slice is rounded back before the next one is widened. Random bits
+The optimizer updates fp32 slices of a weight with the matching slices of its state, or whole
+matrices if its rule needs them. Each slice is rounded back before the next one is widened. Random bits
 exist for one slice at a time.
 """
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from memconsole.plan.plan import Plan
 from memconsole_torch.kernels import launch
 from memconsole_torch.techniques.optimizer.compressed import Compressed
+from memconsole_torch.techniques.optimizer.matrices import rows_at_a_time
 from memconsole_torch.techniques.optimizer.muon import Muon
 from memconsole_torch.techniques.optimizer.optimizers import Adafactor, CombinedOptimizer, Updating
 from memconsole_torch.techniques.optimizer.quantized_adam import Buffers, QuantizedAdamW
@@ -132,52 +133,52 @@ class Rounded(CombinedOptimizer):
     ) -> None:
         key = tensor_key(self._seed, self.number, self._index[p])
         narrow, state = p.dtype == torch.bfloat16, states[p]
-        size = _slice_size(part, p)
         assert p.grad is not None
-        weight, gradient = (p.view(-1), p.grad.reshape(-1)) if size else (p, p.grad)
-        for start in range(0, p.numel(), size or p.numel()):
-            cut = slice(start, start + size) if size else slice(None)
+        if _looks_at_matrices(part):
+            weight, gradient = p, p.grad
+            size = rows_at_a_time(p, group) if p.dim() > 1 else len(p)
+        else:
+            weight, gradient = p.view(-1), p.grad.reshape(-1)
+            size = min(len(weight), CPU_SLICE if p.device.type == "cpu" else DEVICE_SLICE)
+        for start in range(0, len(weight), size):
+            cut = slice(start, start + size)
             wide = weight[cut].float()
             wide.grad = gradient[cut].float()
             if self._factor is not None:
                 wide.grad.mul_(self._factor)
             if count is not None:
                 group["count"] = count
-            own = {name: _cut(name, value, start, size) for name, value in state.items()}
+            own = {name: _cut(name, value, cut, weight) for name, value in state.items()}
             part.param_groups, part.state = [{**group, "params": [wide]}], {wide: own}
             if isinstance(part, Compressed):
-                part.begins = start
+                part.begins = weight[:start].numel()
             part.step()
             if count is not None:
                 group["count"] = part.param_groups[0]["count"]
             part.param_groups, part.state = [], {}
             wide.grad = None
             if narrow:
-                round_into(weight[cut].view(-1), wide.view(-1), key, start)
+                round_into(weight[cut].view(-1), wide.view(-1), key, weight[:start].numel())
             # A weight that is already fp32 was updated in place.
             del wide
         if "step" in state:
             state["step"].copy_(own["step"])
 
 
-def _slice_size(part: Rule, p: Tensor) -> int:
-    """Elements of `p` per slice; 0 (no slices) if the rule needs the whole weight or slices save
-    nothing."""
-    size = CPU_SLICE if p.device.type == "cpu" else DEVICE_SLICE
-    looks = isinstance(part.rule if isinstance(part, Compressed) else part, (Adafactor, Muon))
-    return 0 if looks or p.numel() <= size else size
+def _looks_at_matrices(part: Rule) -> bool:
+    """Whether the rule needs whole matrices instead of any elements."""
+    return isinstance(part.rule if isinstance(part, Compressed) else part, (Adafactor, Muon))
 
 
-def _cut(name: str, value: Any, start: int, size: int) -> Any:
-    """The part of a weight's state that belongs to the slice from `start`. All slices share the
-    step count."""
+def _cut(name: str, value: Any, cut: slice, weight: Tensor) -> Any:
+    """The part of a weight's state that belongs to the rows `cut` of `weight`. All slices share the step count."""
     if name == "step":
         return value.clone()
-    if not size:
-        return value
     if name.endswith("_scales"):
-        return value[start // QUANTIZED : (start + size) // QUANTIZED]
-    return value.view(-1)[start : start + size]
+        return value[cut.start // QUANTIZED : -(-cut.stop // QUANTIZED)]
+    rows = value if weight.dim() > 1 else value.view(-1)
+    # Adafactor's means of columns have one row for each matrix.
+    return rows[cut.start * len(rows) // len(weight) : cut.stop * len(rows) // len(weight)]
 
 
 @torch.no_grad()
