@@ -50,7 +50,6 @@ class HuggingFaceWeights:
     """How many parameters were found, and which tensors are not used because they are not separate weights."""
 
     def __init__(self, directory: Path, architecture: Architecture) -> None:
-        self._directory = directory
         self._files = tensor_files(directory)
         self._named = _prefixes_removed(self._files, architecture)
         self._parameters = {p.name: p for p in parameters(architecture)}
@@ -59,13 +58,21 @@ class HuggingFaceWeights:
             place = stored(parameter, architecture)
             if place is not None:
                 self._places[parameter.name] = place
-        used = dict.fromkeys(name for place in self._places.values() for name in place.names)
-        absent = [name for name in used if name not in self._named]
+        shapes = {
+            stored_name: _shape(self._parameters[name], place)
+            for name, place in self._places.items()
+            for stored_name in place.names
+        }
+        absent = [f"{name} {shape}" for name, shape in shapes.items() if name not in self._named]
         if absent:
             raise WeightsError(f"{directory}: no tensor {_listed(absent)}")
-        for name, place in self._places.items():
-            self._check(self._parameters[name], place)
-        spare = [name for name in self._named if name not in used]
+        for name, shape in shapes.items():
+            file, original = self._named[name]
+            if file.shape(original) != shape:
+                raise WeightsError(
+                    f"{directory}: {name} is {file.shape(original)}, the configuration says {shape}"
+                )
+        spare = [name for name in self._named if name not in shapes]
         copies = (f"{head_name(architecture)}.weight",) if architecture.tied_embeddings else ()
         unknown = [name for name in spare if name not in copies and not _BUFFER.search(name)]
         if unknown:
@@ -101,23 +108,21 @@ class HuggingFaceWeights:
             part = file.tensor(original, widen=True)
             if whole is None:
                 whole = np.empty(shape, part.dtype)
+            elif whole.dtype != part.dtype:
+                whole = whole.astype(np.float32)
             whole[expert * rows : (expert + 1) * rows] = part
         assert whole is not None
         return whole
 
-    def _check(self, parameter: Parameter, place: ParameterPlace) -> None:
-        rows = place.rows(parameter.shape[0] // (place.experts or 1))
-        wanted = (rows, *parameter.shape[1:])
-        for name in place.names:
-            file, original = self._named[name]
-            shape = file.shape(original)
-            said = wanted[::-1] if place.transpose else wanted
-            if place.stacked:
-                said = (place.stacked, rows // place.stacked, *wanted[1:])
-            if shape != said:
-                raise WeightsError(
-                    f"{self._directory}: {name} is {shape}, the configuration says {said}"
-                )
+
+def _shape(parameter: Parameter, place: ParameterPlace) -> tuple[int, ...]:
+    """The shape of a stored tensor."""
+    own, *columns = parameter.matrix_shape if place.experts else parameter.shape
+    rows = place.rows(own)
+    if place.stacked:
+        return (place.stacked, rows // place.stacked, *columns)
+    found = (rows, *columns)
+    return found[::-1] if place.transpose else found
 
 
 def _listed(names: list[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 
@@ -169,6 +170,23 @@ def test_sharded_files_are_read_through_their_index(tmp_path: Path) -> None:
         np.testing.assert_array_equal(one.tensor(parameter.name), many.tensor(parameter.name))
 
 
+def test_experts_of_one_weight_may_be_in_several_files(tmp_path: Path) -> None:
+    tiny_models.save("olmoe", tmp_path / "one")
+    tensors = load_file(tmp_path / "one" / "model.safetensors")
+    names, many = sorted(tensors), tmp_path / "many"
+    many.mkdir()
+    files = {f"part-{i}.safetensors": names[i::3] for i in range(3)}
+    for file, own in files.items():
+        save_file({name: tensors[name] for name in own}, many / file)
+    index = {"weight_map": {name: file for file, own in files.items() for name in own}}
+    (many / "model.safetensors.index.json").write_text(json.dumps(index))
+    architecture = tiny_models.ARCHITECTURES["olmoe"]
+    found = HuggingFaceWeights(many, architecture)
+    whole = HuggingFaceWeights(tmp_path / "one", architecture)
+    for parameter in parameters(architecture):
+        np.testing.assert_array_equal(found.tensor(parameter.name), whole.tensor(parameter.name))
+
+
 def test_the_files_that_transformers_reads_are_read_and_others_beside_them_are_not(
     tmp_path: Path,
 ) -> None:
@@ -229,6 +247,35 @@ def test_a_weight_of_another_shape_or_a_missing_one_is_refused_by_name(tmp_path:
     save_file(tensors, path)
     with pytest.raises(WeightsError, match=r"no tensor model\.norm\.weight"):
         HuggingFaceWeights(tmp_path, architecture)
+
+
+def test_an_expert_of_another_shape_or_a_missing_one_is_refused_by_name_and_shape(
+    tmp_path: Path,
+) -> None:
+    tiny_models.save("qwen3_moe", tmp_path)
+    architecture = tiny_models.ARCHITECTURES["qwen3_moe"]
+    path, name = tmp_path / "model.safetensors", "model.layers.1.mlp.experts.5.down_proj.weight"
+    tensors = load_file(path)
+    right = tensors.pop(name)
+    save_file(tensors, path)
+    with pytest.raises(WeightsError, match=rf"no tensor {re.escape(name)} \(32, 48\)$"):
+        HuggingFaceWeights(tmp_path, architecture)
+    save_file(tensors | {name: right[:, :47].copy()}, path)
+    with pytest.raises(WeightsError, match=r"5\.down_proj\.weight is \(32, 47\), .* \(32, 48\)$"):
+        HuggingFaceWeights(tmp_path, architecture)
+
+
+def test_experts_of_several_types_are_read_in_the_widest(tmp_path: Path) -> None:
+    tiny_models.save("qwen3_moe", tmp_path)
+    architecture = tiny_models.ARCHITECTURES["qwen3_moe"]
+    path, own = tmp_path / "model.safetensors", "layers.0.mlp.up.weight"
+    wide = np.split(HuggingFaceWeights(tmp_path, architecture).tensor(own), architecture.experts)
+    first = "model.layers.0.mlp.experts.0.up_proj.weight"
+    tensors = load_file(path)
+    save_file(tensors | {first: tensors[first].astype(np.float16)}, path)
+    found = np.split(HuggingFaceWeights(tmp_path, architecture).tensor(own), architecture.experts)
+    np.testing.assert_array_equal(found[1:], wide[1:])
+    np.testing.assert_allclose(found[0], wide[0], atol=1e-3)
 
 
 def test_a_truncated_file_and_an_index_leading_outside_are_refused(tmp_path: Path) -> None:
