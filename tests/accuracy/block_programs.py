@@ -62,21 +62,28 @@ def structures() -> dict[str, Architecture]:
     return found
 
 
-def kernels() -> dict[str, tuple[Part, Kernels]]:
-    """Every program of a structure, by name."""
+def kernels(a: Architecture) -> dict[str, tuple[Part, Kernels]]:
+    """Every program of an architecture's structure, by name."""
     found: dict[str, tuple[Part, Kernels]] = {}
-    for k in _blocks():
+    for k in _blocks(a):
         parts: list[Part] = ["block"]
         if k.checkpointing == "none" and not (k.first or k.dropped):
             parts.append("evaluated block")
             if not (k.mask or k.rounded or k.rank):
-                parts += ["norm", "evaluated norm"]
+                parts += [] if k.alone else ["norm", "evaluated norm"]
         for part in parts:
             found.setdefault(program_name(part, k), (part, k))
     return found
 
 
-def _blocks() -> Iterator[Kernels]:
+def _blocks(a: Architecture) -> Iterator[Kernels]:
+    for k in _plain_blocks():
+        yield k
+        if a.experts and k.kind == "gpu" and k.compute == 2:
+            yield msgspec.structs.replace(k, alone=True)
+
+
+def _plain_blocks() -> Iterator[Kernels]:
     for kind, checkpointing, mask, dropped in product(
         ("cpu", "gpu", "apple"), CHECKPOINTING, MASKS, (False, True)
     ):
@@ -115,7 +122,8 @@ def traced(name: str) -> block_programs.StructurePrograms:
 
     torch.set_num_threads(1)
     tracer, a = BlockTracer(), structures()[name]
-    return packed({key: traced_program(tracer, a, k, part) for key, (part, k) in kernels().items()})
+    found = kernels(a).items()
+    return packed({key: traced_program(tracer, a, k, part) for key, (part, k) in found})
 
 
 def main() -> None:

@@ -20,6 +20,9 @@ copied by CUDA's kernel into padded rows."""
 
 EXPERT_ROWS = 1024
 """`memconsole_torch.models.expert_products.ROWS`: the most rows of an expert that are computed at a time."""
+EXPERT_ALIGNED = 8
+"""`memconsole_torch.models.expert_products.ALIGNED`: widths that are no multiples of this keep a GPU from computing the
+products of all experts by one call."""
 CAPPED_QUERIES = 128
 """`memconsole_torch.models.capped_attention.QUERIES`: attention with capped scores or dropped weights is computed for so
 many queries at a time."""
@@ -28,6 +31,12 @@ many queries at a time."""
 def in_parts(plan: Plan, a: Architecture) -> bool:
     """Whether a training step of torch computes attention for some queries at a time."""
     return a.attention_cap is not None or plan.train.attention_dropout > 0
+
+
+def alone(a: Architecture, kind: str, compute: int) -> bool:
+    """`Kernels.alone` of an architecture."""
+    aligned = a.hidden_size % EXPERT_ALIGNED == a.intermediate_size % EXPERT_ALIGNED == 0
+    return a.experts > 0 and not aligned and compute == 2 and kind in ("gpu", "rocm")
 
 
 class Kernels(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +69,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """Queries whose scores exist at a time, if scores are capped or dropped."""
     rows: int = 0
     """Rows of an expert that are computed at a time, where experts are computed one by one."""
+    alone: bool = False
+    """Whether experts are computed one by one by a GPU in 16 bits, which else computes all of them by one call."""
     dropped: bool = False
     """Whether attention weights are dropped."""
     dropping: int = 0
@@ -138,6 +149,7 @@ def program_name(part: Part, k: Kernels) -> str:
         mask_of_kernel(k),
         "dropped" if k.dropped else "",
         "first" if k.first else "",
+        "alone" if k.alone else "",
     )
     return " ".join(word for word in words if word)
 

@@ -13,6 +13,7 @@ from memconsole.memory.activations.kernels import (
     EXPERT_ROWS,
     Kernels,
     Mask,
+    alone,
     in_parts,
     kernels_of_choice,
 )
@@ -72,16 +73,16 @@ def starts_frozen(step: StepSizes) -> bool:
 
 def kernels_of(step: StepSizes) -> Kernels:
     """The kernel settings of a plan's blocks, without a mask."""
-    o, parts = step.plan.optimize, in_parts(step.plan, step.architecture)
+    o, a = step.plan.optimize, step.architecture
+    parts = in_parts(step.plan, a)
     return msgspec.structs.replace(
         kernels_of_choice(o, o.gradient_checkpointing, step.kind, frozen=step.frozen_blocks),
         stepping=o.optimizer if o.optimizer_in_backward else "",
         visiting=o.optimizer_in_backward and step.state.host > 0,
         compressed=o.optimizer_in_backward and o.optimizer_offload == "compressed",
         queries=min(CAPPED_QUERIES, step.sequence) if parts else 0,
-        rows=min(EXPERT_ROWS, max(step.tokens, step.evaluation_tokens))
-        if step.architecture.experts
-        else 0,
+        rows=min(EXPERT_ROWS, max(step.tokens, step.evaluation_tokens)) if a.experts else 0,
+        alone=alone(a, step.kind, step.compute),
         dropped=step.plan.train.attention_dropout > 0,
         dropping=dropping_bytes(step),
     )
@@ -96,6 +97,7 @@ def kernels_of_norm(kernels: Kernels) -> Kernels:
         rank=0,
         targets="all",
         storage="bf16",
+        alone=False,
         rounded=False,
         summed=False,
         dropped=False,

@@ -40,10 +40,10 @@ def tracer() -> BlockTracer:
 def test_stored_programs_are_those_of_the_modules_as_they_are(
     name: str, tracer: BlockTracer
 ) -> None:
-    programs, known = kernels(), stored(name)
+    a, known = structures()[name], stored(name)
+    programs = kernels(a)
     assert known is not None
     assert known.programs.keys() == programs.keys()
-    a = structures()[name]
     for chosen in random.Random(name).sample(sorted(programs), SHOWN):
         part, k = programs[chosen]
         found = traced_program(tracer, a, k, part)
