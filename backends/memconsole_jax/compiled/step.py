@@ -22,7 +22,7 @@ from memconsole_jax import tasks
 from memconsole_jax.models.balance import balancing, weight_of
 from memconsole_jax.tasks.task import Loss, Task, Tree
 from memconsole_jax.techniques.activations.activation_offload import Disk
-from memconsole_jax.techniques.optimizer.optimizers import clip_factor
+from memconsole_jax.techniques.optimizer.optimizers import clip_factor, is_sliced
 from memconsole_jax.techniques.weights.average import followed
 from memconsole_jax.techniques.weights.lora import is_adapter
 from memconsole_jax.techniques.weights.precision import adapted
@@ -131,7 +131,7 @@ def update_pass(
     # A step is skipped by an elementwise choice between old and new values, because a branch copies
     # whole arrays. Loops over slices need a branch: they overwrite the old values, so that these are
     # not there to be chosen.
-    in_slices = plan.optimize.optimizer in EIGHT_BIT or is_compressed(plan)
+    in_slices = plan.optimize.optimizer in EIGHT_BIT or is_compressed(plan) or is_sliced(plan)
 
     def update(state: TrainState, found: Backward, rates: Array) -> TrainState:
         rate, share = rates

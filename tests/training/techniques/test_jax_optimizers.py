@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
+import optax
 import pytest
 import torch
 
 from memconsole.plan.plan import Plan, replace
 from memconsole_jax.layout.stacking import Stack, stacks
 from memconsole_jax.techniques.optimizer.optimizers import clip_factor, transformation
+from memconsole_jax.techniques.optimizer.slices import in_slices
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness import tiny_models
 
@@ -103,6 +107,32 @@ def test_lion_is_the_papers_algorithm_2() -> None:
             weight = weight - rate * (update + (DECAY if DECAYS[n] else 0.0) * weight)
             momentum = 0.95 * momentum + 0.05 * slope[n]
             np.testing.assert_allclose(history[step][n], weight, atol=1e-6)
+
+
+def test_lion_in_slices_is_lion_without_a_copy_of_the_momentum() -> None:
+    """XLA's plan of the update: the gradients, and no more than some slices."""
+    whole = optax.scale_by_lion(0.9, 0.99)
+    shapes = {"w": (4, 96, 640), "table": (1000, 128)}
+    start = {n: jnp.linspace(-1, 1, math.prod(s)).reshape(s) for n, s in shapes.items()}
+
+    def stepped(rule: optax.GradientTransformation, weights: Any, state: Any) -> Any:
+        gradients = jax.tree.map(lambda w: jnp.cos(9 * w), weights)
+        updates, state = rule.update(gradients, state, weights)
+        return jax.tree.map(lambda w, u: w - 0.01 * u, weights, updates), state
+
+    found, needed = [], []
+    for rule in (in_slices(whole, {"w"}, 5000), whole):
+        step = jax.jit(partial(stepped, rule), donate_argnums=(0, 1))
+        plan = step.lower(start, rule.init(start)).compile().memory_analysis()
+        needed.append(plan.temp_size_in_bytes)
+        after = jax.tree.map(jnp.copy, start), rule.init(start)
+        for _ in range(3):
+            after = step(*after)
+        found.append(after)
+    for own, other in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-7)
+    gradients = 4 * sum(math.prod(s) for s in shapes.values())
+    assert needed[0] < 1.3 * gradients < needed[1]
 
 
 def test_weight_decay_never_touches_norms_and_biases() -> None:

@@ -9,7 +9,8 @@ copy of a whole moment exists.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,15 +21,20 @@ from jax import Array, lax
 
 from memconsole.plan.training.matrices import together
 from memconsole_jax import target
+from memconsole_jax.techniques.optimizer.slices import (
+    CPU_SLICE,
+    OneStack,
+    Tree,
+    joined,
+    of,
+    over_slices,
+)
 from memconsole_jax.techniques.weights.rounding import random_bits
 from memconsole_trainer.techniques.compressed import SLOTS, slot_index
 from memconsole_trainer.techniques.rounding import threefry
 
-CPU_SLICE = 2**17
-"""Elements widened at a time on a CPU."""
 DEVICE_SLICE = 2**20
-
-Tree = dict[str, Array]
+"""Elements widened at a time, except on a CPU."""
 
 
 class CompressedState(NamedTuple):
@@ -68,100 +74,34 @@ def compressed(
         gradients: Tree, state: CompressedState, weights: Tree | None = None
     ) -> tuple[Tree, CompressedState]:
         most = slice_elements or (CPU_SLICE if target.kind() == "cpu" else DEVICE_SLICE)
-        _, after = rule.update({}, _of(state.rule, ()), None)  # advances only the rule's counts
+        _, after = rule.update({}, of(state.rule, ()), None)  # advances only the rule's counts
         updates, moments = {}, {}
         for name, gradient in gradients.items():
             place = places[name]
-            one = _OneStack(rule, name, _of(state.rule, (name,)), place.layered)
+            one = OneStack(rule, name, of(state.rule, (name,)), place.layered)
             keys = [_keys(seeds, state.count, place, slot) for slot in range(len(one.moments))]
+            change = partial(_renewed, one, keys)
             stacks = [x if place.layered else x[None] for x in (gradient, *one.moments)]
             size = _matrices(gradient, place.matrix) if place.matrix else most
-            new = _over_slices(one, stacks, keys, size)
+            new = over_slices(change, stacks, size)
             updates[name], *moments[name] = (x if place.layered else x[0] for x in new)
-        return updates, CompressedState(state.count + 1, _joined(state.rule, after, moments))
+        return updates, CompressedState(state.count + 1, joined(state.rule, after, moments))
 
     return optax.GradientTransformation(init, update)
 
 
-class _OneStack:
-    """The rule, applied to slices of one weight's stack."""
-
-    def __init__(
-        self, rule: optax.GradientTransformation, name: str, state: Any, layered: bool
-    ) -> None:
-        self._rule, self._name, self._layered = rule, name, layered
-        self._leaves, self._structure = jax.tree.flatten(state)
-        self.moments = [x for x in self._leaves if x.ndim]
-
-    def __call__(self, gradient: Array, moments: Sequence[Array]) -> tuple[Array, list[Array]]:
-        """The update and the new moments (1, rows, …) in fp32, from the old moments as bits of
-        bf16."""
-        wide = iter(self._seen(_widened(m)) for m in moments)
-        leaves = [next(wide) if x.ndim else x for x in self._leaves]
-        state = jax.tree.unflatten(self._structure, leaves)
-        updates, after = self._rule.update({self._name: self._seen(gradient)}, state, None)
-        new = [x.reshape(gradient.shape) for x in jax.tree.leaves(after) if x.ndim]
-        return updates[self._name].reshape(gradient.shape), new
-
-    def _seen(self, x: Array) -> Array:
-        return x if self._layered else x[0]
-
-
-def _over_slices(
-    one: _OneStack, stacks: Sequence[Array], keys: Sequence[tuple[Array, Array]], most: int
-) -> Sequence[Array]:
-    """The update in place of the gradient (L, rows, …), and the new moments.
-
-    A slice is whole rows of about `most` elements, cut in the gradient's own shape, because a TPU
-    tiles arrays by their last two axes.
-    """
-    tensors, rows, *rest = stacks[0].shape
-    width = math.prod(rest)
-    size = min(max(most // width, 1), rows)
-    whole, last = divmod(rows, size)
-
-    def slices(count: int, length: int, start: int, carry: Any) -> Any:
-        """Process `count` slices of `length` rows of each tensor, from row `start` on."""
-
-        def body(i: Array, carry: Any) -> Any:
-            tensor, row = i // count, start + i % count * length
-            corner = (tensor, row, *(0 for _ in rest))
-            parts = [lax.dynamic_slice(x, corner, (1, length, *rest)) for x in carry]
-            own = [(x[tensor], y[tensor]) for x, y in keys]
-            new = _one_slice(one, parts, own, row * width)
-            return [lax.dynamic_update_slice(x, y, corner) for x, y in zip(carry, new, strict=True)]
-
-        return lax.fori_loop(0, tensors * count, body, carry)
-
-    carry = slices(whole, size, 0, list(stacks))
-    found: Sequence[Array] = slices(1, last, whole * size, carry) if last else carry
-    return found
-
-
-def _one_slice(
-    one: _OneStack, parts: Sequence[Array], keys: Sequence[tuple[Array, Array]], start: Array
-) -> Sequence[Array]:
-    """The update and the new moments of a slice that starts at element `start` of its tensor.
-
-    Reading the slice must not be fused with computing the result. Otherwise XLA would read the
-    slice again after it is overwritten in the loop's arrays, and would copy these arrays whole in
-    each iteration to allow it. XLA for CPUs drops barriers before it fuses, so a branch is used
-    there.
-    """
-
-    def renewed(*inputs: Array) -> list[Array]:
-        update, moments = one(inputs[0], inputs[1:])
-        rounded = [_rounded(m, k, start) for m, k in zip(moments, keys, strict=True)]
-        return [update, *rounded]
-
-    def branch(*inputs: Array) -> list[Array]:
-        return lax.cond(start >= 0, renewed, lambda *same: list(same), *inputs)
-
-    def barrier(*inputs: Array) -> list[Array]:
-        return lax.optimization_barrier(renewed(*lax.optimization_barrier(inputs)))
-
-    found: Sequence[Array] = lax.platform_dependent(*parts, cpu=branch, default=barrier)
-    return found
+def _renewed(
+    one: OneStack,
+    keys: Sequence[tuple[Array, Array]],
+    tensor: Array,
+    start: Array,
+    parts: Sequence[Array],
+) -> list[Array]:
+    """The update in fp32 and the new moments as bits of bf16, from the gradient and the old moments."""
+    gradient, *moments = parts
+    update, *wide = one([gradient, *(_widened(m) for m in moments)])
+    own = [(x[tensor], y[tensor]) for x, y in keys]
+    return [update, *(_rounded(m, k, start) for m, k in zip(wide, own, strict=True))]
 
 
 def _matrices(x: Array, shape: tuple[int, ...]) -> int:
@@ -191,23 +131,3 @@ def _keys(seeds: tuple[Any, Any], count: Array, place: Place, slot: int) -> tupl
     which = np.uint32(slot_index(0, slot)) + np.uint32(SLOTS) * place.indices
     found: tuple[Array, Array] = threefry(seeds, (jnp.full(which.shape, count), which))
     return found
-
-
-def _of(state: Any, names: Collection[str]) -> Any:
-    """The part of a rule's state that belongs to the weights `names`."""
-    return jax.tree.map(
-        lambda x: {n: y for n, y in x.items() if n in names} if isinstance(x, dict) else x,
-        state,
-        is_leaf=lambda x: isinstance(x, dict),
-    )
-
-
-def _joined(before: Any, counts: Any, moments: Mapping[str, Sequence[Array]]) -> Any:
-    """Put together the state of all weights from `counts` and each weight's moments in order."""
-    left = {name: iter(found) for name, found in moments.items()}
-    return jax.tree.map(
-        lambda x, y: {n: next(left[n]) for n in x} if isinstance(x, dict) else y,
-        before,
-        counts,
-        is_leaf=lambda x: isinstance(x, dict),
-    )

@@ -20,10 +20,12 @@ from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections.optimize import EIGHT_BIT
 from memconsole.plan.training.recipe import weight_decay
+from memconsole_jax import target
 from memconsole_jax.layout.stacking import stacked
 from memconsole_jax.techniques.optimizer.compressed import Place, compressed
 from memconsole_jax.techniques.optimizer.muon import scale_by_muon
 from memconsole_jax.techniques.optimizer.quantized_adam import scale_by_quantized_adam
+from memconsole_jax.techniques.optimizer.slices import in_slices
 from memconsole_trainer.techniques.adapters import trained_parameters
 from memconsole_trainer.techniques.blockwise import is_quantized
 from memconsole_trainer.techniques.compressed import is_compressed
@@ -65,7 +67,8 @@ def transformation(
         rest = optax.scale_by_adam(t.beta1, t.beta2, t.epsilon)
         return optax.chain(kept(scale_by_muon(matrices, rest)), decay)
     if name == "lion":
-        return optax.chain(kept(optax.scale_by_lion(t.beta1, t.beta2)), decay)
+        rule = optax.scale_by_lion(t.beta1, t.beta2)
+        return optax.chain(in_slices(rule, layered) if is_sliced(plan) else kept(rule), decay)
     if name == "sgd":
         return optax.chain(decay, kept(optax.trace(t.beta1)))
     factored = optax.chain(
@@ -76,6 +79,13 @@ def transformation(
     several = {s.name: s.members[0].matrices for s in trained if s.members[0].matrices > 1}
     each = per_matrix(factored, several) if several else factored
     return optax.chain(per_tensor(each, layered), decay)
+
+
+def is_sliced(plan: Plan) -> bool:
+    """Whether Lion's update runs slice by slice: on a CPU, whose XLA would copy the momentum otherwise."""
+    o = plan.optimize
+    alone = o.sharding == "none" and not is_compressed(plan)
+    return o.optimizer == "lion" and alone and target.kind() == "cpu"
 
 
 def _as_it_is(rule: optax.GradientTransformation) -> optax.GradientTransformation:
