@@ -49,7 +49,9 @@ def looping(step: StepSizes, c: int, *, training: bool) -> int:
     one = s.block_experts // a.experts
     found = filled_up(step, c) + _stored(step) + c * one
     if trained:
-        found += 4 * one + (0 if step.accumulates else step.gradient * s.block_experts)
+        # A GPU and a TPU add the gradient of a layer to the sum over micro-batches as they make it.
+        apart = step.kind == "cpu" or not step.accumulates
+        found += 4 * one + apart * step.gradient * s.block_experts
     if step.shards > 1:
         # A device's share before it is gathered, and the gradient's sum over devices.
         found += _stored(step) // step.shards + trained * step.gradient * s.block_experts

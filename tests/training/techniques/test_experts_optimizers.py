@@ -12,15 +12,18 @@ import pytest
 import torch
 from torch import nn
 
+from memconsole.memory.activations import jax_step
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.training import matrices
 from memconsole_jax.techniques.optimizer import optimizers as jax_optimizers
+from memconsole_jax.tracing import trace_targets
 from memconsole_torch.techniques.optimizer.muon import Muon
 from memconsole_torch.techniques.optimizer.optimizers import Adafactor
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case
 from tests.training.harness import adapted, offloaded
+from tests.training.harness.planned_step import planned_step
 from tests.training.harness.tiny_models import ARCHITECTURES
 
 torch.set_num_threads(1)
@@ -178,3 +181,31 @@ def test_the_formula_knows_what_a_step_holds(kind: str, name: str, how: str) -> 
     expected, found = estimated(case), traced(case)
     for phase in TRAINING:
         assert expected[phase] == pytest.approx(found[phase], rel=0.01), phase
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("muon", 2),
+        ("lion", 1),
+        pytest.param("muon", 1, marks=pytest.mark.slow),
+        pytest.param("adafactor", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_the_formula_knows_what_xla_plans_on_a_cpu(name: str, parts: int) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 128, "head_size": 64, "max_positions": 512}
+    a = msgspec.structs.replace(
+        ARCHITECTURES["qwen3_moe"], experts=32, layers=2, vocab_size=500, **sizes
+    )
+    changes = {
+        "backend": "jax",
+        "device.name": "cpu",
+        "data.sequence_length": 64,
+        "train.batch_size": 1,
+        "optimize.optimizer": name,
+        "optimize.accumulation_steps": parts,
+    }
+    plan = replace(Plan(), changes)
+    peak = max(m.total for m in jax_step.moments(step_of(plan, a, "cpu")) if m.phase in TRAINING)
+    planned = planned_step(plan, a, trace_targets.target("", "cpu"))
+    assert peak == pytest.approx(planned.needed, rel=0.04)
