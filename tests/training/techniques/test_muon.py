@@ -120,7 +120,7 @@ def test_every_phase_is_priced_as_it_is_traced(kind: str) -> None:
 
 
 def test_jax_orthogonalizes_one_layer_at_a_time() -> None:
-    """XLA's plan of the update alone: what it needs besides does not grow with the layers, but for the update."""
+    """XLA's plan of the update alone: its temporaries do not grow with the layers."""
     needed = []
     for layers in (2, 8):
         rule = jax_muon.scale_by_muon({"w": (96, 64)}, optax.scale_by_adam())
@@ -129,4 +129,4 @@ def test_jax_orthogonalizes_one_layer_at_a_time() -> None:
         run = jax.jit(lambda g, s, rule=rule: rule.update(g, s), donate_argnums=(0, 1))
         analysis = run.lower({"w": shape}, state).compile().memory_analysis()
         needed.append(analysis.temp_size_in_bytes)
-    assert needed[1] - needed[0] <= 6 * 4 * 96 * 64 * 1.1
+    assert needed[1] == pytest.approx(needed[0], rel=0.05)
