@@ -37,13 +37,13 @@ class Case(msgspec.Struct, frozen=True):
 
 
 def draw(seed: int, *, whole: bool = False) -> Case:
-    """The plan of a seed. `whole`: for a model of the catalog with all its layers."""
+    """The plan of a seed. `whole`: for a dense model of the catalog with all its layers."""
     rng = random.Random(seed)
     kind = rng.choice(("cpu", "gpu"))
-    if seed >= EXPERTS:
-        architecture, lengths, batches = _mixture(rng), (8, 1024), (1, 8)
-    elif whole:
+    if whole:
         architecture, lengths, batches = _from_catalog(rng, layers=None), (64, 4096), (1, 16)
+    elif seed >= EXPERTS:
+        architecture, lengths, batches = _mixture(rng), (8, 1024), (1, 8)
     elif rng.random() < 0.5:
         architecture, lengths, batches = _drawn(rng), (8, 509), (1, 9)
     else:
