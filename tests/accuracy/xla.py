@@ -78,6 +78,9 @@ LEARNED_POSITIONS = 200
 """The first seed whose model is a GPT-2, mostly of its sizes."""
 EXPERTS = 300
 """The first seed whose model is a mixture of experts. No coefficient is fitted to these plans."""
+CATALOG = 400
+"""The first seed whose model has the operations of a dense model of the catalog, such as capped logits or parallel blocks. No
+coefficient is fitted to these plans."""
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -141,6 +144,8 @@ def kind_of(target: str) -> str:
 
 def draw(seed: int, kind: str) -> tuple[Architecture, Plan]:
     """A decoder of a size that people train on a `kind` of device, and a plan for it, from a seed."""
+    if seed >= CATALOG:
+        return draw_of_catalog(seed, kind)
     if seed >= EXPERTS:
         return draw_experts(seed, kind)
     rng = random.Random(seed)
@@ -237,6 +242,53 @@ def draw_experts(seed: int, kind: str) -> tuple[Architecture, Plan]:
         },
     )
     return architecture, without_conflicts(plan)
+
+
+def draw_of_catalog(seed: int, kind: str) -> tuple[Architecture, Plan]:
+    """A dense model with the structure of one of the catalog and smaller sizes, and a plan for it with any setting."""
+    rng, scale = random.Random(seed), CPU if kind == "cpu" else ACCELERATOR
+    entries = [e.architecture for e in catalog.models().values() if e.architecture]
+    dense = [a for a in entries if not a.experts]
+    family = rng.choice(sorted({a.family for a in dense}))
+    whole = rng.choice([a for a in dense if a.family == family])
+    head_size = rng.choice((32, 64) if kind == "cpu" else (64, 128))
+    kv_heads = rng.choice((2, 4, 8))
+    heads = kv_heads * (1 if whole.kv_heads == whole.heads else rng.choice((1, 2, 4)))
+    square = whole.family in ("gpt2", "gpt_neox")
+    hidden = head_size * (heads if square else rng.choice((4, 8, 12)))
+    architecture = msgspec.structs.replace(
+        whole,
+        vocab_size=rng.choice(scale.vocabularies),
+        hidden_size=hidden,
+        layers=rng.choice((2, 3, 4, 6, 8)),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        intermediate_size=128
+        * max(1, hidden * whole.intermediate_size // whole.hidden_size // 128),
+        rotary_size=whole.rotary_size and head_size * whole.rotary_size // whole.head_size,
+        sliding_window=whole.sliding_window and rng.choice((256, 1024)),
+    )
+    length = min(rng.choice(scale.lengths), whole.max_positions)
+    rank = rng.choice((0, 0, 0, 8))
+    plan = replace(
+        Plan(),
+        {
+            "backend": "jax",
+            "data.sequence_length": length,
+            "train.batch_size": max(1, rng.choice(scale.tokens) // length),
+            "optimize.precision": rng.choice(("fp32", "bf16")),
+            "optimize.gradient_checkpointing": rng.choice(
+                ("none", "selective", "attention", "full")
+            ),
+            "optimize.accumulation_steps": rng.choice((1, 1, 4)),
+            "optimize.optimizer": rng.choice(OPTIMIZERS),
+            "optimize.fused_loss": rng.random() < 0.3,
+            "optimize.lora_rank": rank,
+            "optimize.freeze_base": rank > 0,
+        },
+    )
+    return architecture, _with_all_settings(rng, plan)
 
 
 def _with_all_settings(rng: random.Random, plan: Plan) -> Plan:
@@ -337,7 +389,7 @@ def peak(step: StepSizes) -> int:
 def report() -> Part:
     """The formula against everything stored, by target; plans that no coefficient was fitted to."""
     rows = []
-    for experts, target in sorted({(t.seed >= EXPERTS, t.target) for t in stored()}):
+    for kind, target in sorted({(_drawn_as(t.seed), t.target) for t in stored()}):
         cases = tuple(
             Case(
                 plan=f"{t.seed}: {t.plan}",
@@ -345,10 +397,11 @@ def report() -> Part:
                 measured_bytes=t.planned_bytes,
             )
             for t in stored()
-            if t.target == target and (t.seed >= EXPERTS) == experts and not is_fitted(t.seed)
+            if t.target == target and _drawn_as(t.seed) == kind and not is_fitted(t.seed)
         )
-        name = "JAX `~`, experts" if experts else "JAX `~`"
-        rows.append(Errors(estimate=name, truth=f"XLA for {target}", bar=BAR, cases=cases))
+        rows.append(
+            Errors(estimate=f"JAX `~`{kind}", truth=f"XLA for {target}", bar=BAR, cases=cases)
+        )
     compilers = sorted({t.compiler for t in stored()})
     return Part(
         name="xla",
@@ -356,6 +409,11 @@ def report() -> Part:
         rows=tuple(rows),
         note=f"Compiled by {' and '.join(compilers)}; coefficients were fitted to other plans.",
     )
+
+
+def _drawn_as(seed: int) -> str:
+    """What a seed draws, as the words after an estimate's name."""
+    return ", catalog" if seed >= CATALOG else ", experts" if seed >= EXPERTS else ""
 
 
 def coefficients_of(truth: Truth) -> str:

@@ -218,11 +218,19 @@ def _loss(step: StepSizes, overlap: Overlap) -> tuple[int, int]:
     if narrow:
         copies = overlap.logits_16_padded if padded else overlap.logits_16
         gradient = min(gradient, 2 * step.head)
+    copies += _capped_copies(step)
     # The gradient of the logits is there until that of the hidden states is made, which comes after the head's.
     beside: float = 0 if step.kind == "cpu" else gradient
     if padded:
         beside = overlap.padded_head * (2 if narrow else 4) * step.head
     return int(copies * 4 * a.vocab_size * t + cast + beside), gradient
+
+
+def _capped_copies(step: StepSizes) -> int:
+    """How often XLA writes whole logits again, capped and in fp32. On a CPU and a GPU it does not compute a hyperbolic tangent
+    twice, and the maximum and the sum of the logits both read it. On a GPU, capped logits overwrite logits in fp32."""
+    writes = step.kind == "cpu" or (step.kind != "tpu" and step.compute == 2)
+    return int(writes and step.architecture.logit_cap is not None)
 
 
 def _chunk_on_gpu(step: StepSizes) -> int:

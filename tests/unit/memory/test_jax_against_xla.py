@@ -38,7 +38,7 @@ def test_the_heads_gradient_is_made_beside_full_logits(target: str) -> None:
 
 
 def test_a_cpu_keeps_fp16_in_16_bits() -> None:
-    assert errors("cpu", 100, 101, 104, 106) == pytest.approx([0] * 4, abs=0.11)
+    assert errors("cpu", 100, 101, 104, 106) == pytest.approx([0] * 4, abs=0.14)
 
 
 def test_a_frozen_head_is_not_cast_on_a_gpu() -> None:
