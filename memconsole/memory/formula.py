@@ -66,6 +66,8 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
     if _in_general(plan, model):
         least, most = general.bounds(tuple(largest.values()), own)
         low, high, why = low * least, high * most, general.WHERE_FROM
+    lowest, highest = reserved * low - (heap - heap_least), reserved * high + (heap_most - heap)
+    highest = max(highest, torch_step.behind_forward(step, largest) + own)
     together = devices_of_each(plan)
     return MemoryTable(
         backend=plan.backend,
@@ -79,9 +81,7 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
         device_bytes=device,
         host=host_of(step, costs, together * peak if on_cpu else saved_bytes(step) + compiler),
         devices_in_process=together,
-        band_bytes=costs.band_bytes(
-            reserved * low - (heap - heap_least), reserved * high + (heap_most - heap)
-        ),
+        band_bytes=costs.band_bytes(lowest, highest),
         band_from=why,
     )
 

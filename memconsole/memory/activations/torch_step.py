@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from memconsole.memory.activations.torch_recommender import RecommenderTimeline
 from memconsole.memory.activations.torch_timeline import Timeline
 from memconsole.memory.state.saving import gathered_to_save
 from memconsole.memory.state.step_sizes import Moment, StepSizes
 from memconsole.memory.step_key import step_settings
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.recommender import Recommender
 
 
@@ -38,6 +39,19 @@ def moments(step: StepSizes) -> Iterator[Moment]:
         state=resident,
         workspace=gathered_to_save(step),
     )
+
+
+def behind_forward(step: StepSizes, largest: Mapping[str, Moment]) -> int:
+    """Bytes that torch's allocator maps on a GPU if whole logits lie behind all memory of the forward pass. They need one range
+    of addresses, and what blocks have freed may be in pieces, or be smaller. 0 if they fit into what is free. `largest`: the
+    largest moment of each phase."""
+    o, model = step.plan.optimize, step.model
+    on_gpu = step.plan.backend == "torch" and step.kind in ("gpu", "rocm")
+    if not on_gpu or o.fused_loss or not isinstance(model, Architecture):
+        return 0
+    forward, loss = largest["forward"].total, largest["loss"]
+    logits = step.compute * step.tokens * model.vocab_size
+    return forward + logits if 0 < forward - loss.total + loss.logits < logits else 0
 
 
 def _update(step: StepSizes) -> Moment:

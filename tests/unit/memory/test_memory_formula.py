@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from memconsole.devices.budget import budget as budget_of
 from memconsole.memory.activations import jax_step
+from memconsole.memory.coefficients import runtime
 from memconsole.memory.estimate import model_of, table_of
 from memconsole.memory.formula import PHASES, memory_table
 from memconsole.memory.state.data import AHEAD_BYTES
@@ -355,3 +356,28 @@ def test_recent_nvidia_cards_have_larger_workspaces_of_cublas() -> None:
         table = table_of(plan, budget_of(plan, None))
         runtime = next(c for c in table.components if c.name == "runtime")
         assert runtime.at("backward") == mebibytes * 2**20, name
+
+
+def test_the_band_covers_whole_logits_behind_the_memory_of_the_forward_pass() -> None:
+    """With offloaded activations a forward pass leaves free memory in which the logits do not fit. PyTorch's allocator
+    (`tests/accuracy/torch_reserved.py`) then maps 1.4 times the live peak."""
+    plan = plans.replace(
+        Plan(),
+        {
+            "model.name": "pythia-410m",
+            "data.sequence_length": 2048,
+            "train.batch_size": 6,
+            "optimize.precision": "bf16",
+            "optimize.activation_offload": True,
+            "optimize.lora_rank": 1,
+            "optimize.freeze_base": True,
+        },
+    )
+    costs = runtime("torch", "gpu")
+    assert costs.context_range is not None
+    highest = []
+    for chunked in (False, True):
+        priced = plans.replace(plan, {"optimize.fused_loss": chunked})
+        table = memory_table(priced, model_of(priced), budget("gpu"))
+        highest.append((table.band_bytes[1] - costs.context_range[1]) / table.reserved_bytes)
+    assert highest == [pytest.approx(1.4, abs=0.05), pytest.approx(costs.band[1], abs=0.001)]
