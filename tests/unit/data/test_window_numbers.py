@@ -81,7 +81,7 @@ def test_without_a_mask_every_output_counts_and_whole_numbers_are_read(tmp_path:
     assert found.mask.all()
     np.testing.assert_array_equal(found.targets, arrays()["controls"][30:90])
     np.testing.assert_array_equal(found.windows, numbers[30:90].astype(np.float32))
-    assert window_sizes(str(file.path)) == WindowSizes(ROWS, FEATURES, OUTPUTS)
+    assert window_sizes(str(file.path)) == WindowSizes(ROWS, LENGTH, FEATURES, OUTPUTS)
     assert inspect(replace(Plan(), {"data.source": str(file.path)})).kind == "windows"
     alone = WindowFile(file.path, FEATURES, OUTPUTS, LENGTH, None, DATASETS[:1])
     assert not alone.read(0, 50).mask.any()
