@@ -38,7 +38,7 @@ OWN_FOLDERS = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 def pytest_configure(config: pytest.Config) -> None:
     """Give the session folders of its own, which its workers share.
 
-    No test sees, or adds to, the runs and the caches of the person who starts it. XLA's programs are
+    No test sees, or adds to, the runs, caches and settings of the person who starts it. XLA's programs are
     all kept, so that a session compiles each of them once.
     """
     if hasattr(config, "workerinput"):

@@ -53,8 +53,8 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
     owned = dict.fromkeys(largest, own)
     step_peak = framework + heap + max(moment.total for moment in in_step)
     for phase in BETWEEN_STEPS if returns_pages(step, costs) else ():
-        kept = settled_bytes(step, costs, largest[phase], heap, step_peak)
-        owned[phase] = standing + kept
+        settled = settled_bytes(step, costs, largest[phase], heap, step_peak)
+        owned[phase] = standing + settled
     ordered = {phase: totals[phase] for phase in PHASES if phase in totals} | totals
     phases = {phase: total + owned[phase] for phase, total in ordered.items()}
     peak_phase = max(phases, key=phases.__getitem__)
@@ -67,7 +67,7 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
         least, most = general.bounds(tuple(largest.values()), own)
         low, high, why = low * least, high * most, general.WHERE_FROM
     lowest, highest = reserved * low - (heap - heap_least), reserved * high + (heap_most - heap)
-    highest = max(highest, torch_step.behind_forward(step, largest) + own)
+    highest = max(highest, torch_step.logits_after_forward(step, largest) + own)
     together = devices_of_each(plan)
     return MemoryTable(
         backend=plan.backend,

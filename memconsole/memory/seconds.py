@@ -22,7 +22,7 @@ from memconsole.plan.machine import processor
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.machine.processor import missing_instructions, slow_vectors, wide_vectors
 from memconsole.plan.models.architecture import Architecture
-from memconsole.plan.models.model import ORTHOGONAL, Model
+from memconsole.plan.models.model import ORTHOGONALIZED, Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.sections.optimize import EIGHT_BIT
 from memconsole.plan.tasks import task_for
@@ -236,7 +236,7 @@ def _orthogonalizing_flops(model: Model, rank: int, frozen: tuple[str, ...]) -> 
     for p in model.parameters():
         if rank and p.role == "matrix":
             found += sum(_newton_schulz_flops((rank, side)) for side in p.shape)
-        if p.role in ORTHOGONAL and p.name not in apart:
+        if p.role in ORTHOGONALIZED and p.name not in apart:
             found += p.matrices * _newton_schulz_flops(p.matrix_shape)
     return float(found)
 

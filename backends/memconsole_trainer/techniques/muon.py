@@ -19,7 +19,7 @@ bfloat16; optax's corrects the bias of m.
 
 from __future__ import annotations
 
-from memconsole.plan.models.model import ORTHOGONAL, Parameter
+from memconsole.plan.models.model import ORTHOGONALIZED, Parameter
 
 MOMENTUM = 0.95
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -29,7 +29,7 @@ EPSILON = 1e-7
 
 def is_orthogonalized(parameter: Parameter) -> bool:
     """Whether Muon updates this weight: matrices of the blocks and adapters."""
-    return parameter.role in ORTHOGONAL
+    return parameter.role in ORTHOGONALIZED
 
 
 def scale(shape: tuple[int, ...]) -> float:

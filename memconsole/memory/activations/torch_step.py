@@ -41,10 +41,10 @@ def moments(step: StepSizes) -> Iterator[Moment]:
     )
 
 
-def behind_forward(step: StepSizes, largest: Mapping[str, Moment]) -> int:
-    """Bytes that torch's allocator maps on a GPU if whole logits lie behind all memory of the forward pass. They need one range
-    of addresses, and what blocks have freed may be in pieces, or be smaller. 0 if they fit into what is free. `largest`: the
-    largest moment of each phase."""
+def logits_after_forward(step: StepSizes, largest: Mapping[str, Moment]) -> int:
+    """Bytes that torch's allocator maps on a GPU if it maps new memory for whole logits, in addition to all memory of the forward
+    pass. Logits need one range of addresses, and what blocks have freed may be in pieces, or be smaller. 0 if they fit into
+    what is free. `largest`: the largest moment of each phase."""
     o, model = step.plan.optimize, step.model
     on_gpu = step.plan.backend == "torch" and step.kind in ("gpu", "rocm")
     if not on_gpu or o.fused_loss or not isinstance(model, Architecture):

@@ -68,9 +68,8 @@ def state_bytes(optimizer: str, trained: Group, *, compressed: bool = False) -> 
 
 
 def step_temporaries(backend: str, kind: str, optimizer: str, trained: Group) -> int:
-    """Temporary bytes of one update. Both backends update tensor by tensor, Muon and Adafactor also a few of many matrices
-    of a tensor at a time. torch's AdamW and SGD use one fused kernel
-    on CPU, CUDA and ROCm.
+    """Temporary bytes of one update. Both backends update tensor by tensor. Of a tensor that holds many matrices, Muon and
+    Adafactor update a few matrices at a time. torch's AdamW and SGD use one fused kernel on CPU, CUDA and ROCm.
 
     On MPS they are neither fused nor use foreach (torch 2.11 to 2.13, `_get_foreach_kernels_supported_devices`).
     There AdamW computes a root and the denominator while the previous tensor's denominator is still live, and SGD
@@ -128,7 +127,8 @@ def update_bytes(
     matrices: int = 1,
 ) -> int:
     """Temporary bytes of updating one weight alone in torch. `visiting`: its state is copied from the host.
-    `compressed`: its moments are in bf16. `rounded`: matrices are stored in bf16. `outside`: it is not in a block. `matrices`: how many it holds."""
+    `compressed`: its moments are in bf16. `rounded`: matrices are stored in bf16. `outside`: it is not in a block.
+    `matrices`: how many it holds."""
     size = math.prod(shape)
     matrix = len(shape) > 1
     one_shape = (shape[0] // matrices, *shape[1:])

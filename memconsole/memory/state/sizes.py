@@ -9,7 +9,7 @@ from functools import lru_cache
 import msgspec
 
 from memconsole.plan.models.model import (
-    ORTHOGONAL,
+    ORTHOGONALIZED,
     STORED_MATRICES,
     TABLES,
     Model,
@@ -183,7 +183,7 @@ def group(weights: Iterable[Parameter], before: int = 0) -> Group:
     total = Group()
     for p in weights:
         matrix, large = p.role == "matrix", p.size >= QUANTIZED_FROM
-        held, orthogonal = p.role in STORED_MATRICES, p.role in ORTHOGONAL
+        held, orthogonal = p.role in STORED_MATRICES, p.role in ORTHOGONALIZED
         at_once = together(p.matrices, math.prod(p.matrix_shape))
         total = total.plus(
             Group(

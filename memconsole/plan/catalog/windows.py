@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from memconsole.once_per_version import once_per_version
 from memconsole.plan.catalog.hdf5_shapes import dataset_shapes
+from memconsole.plan.errors import PlanError
 
 WINDOW_FILES = (".h5", ".hdf5")
 DATASETS = ("input_sequences", "controls", "control_masks")
@@ -24,6 +25,14 @@ class WindowSizes(NamedTuple):
     """The steps of a window."""
     features: int
     outputs: int
+
+
+def too_long(where: object, length: int, steps: int) -> PlanError:
+    """Why rows of `length` steps cannot be read from a file whose windows hold `steps`."""
+    return PlanError(
+        f"data.sequence_length = {length:,}: the windows of {where} hold {steps:,} steps; expected at most {steps:,}",
+        "data.sequence_length",
+    )
 
 
 def window_sizes(where: str) -> WindowSizes | None:

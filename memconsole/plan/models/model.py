@@ -34,7 +34,7 @@ Role = Literal[
 """
 STORED_MATRICES: tuple[Role, ...] = ("matrix", "experts")
 """The large weights of the blocks, which a frozen base may store as codes and 8-bit optimizers as 8-bit state."""
-ORTHOGONAL: tuple[Role, ...] = ("matrix", "experts", "router", "adapter")
+ORTHOGONALIZED: tuple[Role, ...] = ("matrix", "experts", "router", "adapter")
 """Those that Muon updates."""
 TABLES: tuple[Role, ...] = ("embedding", "position", "input", "head")
 """Matrices outside the blocks."""

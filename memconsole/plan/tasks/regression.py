@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memconsole.plan import catalog
-from memconsole.plan.catalog.windows import DATASETS, WINDOW_FILES, window_sizes
+from memconsole.plan.catalog.windows import DATASETS, WINDOW_FILES, too_long, window_sizes
 from memconsole.plan.errors import PlanError, quote
 from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.models.regressor import Regressor
@@ -154,11 +154,7 @@ class Regression:
             )
         sizes = window_sizes(where)
         if sizes is not None and length > sizes.length:
-            raise PlanError(
-                f"data.sequence_length = {length:,}: the windows of {where} hold {sizes.length:,} steps; "
-                f"expected at most {sizes.length:,}",
-                "data.sequence_length",
-            )
+            raise too_long(where, length, sizes.length)
 
 
 REGRESSION = Regression()

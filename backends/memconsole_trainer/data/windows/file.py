@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole.plan.catalog.windows import DATASETS
+from memconsole.plan.catalog.windows import DATASETS, too_long
 from memconsole.plan.plan import PlanError
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.sources.hashes import DataHashes
@@ -282,11 +282,7 @@ class WindowFile:
                     "data.source",
                 )
         if width < length:
-            raise PlanError(
-                f"data.sequence_length = {length:,}: the windows of {self.path} hold {width:,} steps; "
-                f"expected at most {width:,}",
-                "data.sequence_length",
-            )
+            raise too_long(self.path, length, width)
 
     def _check_kind(self, part: Hdf5Dataset) -> None:
         if part.kind not in "fiub":
