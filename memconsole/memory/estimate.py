@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ from memconsole.memory.coefficients import runtime
 from memconsole.memory.exact.sharpen import KnownExact, alike, compiled, saved, sharpened
 from memconsole.memory.exchange import devices_at_once
 from memconsole.memory.formula import memory_table
-from memconsole.memory.hybrid import hybrid_table, plain
+from memconsole.memory.hybrid import Price, hybrid_table, plain
 from memconsole.memory.reasons import nothing_saved
 from memconsole.memory.run_time import epoch_steps, run_seconds, run_steps, steps_are_known
 from memconsole.memory.seconds import peak_units_per_second, step_seconds
@@ -41,7 +41,9 @@ Lookup = Callable[[Plan, Budget], KnownExact | None]
 def estimate(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> Estimate:
     """Price `plan` and every other value of every toggle on the device of `budget`. Raises `PlanError`."""
     model = model_of(plan)
-    table = table_of(plan, budget, lookup)
+    # Hybrid plans that differ in settings of hybrid training alone share the tables of their steps.
+    price = cache(_prices(budget, lookup))
+    table = table_of(plan, budget, lookup, price=price)
     seconds = step_seconds(plan, model, budget)
     s = sizes(model)
     adapters = adapter_group(plan, model).elements
@@ -49,7 +51,7 @@ def estimate(plan: Plan, budget: Budget, lookup: Lookup | None = None) -> Estima
     return Estimate(
         table=table,
         savings=tuple(
-            _saving(plan, budget, table, seconds, row, value, lookup)
+            _saving(plan, budget, table, seconds, row, value, lookup, price)
             for row in OPTIMIZATIONS
             for value in row.values(plan)
             if value != row.value(plan)
@@ -97,18 +99,27 @@ def _model(
 
 
 def table_of(
-    plan: Plan, budget: Budget, lookup: Lookup | None = None, *, parts: bool = True
+    plan: Plan,
+    budget: Budget,
+    lookup: Lookup | None = None,
+    *,
+    parts: bool = True,
+    price: Price | None = None,
 ) -> MemoryTable:
     """The memory table alone, with the exact numbers that `lookup` returns. Without `parts`, components are filled in
-    only if there can be exact numbers. Raises `PlanError`."""
+    only if there can be exact numbers. `price` gives the tables of a hybrid plan's steps. Raises `PlanError`."""
     if not plan.hybrid.on:
         return _plain_table(plan, budget, lookup, parts=parts)
     return hybrid_table(
         plan,
         model_of(plan),
-        lambda p: _plain_table(p, budget, lookup),
+        price or _prices(budget, lookup),
         with_components=parts or lookup is not None,
     )
+
+
+def _prices(budget: Budget, lookup: Lookup | None) -> Price:
+    return lambda plan: _plain_table(plan, budget, lookup)
 
 
 def _plain_table(
@@ -152,6 +163,7 @@ def _saving(
     row: Optimization,
     value: Any,
     lookup: Lookup | None,
+    price: Price,
 ) -> Saving:
     model = model_of(plan)
     absent = task_for(plan, model).not_applicable(plan).get(row.key)
@@ -160,7 +172,7 @@ def _saving(
     refusal = row.refusal(plan, value, budget.kind)
     try:
         changed = row.apply(plan, value)
-        after = table_of(changed, budget, lookup, parts=False)
+        after = table_of(changed, budget, lookup, parts=False, price=price)
         check(changed)
     except PlanError as error:
         # The screen shows the value beside the reason, so the reason need not repeat it.

@@ -12,6 +12,7 @@ same walk by keys pressed without a pause. Processes of their own, in which no f
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import subprocess
@@ -49,6 +50,8 @@ def walk(
     plan = Plan()
     pressed: list[float] = []
     picked: list[float] = []
+    estimate(plan, budget(plan, None))
+    gc.freeze()  # as the console does once it has started
     while len(pressed) < presses:
         picking = len(pressed) >= PRESSES_PER_PICK * len(picked)
         try:

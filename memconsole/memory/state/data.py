@@ -199,6 +199,7 @@ def _text_size(entry: DatasetEntry, column: str) -> ColumnSize | None:
     return ColumnSize(int(rows * scale), int(size * scale))
 
 
+@lru_cache(maxsize=256)
 def _first_bytes(sizes: Sequence[int], documents: int) -> int:
     """Estimated bytes of the first `documents` documents of text files of these `sizes`."""
     total = 0
