@@ -70,6 +70,12 @@ KINDS: tuple[Kind, ...] = (
         (".h5", ".hdf5"),
     ),
     Kind(
+        "preferences",
+        "questions about machines with an answer to learn, and a preferred and a rejected one (JSONL), to try DPO",
+        "pairs",
+        suffixes=(".jsonl", ".ndjson"),
+    ),
+    Kind(
         "ratings",
         "users and the items they met, with titles and genres, in MovieLens' layout: a folder with "
         "ratings.dat and movies.dat",

@@ -9,18 +9,17 @@ codes can be answered too. Its other words carry no information.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from memconsole_trainer.data.make.bar import Bar
+from memconsole_trainer.data.make.json_lines import write_records
 from memconsole_trainer.data.make.maker import Facts, Request
 
 WITHOUT_CODES = 0.15
 """Share of records without codes."""
-TOLD_EVERY = 500
 
 
 class Component(NamedTuple):
@@ -143,28 +142,22 @@ def record(draw: np.random.Generator) -> dict[str, Any]:
 
 def make(request: Request, bar: Bar) -> Facts:
     """Write about `request.size` records."""
-    draw = np.random.default_rng(request.seed)
-    written = coded = number = 0
-    wanted = request.size.count or request.size.size_bytes or 0
-    with open(request.out, "w", encoding="utf-8") as file:
-        for number, one in enumerate(_endless(draw), 1):
-            coded += bool(one["codes"])
-            written += file.write(json.dumps(one) + "\n")
-            done = number if request.size.count else min(written, wanted)
-            if number % TOLD_EVERY == 0 or done >= wanted:
-                bar.at(done, wanted)
-            if done >= wanted:
-                break
+    coded = 0
+
+    def records() -> Iterator[dict[str, Any]]:
+        nonlocal coded
+        draw = np.random.default_rng(request.seed)
+        while True:
+            made = record(draw)
+            coded += bool(made["codes"])
+            yield made
+
+    written = write_records(request, bar, records())
     return {
-        "records": number,
+        "records": written.records,
         "with_codes": coded,
         "machines": len(MACHINES),
         "components": len(COMPONENTS),
         "failures": len(FAILURES),
-        "size_bytes": written,
+        "size_bytes": written.size_bytes,
     }
-
-
-def _endless(draw: np.random.Generator) -> Iterator[dict[str, Any]]:
-    while True:
-        yield record(draw)
