@@ -276,6 +276,7 @@ MACHINE = (
     "pty/test_bar.py::test_the_first_screen_holds_less_than_90_mib",
     "pty/test_bar.py::test_watching_a_live_run_costs_less_than_a_kilobyte_a_second",
     "training/data/test_data_memory.py::",
+    "training/data/test_table_libraries.py::",
     "training/loop/test_trainer_start.py::test_a_peak_between_two_readings_is_found_and_mapped_files_are_not_counted",
     "training/loop/test_trainer_start.py::test_a_reading_costs_less_than_a_hundredth_of_the_time_between_two",
     "training/loop/test_trainer_start.py::test_children_count_into_the_tree",

@@ -7,7 +7,12 @@ from collections.abc import Iterable
 from memconsole.memory.activations.jax_step import forward_library_bytes, library_bytes
 from memconsole.memory.activations.kept import kept_by_blocks
 from memconsole.memory.coefficients import Heap, Runtime
-from memconsole.memory.state.data import data_bytes, held_out_bytes, waiting_bytes
+from memconsole.memory.state.data import (
+    data_bytes,
+    held_out_bytes,
+    table_bytes,
+    waiting_bytes,
+)
 from memconsole.memory.state.saving import SHARD_BYTES
 from memconsole.memory.state.step_sizes import Moment, StepSizes
 from memconsole.memory.table import HostBytes
@@ -120,7 +125,7 @@ def host_of(step: StepSizes, costs: Runtime, on_host: int) -> HostBytes:
     plan, model = step.plan, step.model
     idle = costs.host_bytes
     if isinstance(model, Architecture):
-        idle += data_bytes(plan, model.vocab_size)
+        idle += data_bytes(plan, model.vocab_size) + table_bytes(plan)
     else:
         idle += waiting_bytes(plan, model) + held_out_bytes(plan, model) - costs.text_bytes
     if imports_compiler(plan):

@@ -30,6 +30,11 @@ AHEAD_BATCHES = 8
 """Fewest batches that are prepared ahead of the device: `memconsole_trainer.data.stream.AHEAD_BATCHES`."""
 HELD_BYTES = 16 << 20
 """Most bytes of windows of one side of the split: `memconsole_trainer.tasks.regression.HELD_BYTES`."""
+TABLE_LIBRARIES_BYTES = 106 << 20
+"""Resident memory of the libraries that read tables: `datasets`, pandas and pyarrow, which are imported for a run on tables
+alone. `python -m pytest tests/training/data/test_table_libraries.py` measures it."""
+LINES_BYTES = 256 << 20
+"""JSON Lines up to this size are not read as tables: `memconsole_trainer.data.sources.json_texts.MOST_BYTES`."""
 MOST_FOOTERS = 32
 """Parquet files of a folder whose footers are read, at even distances. The others are taken to hold as much text for
 their size."""
@@ -109,6 +114,27 @@ def _file_bytes(data: DataChoice) -> int | None:
         return catalog.dataset(Plan(data=data)).bytes
     except PlanError:
         return None
+
+
+def table_bytes(plan: Plan) -> int:
+    """Host bytes of the libraries that read tables; 0 if no source of `plan` is read as one."""
+    return TABLE_LIBRARIES_BYTES if any(_is_table(part.plan.data) for part in parts(plan)) else 0
+
+
+@lru_cache(maxsize=256)
+def _is_table(data: DataChoice) -> bool:
+    """Whether the trainer reads `data.source` as a table."""
+    try:
+        entry = catalog.dataset(Plan(data=data))
+        inside = known_folder(Path(entry.where)) if entry.format == "directory" else None
+    except PlanError:
+        return False
+    form = entry.format if inside is None else inside.format
+    if form in ("json", "jsonl") and data.template is not None:
+        return False
+    if form == "jsonl":
+        return (entry.bytes or 0) > LINES_BYTES
+    return entry.kind == "hub" or form in ("csv", "parquet", "json", "arrow")
 
 
 def training_tokens(plan: Plan) -> int | None:

@@ -66,9 +66,9 @@ def test_a_name_with_the_signs_of_a_pattern_is_that_file_alone(name: str, tmp_pa
 
 
 def test_a_name_that_the_library_cannot_open_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "a::b.jsonl").write_text(json.dumps({"text": "this file"}))
-    with pytest.raises(DataError, match=r'a::b\.jsonl: "::" in the name'):
-        open_path(tmp_path / "a::b.jsonl", "text", 300, DataChoice())
+    (tmp_path / "a::b.csv").write_text("text\nthis file\n")
+    with pytest.raises(DataError, match=r'a::b\.csv: "::" in the name'):
+        open_path(tmp_path / "a::b.csv", "text", 300, DataChoice())
 
 
 @pytest.mark.parametrize(

@@ -139,12 +139,40 @@ class FileDocuments:
         return data
 
 
-class ColumnDocuments:
+class BlockDocuments:
+    """Texts that can be read anywhere, in blocks of `block_size` that are hashed when they are read whole. A subclass has
+    `texts`."""
+
+    block_size: int
+    total_bytes: int | None = None
+
+    def __init__(self, count: int, fingerprint: str, files: Sequence[Path], part: str) -> None:
+        """`count` texts of `files`; checkpoints keep their hashes under the name `part`."""
+        self.count: int | None = count
+        self.fingerprint = fingerprint
+        self.block_hashes = BlockHashes(-(-count // self.block_size), self._block)
+        self.hashes = DataHashes(files, {part: self.block_hashes})
+
+    def texts(self, start: int, stop: int) -> list[str]:
+        """Texts `start` to `stop`. Raises `DataError`."""
+        raise NotImplementedError
+
+    def read(self, start: int, stop: int) -> list[str]:
+        texts = self.texts(start, stop)
+        first, rest = divmod(start, self.block_size)
+        if not rest and stop == min(start + self.block_size, self.count or 0):
+            self.block_hashes.take(first, text_content(texts))
+        return texts
+
+    def _block(self, index: int) -> Content:
+        start = index * self.block_size
+        return text_content(self.texts(start, min(start + self.block_size, self.count or 0)))
+
+
+class ColumnDocuments(BlockDocuments):
     """One text column of a table that `datasets` maps from disk, made from `files`."""
 
     block_size = 64
-
-    total_bytes: int | None = None
 
     def __init__(
         self,
@@ -158,27 +186,13 @@ class ColumnDocuments:
         self._table = table
         self._column = column
         rows = len(table)
-        self.count: int | None = rows if max_examples is None else min(rows, max_examples)
+        count = rows if max_examples is None else min(rows, max_examples)
         digest = hashlib.sha256(f"{rows}/{column}/{names or table.column_names}".encode())
-        for index in {0, self.count // 2, max(self.count - 1, 0)} if self.count else ():
-            digest.update(self._texts(index, index + 1)[0].encode("utf-8", "replace"))
-        self.fingerprint = digest.hexdigest()
-        self.block_hashes = BlockHashes(-(-self.count // self.block_size), self._block)
-        self.hashes = DataHashes(files, {column: self.block_hashes})
+        for index in {0, count // 2, max(count - 1, 0)} if count else ():
+            digest.update(self.texts(index, index + 1)[0].encode("utf-8", "replace"))
+        super().__init__(count, digest.hexdigest(), files, column)
 
-    def read(self, start: int, stop: int) -> list[str]:
-        texts = self._texts(start, stop)
-        first, rest = divmod(start, self.block_size)
-        if not rest and stop == min(start + self.block_size, self.count or 0):
-            self.block_hashes.take(first, text_content(texts))
-        return texts
-
-    def _block(self, index: int) -> Content:
-        start = index * self.block_size
-        stop = min(start + self.block_size, self.count or 0)
-        return text_content(self._texts(start, stop))
-
-    def _texts(self, start: int, stop: int) -> list[str]:
+    def texts(self, start: int, stop: int) -> list[str]:
         try:
             return [text or "" for text in self._table[start:stop][self._column]]
         except UnicodeDecodeError:

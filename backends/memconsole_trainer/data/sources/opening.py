@@ -27,6 +27,7 @@ from memconsole_trainer.data.sources.documents import (
     StreamDocuments,
 )
 from memconsole_trainer.data.sources.hdf5 import TokenRows, open_hdf5
+from memconsole_trainer.data.sources.json_texts import json_texts
 from memconsole_trainer.data.sources.records import (
     JsonLines,
     JsonObjects,
@@ -170,6 +171,10 @@ def _named(files: Sequence[Path], plain: Sequence[Path]) -> Iterator[None]:
 def _table(
     kind: str, files: list[Path], column: str, data: DataChoice, tick: Callable[[], None]
 ) -> Documents:
+    if kind == "jsonl":
+        found = json_texts(files, _plain(files, data, tick), column, data.max_examples)
+        if found is not None:
+            return found
     names = None
     if kind in ("csv", "parquet"):
         plain = _plain(files, data, tick)

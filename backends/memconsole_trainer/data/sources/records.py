@@ -14,13 +14,7 @@ from memconsole.plan.templates.chat import RecordError
 from memconsole.plan.templates.rendered import Rendered
 from memconsole.regular_file import open_regular
 from memconsole_trainer.data.sources import json_lines, json_objects
-from memconsole_trainer.data.sources.documents import DataError, StreamDocuments
-from memconsole_trainer.data.sources.hashes import (
-    BlockHashes,
-    Content,
-    DataHashes,
-    text_content,
-)
+from memconsole_trainer.data.sources.documents import BlockDocuments, DataError, StreamDocuments
 
 if TYPE_CHECKING:
     from memconsole.plan.templates.template import Template
@@ -91,15 +85,21 @@ class JsonLines:
         return _lines(path)
 
     def read(self, start: int, stop: int) -> list[Record]:
-        found: list[Record] = []
+        return [
+            Record(where, json_lines.parsed(line, where))
+            for line, path, number in self.lines(start, stop)
+            for where in (f"{path}: {self.unit} {number:,}",)
+        ]
+
+    def lines(self, start: int, stop: int) -> Iterator[tuple[bytes, Path, int]]:
+        """Records `start` to `stop` as they are written, with the file and the number of each in it. Raises `DataError`."""
         while start < stop:
             number = int(np.searchsorted(self._firsts, start, side="right")) - 1
             first, until = int(self._firsts[number]), min(stop, int(self._firsts[number + 1]))
-            found += self._of_file(number, start - first, until - first)
+            yield from self._of_file(number, start - first, until - first)
             start = until
-        return found
 
-    def _of_file(self, number: int, start: int, stop: int) -> list[Record]:
+    def _of_file(self, number: int, start: int, stop: int) -> Iterator[tuple[bytes, Path, int]]:
         path, bounds, numbers = self._files[number]
         begin, end = int(bounds[start, 0]), int(bounds[stop - 1, 1])
         try:
@@ -110,11 +110,9 @@ class JsonLines:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from None
         if len(data) != end - begin:
             raise DataError(f"{path}: became shorter while it was being read")
-        places = bounds[start:stop] - begin
-        return [
-            _parsed(data[a:b], f"{path}: {self.unit} {int(line):,}")
-            for (a, b), line in zip(places.tolist(), numbers[start:stop], strict=True)
-        ]
+        places = (bounds[start:stop] - begin).tolist()
+        for (first, last), line in zip(places, numbers[start:stop], strict=True):
+            yield data[first:last], path, int(line)
 
 
 class JsonObjects(JsonLines):
@@ -158,7 +156,7 @@ class TableRecords:
         ]
 
 
-class RecordDocuments:
+class RecordDocuments(BlockDocuments):
     """Records as texts. Implements `Documents`."""
 
     block_size = 256
@@ -166,26 +164,11 @@ class RecordDocuments:
 
     def __init__(self, records: Records, template: Template) -> None:
         self._records, self.template = records, template
-        self.count: int | None = records.count
         self.total_bytes = records.total_bytes
-        self.fingerprint = records.fingerprint
-        self.block_hashes = BlockHashes(-(-records.count // self.block_size), self._block)
-        self.hashes = DataHashes(records.files, {"records": self.block_hashes})
+        super().__init__(records.count, records.fingerprint, records.files, "records")
 
-    def read(self, start: int, stop: int) -> list[str]:
-        texts = self._texts(start, stop)
-        first, rest = divmod(start, self.block_size)
-        if not rest and stop == min(start + self.block_size, self._records.count):
-            self.block_hashes.take(first, text_content(texts))
-        return texts
-
-    def _texts(self, start: int, stop: int) -> list[str]:
+    def texts(self, start: int, stop: int) -> list[str]:
         return [rendered(self.template, record) for record in self._records.read(start, stop)]
-
-    def _block(self, index: int) -> Content:
-        start = index * self.block_size
-        stop = min(start + self.block_size, self._records.count)
-        return text_content(self._texts(start, stop))
 
     def records(self, numbers: Iterable[int]) -> Iterator[Record]:
         """The records of these numbers."""
@@ -266,7 +249,3 @@ def _lines(path: Path) -> tuple[Any, Any]:
     if kept.all():
         return bounds, range(1, len(bounds) + 1)
     return bounds[kept], np.flatnonzero(kept) + 1
-
-
-def _parsed(line: bytes, where: str) -> Record:
-    return Record(where, json_lines.parsed(line, where))
