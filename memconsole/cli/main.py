@@ -119,6 +119,7 @@ def cli(
     preset: str | None,
     plan_file: Path | None,
     assignments: tuple[str, ...],
+    source: str | None,
     readonly: bool,
     ascii: bool,
     slow_link: bool | None,
@@ -128,10 +129,10 @@ def cli(
     Without a command: opens the console, on the plan the options describe; where standard output is
     not a terminal, trains that plan with plain progress lines.
     """
-    named = bool(preset or plan_file or assignments)
+    named = bool(preset or plan_file or assignments or source)
     if ctx.invoked_subcommand is not None:
         if named:
-            ctx.fail(f"--preset, --plan and --set go after {ctx.invoked_subcommand}")
+            ctx.fail(f"--preset, --plan, --from and --set go after {ctx.invoked_subcommand}")
         if readonly and ctx.invoked_subcommand != "attach":
             ctx.fail(
                 f"--readonly is for the console and for attach, not for {ctx.invoked_subcommand}"
@@ -140,7 +141,7 @@ def cli(
         return
     from memconsole.cli.options import build_plan
 
-    plan = build_plan(preset, plan_file, assignments, wait=False)
+    plan = build_plan(preset, plan_file, assignments, source, wait=False)
     if sys.stdin.isatty() and sys.stdout.isatty():
         from memconsole.tui.app.console import run_console
 

@@ -27,7 +27,7 @@ class Number(click.FloatRange):
 
 
 def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--preset``, ``--plan`` and ``--set``; see `build_plan`."""
+    """Add ``--preset``, ``--plan``, ``--from`` and ``--set``; see `build_plan`."""
     for option in (
         click.option(
             "--set",
@@ -36,6 +36,13 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="KEY=VALUE",
             help="Change a setting.",
             shell_complete=completing.assignments,
+        ),
+        click.option(
+            "--from",
+            "source",
+            metavar="RUN[@best|@last|@step-N]",
+            help="Start from the weights of RUN, with its plan and its tokenizer.",
+            shell_complete=completing.run_names,
         ),
         click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="A plan file."),
         click.option(
@@ -92,12 +99,13 @@ def build_plan(
     preset: str | None,
     plan_file: Path | None,
     assignments: tuple[str, ...],
-    begun: Plan | None = None,
+    source: str | None = None,
     *,
     wait: bool = True,
 ) -> Plan:
-    """The plan a command line describes, checked. If `begun` is given, the assignments change that plan. With `wait`, what
-    its data decide is counted first. Raises `PlanError`."""
+    """The plan a command line describes, checked. `source` names a run whose weights it starts from. With `wait`, what its
+    data decide is counted first. Raises `PlanError` and `RunError`."""
+    from memconsole.cli.from_run import plan_from
     from memconsole.inspection import count_items
     from memconsole.plan import catalog
     from memconsole.plan import plan as plans
@@ -105,10 +113,15 @@ def build_plan(
     from memconsole.plan.paths import load
     from memconsole.plan.plan import PlanError
 
-    if preset and plan_file:
-        raise PlanError("--preset and --plan exclude each other: a plan starts from one of them")
-    if begun is not None:
-        plan = begun
+    given = [
+        option
+        for option, value in (("--preset", preset), ("--plan", plan_file), ("--from", source))
+        if value
+    ]
+    if len(given) > 1:
+        raise PlanError(f"{' and '.join(given)} exclude each other: a plan starts from one of them")
+    if source is not None:
+        plan = plan_from(source)
     elif preset:
         plan = catalog.preset(preset)
     elif plan_file:

@@ -85,6 +85,7 @@ def command(
     preset: str | None,
     plan_file: Path | None,
     assignments: tuple[str, ...],
+    source: str | None,
     amount: str | None,
     keep: tuple[str, ...],
     allow: tuple[str, ...],
@@ -100,7 +101,7 @@ def command(
     Changes that keep the training result come first, together with those that --allow names. Rows
     per step and tokens per row stay the same. Ends with exit code 3 when no settings fit.
     """
-    plan = build_plan(preset, plan_file, assignments)
+    plan = build_plan(preset, plan_file, assignments, source)
     pinned = frozenset(kept_key(word) for word in keep)
     allowed = frozenset(ALLOW[word] for word in allow)
     readings = read_devices(plan)

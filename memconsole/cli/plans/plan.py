@@ -67,6 +67,7 @@ def command(
     preset: str | None,
     plan_file: Path | None,
     assignments: tuple[str, ...],
+    source: str | None,
     as_json: bool,
     exact: bool,
     limit_seconds: float,
@@ -91,7 +92,7 @@ def command(
     if list_catalog:
         click.echo(_catalog())
         return
-    plan = build_plan(preset, plan_file, assignments)
+    plan = build_plan(preset, plan_file, assignments, source)
     if as_toml:
         click.echo(dumps(absolute(plan)), nl=False)
         return

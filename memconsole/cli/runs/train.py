@@ -22,16 +22,12 @@ from memconsole.cli.runs.memory_report import document, memory_lines, remedies_a
 from memconsole.cli.runs.progress import ProgressLines, summary
 from memconsole.cli.tables import columns
 from memconsole.devices.reading import Devices
-from memconsole.plan import catalog
-from memconsole.plan.models.files import TOKENIZER_JSON
-from memconsole.plan.plan import Plan, PlanError, quote, replace
+from memconsole.plan.plan import Plan
 from memconsole.runs.act.control import request
 from memconsole.runs.act.waiting import check_after, is_going
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.report.report import report
 from memconsole.runs.read.shown.snapshot import RunSnapshot
-from memconsole.runs.record.checkpoints import base
-from memconsole.runs.record.checkpoints.manifest import step_of
 from memconsole.runs.record.directory import RunDirectory, find_run
 from memconsole.runs.record.names import check_name
 from memconsole.runs.record.redaction import REDACTED
@@ -47,13 +43,6 @@ POLL_SECONDS = 0.5
 @click.option("--detach", is_flag=True, help="Print the run's id and leave it training.")
 @click.option(
     "--name", metavar="TEXT", help="A name for the run; by default model and data, with a number."
-)
-@click.option(
-    "--from",
-    "source",
-    metavar="RUN[@best|@last|@step-N]",
-    shell_complete=completing.run_names,
-    help="Start from the weights of RUN, with its plan and its tokenizer.",
 )
 @click.option(
     "--on",
@@ -80,9 +69,9 @@ def command(
     preset: str | None,
     plan_file: Path | None,
     assignments: tuple[str, ...],
+    source: str | None,
     detach: bool,
     name: str | None,
-    source: str | None,
     where: str | None,
     after: str | None,
     force: bool,
@@ -92,12 +81,9 @@ def command(
 
     Ctrl-C asks the run to checkpoint and stop; a second Ctrl-C returns without waiting for it.
     """
-    if source is not None and (preset or plan_file):
-        ctx.fail("--from brings the plan of its run: --preset and --plan exclude it")
-    begun = None if source is None else weights_of(source)
     if where is not None:
         assignments = (*assignments, f"launch.on={where}")
-    plan = build_plan(preset, plan_file, assignments, begun)
+    plan = build_plan(preset, plan_file, assignments, source)
     first = None if after is None else live_run(after, plan)
     if detach:
         devices = _tell(plan, name, first, force=force, quiet=True)
@@ -120,33 +106,6 @@ def live_run(reference: str, plan: Plan, run: RunDirectory | None = None) -> Run
         return found
     click.echo(f"run {found.id} ({found.name}) has ended already: this one starts now", err=True)
     return None
-
-
-def weights_of(named: str) -> Plan:
-    """The plan of a run, to start from the weights of one of its checkpoints. Raises `RunError` and
-    `PlanError`."""
-    name, _, which = named.partition("@")
-    run = find_run(name)
-    plan = base.present(run, run.read_given_plan())
-    committed = run.committed_checkpoints()
-    best = run.checkpoints_path / "best"
-    if which.startswith("step-"):
-        wanted = which.removeprefix("step-")
-        found = [p for p in committed if wanted.isdecimal() and step_of(p) == int(wanted)]
-    elif which in ("", "best") and best.is_dir():
-        found = [best.resolve()]
-    else:
-        found = committed[-1:] if which in ("", "last") else []
-    if not found:
-        kept = ", ".join(f"step-{step_of(p)}" for p in committed) or "none"
-        raise PlanError(f"--from {quote(named)}: no such checkpoint; run {run.id} has {kept}")
-    changes: dict[str, object] = {"model.weights": str(found[0])}
-    if (run.path / TOKENIZER_JSON).is_file():
-        changes["data.tokenizer"] = str(run.path / TOKENIZER_JSON)
-        # The tokenizer may have fewer entries than the model, and would decide the model's size.
-        if catalog.is_sized(plan):
-            changes["data.vocab_size"] = catalog.architecture(plan).vocab_size
-    return replace(plan, changes)
 
 
 def train_in_foreground(

@@ -10,8 +10,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from memconsole.cli.runs.train import weights_of
+from memconsole.cli.from_run import plan_from
+from memconsole.cli.main import cli
 from memconsole.plan.plan import PlanError, replace
 from memconsole.plan.training import resuming
 from memconsole.runs.act import launch
@@ -81,7 +83,9 @@ def test_a_run_with_every_weight_needs_the_folder_no_more(
     assert trained.read(run.path).checkpoint.step == 3
     *_, said = [one.weights for one in told(run, events.Phase) if one.weights]
     assert said == f"fine-tunes {folder}, which is gone"
-    assert weights_of(run.id).model.name == str(run.path / base.FOLDER)
+    assert plan_from(run.id).model.name == str(run.path / base.FOLDER)
+    priced = CliRunner().invoke(cli, ["plan", "--from", run.id, "--json"])
+    assert f"from the weights of run {run.id} (step-000000003)" in priced.output
 
 
 def test_weights_that_lie_in_the_folder_alone_are_missed_by_its_name(
@@ -110,7 +114,7 @@ def test_adapters_on_the_weights_of_such_a_run_know_them_when_all_is_deleted(
     shutil.rmtree(folder)
     monkeypatch.setattr(launch, "start_supervisor", lambda run, mode: 1)
     adapted = {key.replace("__", "."): value for key, value in LORA.items()}
-    run = launch.launch(replace(weights_of(source.id), adapted))
+    run = launch.launch(replace(plan_from(source.id), adapted))
     assert attempt(run) == 0, final(run)
     weight = trained.read(run.path).tensor("layers.0.mlp.up.weight")
     shutil.rmtree(source.path)

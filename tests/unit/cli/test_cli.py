@@ -219,3 +219,10 @@ def test_wherever_a_command_asks_y_answers() -> None:
     asking = [opts for one in commands if one for opts in options(one) if "--yes" in opts]
     assert len(asking) > 1
     assert all("-y" in opts for opts in asking)
+
+
+def test_a_plan_starts_from_one_thing() -> None:
+    for words in (["--preset", "stories"], ["--plan", "plan.toml"]):
+        result = run("plan", "--from", "latest", *words)
+        assert isinstance(result.exception, PlanError)
+        assert f"{words[0]} and --from exclude each other" in str(result.exception)

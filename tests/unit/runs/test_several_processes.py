@@ -56,10 +56,16 @@ def test_what_would_fail_again_does_not_begin_again(run: RunDirectory, verdict: 
     assert not again.begins_again(run, verdict)
 
 
-@pytest.mark.parametrize("plan", ['backend = "torch"\n', 'backend = "jax"\n[device]\ncount = 8\n'])
-def test_a_run_of_one_process_is_not_of_several(run: RunDirectory, plan: str) -> None:
+@pytest.mark.parametrize(
+    ("plan", "begins"),
+    [('backend = "torch"\n', False), ('backend = "jax"\n[device]\ncount = 8\n', True)],
+)
+def test_a_run_of_one_process_begins_again_if_it_has_several_devices(
+    run: RunDirectory, plan: str, begins: bool
+) -> None:
     files.write_atomic(run.plan_path, plan.encode())
     assert not again.is_several(run)
+    assert again.begins_again(run, ended("killed", "SIGKILL")) is begins
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Whether a run of several processes begins again by itself after one of them was killed."""
+"""Whether a run on several devices begins again by itself after one of its processes was killed."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ def is_several(run: RunDirectory) -> bool:
 def begins_again(run: RunDirectory, verdict: Verdict) -> bool:
     """Record and return whether the next attempt begins by itself.
 
-    It does if a signal ended one of the processes of a run that has several, unless that has happened
-    `TRIES` times without a new checkpoint. A process that ended with an error of its own is not tried
-    again, because it would fail again. Raises `OSError`.
+    It does if a signal ended a process of a run on several devices, which in JAX may be its only one, unless
+    that has happened `TRIES` times without a new checkpoint. A process that ended with an error of its own is
+    not tried again, because it would fail again. Raises `OSError` and `PlanError`.
     """
+    if run.read_plan().device.count == 1:
+        return False
     if verdict.reason not in ("killed", "crashed") or verdict.signal is None:
         return False
     saved = run.committed_checkpoints()

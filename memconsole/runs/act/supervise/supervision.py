@@ -270,16 +270,16 @@ class Supervisor:
         return rung is not None
 
     def _begins_again(self, verdict: Verdict) -> bool:
-        """Whether the run begins again: the attempt lost one of several processes, and no stop was requested."""
-        if self.serving.stops or self.killing or not again.is_several(self.run):
+        """Whether the run begins again: it has several devices, a process was killed, and no stop was requested."""
+        if self.serving.stops or self.killing:
             return False
         try:
             found = again.begins_again(self.run, verdict)
-        except OSError as error:
+        except (OSError, PlanError) as error:
             say(f"{again.FILE}: {error}")
             return False
         if found:
-            say(f"one of its processes has ended: {verdict.evidence}; the run begins again")
+            say(f"a process has ended: {verdict.evidence}; the run begins again")
         return found
 
     def _act(self, request: requests.Request) -> None:
