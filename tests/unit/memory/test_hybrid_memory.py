@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from memconsole.memory.activations.jax_step import forward_library_bytes, library_bytes
+from memconsole.memory.activations.jax_packing import forward_library_bytes, library_bytes
 from memconsole.memory.answers.advice import remedies
 from memconsole.memory.answers.places import placed, places
 from memconsole.memory.coefficients import runtime
