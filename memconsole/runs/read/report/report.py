@@ -9,7 +9,6 @@ import msgspec
 from memconsole.plan import plan_file
 from memconsole.plan.plan import PlanError
 from memconsole.plan.tasks import TASKS, Task, task_of
-from memconsole.runs.read.follow import clean_texts
 from memconsole.runs.read.history import History
 from memconsole.runs.read.life.ladder import Rung, present_plan, rungs
 from memconsole.runs.read.life.liveness import liveness
@@ -43,7 +42,7 @@ from memconsole.runs.record.labels import read_labels
 from memconsole.runs.record.log import events
 from memconsole.runs.record.processes.heartbeat import read_heartbeat
 from memconsole.runs.record.states import OUT_OF_MEMORY, Verdict
-from memconsole.sanitize import clean_line
+from memconsole.sanitize import clean_line, clean_texts
 
 _EVERYTHING = 1 << 60
 
