@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Any
-
-import msgspec
 
 MAX_COMBINING = 4
 """Combining marks kept on one character. Real scripts use at most three or four."""
@@ -99,23 +96,3 @@ def _cap_combining(text: str) -> str:
         if run <= MAX_COMBINING:
             kept.append(character)
     return "".join(kept)
-
-
-def clean_texts(value: Any) -> Any:
-    """`value` with every text in its structs, lists and dicts cleaned."""
-    if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, msgspec.Struct):
-        texts = {
-            name: clean_texts(inner)
-            for name in value.__struct_fields__
-            if isinstance(inner := getattr(value, name), str | msgspec.Struct | dict | list | tuple)
-        }
-        return msgspec.structs.replace(value, **texts) if texts else value
-    if isinstance(value, dict):
-        return {clean_texts(key): clean_texts(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        if value and isinstance(value[0], int | float):
-            return value
-        return type(value)(clean_texts(inner) for inner in value)
-    return value

@@ -14,6 +14,7 @@ from memconsole.plan.tasks import task_of
 from memconsole.plan.training.origin import checkpoint_of
 from memconsole.runs.read.history import History
 from memconsole.runs.read.life.liveness import Liveness, liveness, refusal
+from memconsole.runs.read.shown.clean_records import clean_texts
 from memconsole.runs.read.shown.log_tail import LogTail
 from memconsole.runs.read.shown.missing import MissingCounts
 from memconsole.runs.read.shown.snapshot import RunSnapshot
@@ -38,7 +39,7 @@ from memconsole.runs.record.records import OUTPUT
 from memconsole.runs.record.requests import pause_asked, stop_requests
 from memconsole.runs.record.states import WAIT_DISK, Verdict, may_resume
 from memconsole.runs.record.trackers import tracked_at, tracker_problems
-from memconsole.sanitize import clean_line, clean_texts
+from memconsole.sanitize import clean_line
 
 MOST_OF_A_STEP = 0.95
 """The greatest share of the current step that is shown as done, if it takes longer than the steps before it."""

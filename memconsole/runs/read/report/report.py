@@ -21,6 +21,7 @@ from memconsole.runs.read.report.comparison import (
 )
 from memconsole.runs.read.report.measured import measured_of, shortfall_of
 from memconsole.runs.read.report.ranks import RankLine, SlowestLine, rank_lines, slowest_line
+from memconsole.runs.read.shown.clean_records import clean_texts
 from memconsole.runs.read.shown.missing import uncertain_figures
 from memconsole.runs.read.shown.ranks import each_per_second
 from memconsole.runs.read.shown.snapshot import Symptom
@@ -42,7 +43,7 @@ from memconsole.runs.record.labels import read_labels
 from memconsole.runs.record.log import events
 from memconsole.runs.record.processes.heartbeat import read_heartbeat
 from memconsole.runs.record.states import OUT_OF_MEMORY, Verdict
-from memconsole.sanitize import clean_line, clean_texts
+from memconsole.sanitize import clean_line
 
 UNLIMITED = 1 << 60
 
