@@ -254,7 +254,7 @@ def _read_settled(path: Path) -> tuple[Plan, frozenset[str]]:
     """A stored plan with the numbers that the recipe chose, and the settings that it chose them for. Raises
     `PlanError`."""
     plan, chosen = plan_file.load_run(path)
-    return catalog.with_own_sizes(plans.replace(plan, chosen)), frozenset(chosen)
+    return catalog.with_all_sizes(plans.replace(plan, chosen)), frozenset(chosen)
 
 
 def runs_root() -> Path:
