@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from memconsole.memory.activations.jax_step import forward_library_bytes, library_bytes
+from memconsole.memory.activations.jax_packing import forward_library_bytes, library_bytes
 from memconsole.memory.activations.kept import kept_by_blocks
 from memconsole.memory.coefficients import Heap, Runtime
 from memconsole.memory.state.data import (

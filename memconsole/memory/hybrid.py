@@ -51,7 +51,7 @@ class _Priced(NamedTuple):
 Steps = dict[Precision, _Priced]
 """The plans of the training steps of a hybrid plan, by their precision."""
 
-MOST = {"torch": 1.21, "jax": 1.21}
+PEAK_FACTORS = {"torch": 1.21, "jax": 1.21}
 """On a CPU, by backend: an upper bound of the peak of hybrid runs, as a share of the estimate. They exceed the estimate
 because the heap keeps memory that earlier phases freed. Runs of `tests/accuracy/hybrid.py` must stay below it."""
 
@@ -91,15 +91,15 @@ def _in_precision(plan: Plan, precision: Precision) -> Plan:
     return changed
 
 
-def tried(plan: Plan) -> Plan:
-    """The plan whose evaluation is the forward pass of a jump of `plan`: half of the batch, micro-batch by
-    micro-batch."""
-    found = plain(plan, "predict")
+def jump_evaluation_plan(plan: Plan) -> Plan:
+    """The plan without hybrid training whose evaluation takes the memory of a jump of `plan`. A jump computes the loss of
+    half of the batch, micro-batch by micro-batch."""
+    forward = plain(plan, "predict")
     rows = plan.train.batch_size
     if plan.optimize.accumulation_steps == 1:
         rows -= rows // 2
-    train = msgspec.structs.replace(found.train, evaluation_batch_size=rows)
-    changed: Plan = msgspec.structs.replace(found, train=train)
+    train = msgspec.structs.replace(forward.train, evaluation_batch_size=rows)
+    changed: Plan = msgspec.structs.replace(forward, train=train)
     return changed
 
 
@@ -107,14 +107,15 @@ def parts(plan: Plan) -> tuple[Plan, ...]:
     """The plans without hybrid training whose tables make the table of `plan`."""
     if not plan.hybrid.on:
         return (plan,)
-    return tuple(dict.fromkeys((*_steps(plan).values(), tried(plan))))
+    return tuple(dict.fromkeys((*_steps(plan).values(), jump_evaluation_plan(plan))))
 
 
 def _steps(plan: Plan) -> dict[Precision, Plan]:
     """The plans without hybrid training in each precision of the training steps of `plan`, its own first."""
-    own = plain(plan)
+    without_hybrid = plain(plan)
     precisions = (_precision(plan, phase) for phase in GRADIENT_PHASES)
-    return {own.optimize.precision: own} | {one: _in_precision(own, one) for one in precisions}
+    others = {precision: _in_precision(without_hybrid, precision) for precision in precisions}
+    return {without_hybrid.optimize.precision: without_hybrid} | others
 
 
 def hybrid_table(
@@ -123,24 +124,25 @@ def hybrid_table(
     """The table of a hybrid `plan`. Numbers of training steps keep their tier; those of predict phases are by
     formula."""
     steps = {precision: _Priced(one, price(one)) for precision, one in _steps(plan).items()}
-    evaluated = tried(plan)
+    evaluated = jump_evaluation_plan(plan)
     jump = _Priced(evaluated, price(evaluated))
-    table = _folded(plan, model, steps, jump, with_components)
+    table = _combine(plan, model, steps, jump, with_components)
     if table.formula is None:
         return table
     by_formula = {precision: one.by_formula() for precision, one in steps.items()}
-    formula = _folded(plan, model, by_formula, jump.by_formula(), with_components)
+    formula = _combine(plan, model, by_formula, jump.by_formula(), with_components)
     return msgspec.structs.replace(table, formula=formula)
 
 
-def _folded(
+def _combine(
     plan: Plan, model: Model, steps: Steps, jump: _Priced, with_components: bool
 ) -> MemoryTable:
-    own = steps[plan.optimize.precision]
-    base = own.table
+    """The table of a hybrid plan from the tables of its `steps` and of its `jump`."""
+    without_hybrid = steps[plan.optimize.precision]
+    base = without_hybrid.table
     kind = base.budget.kind
     # Hybrid training changes no size of a training step.
-    step = msgspec.structs.replace(step_of(own.plan, model, kind), plan=plan)
+    step = msgspec.structs.replace(step_of(without_hybrid.plan, model, kind), plan=plan)
     columns = _columns(step, steps, jump)
     totals = {phase: column.total for phase, column in columns.items()}
     peak_phase = max(totals, key=totals.__getitem__)
@@ -150,9 +152,9 @@ def _folded(
         reserved = base.reserved_bytes * peak // base.peak_bytes
         context = runtime(base.backend, kind, base.budget.catalog_name).context_bytes
     low, high = base.band_bytes
-    wider = reserved + context - base.device_bytes
-    at_most, band_from = high + wider, base.band_from
-    most = int(MOST.get(base.backend, MOST["torch"]) * peak)
+    added = reserved + context - base.device_bytes
+    at_most, band_from = high + added, base.band_from
+    most = int(PEAK_FACTORS.get(base.backend, PEAK_FACTORS["torch"]) * peak)
     if kind == "cpu" and most > at_most:
         at_most, band_from = most, "measured peaks of hybrid runs over their estimates"
     return msgspec.structs.replace(
@@ -165,32 +167,34 @@ def _folded(
         peak_bytes=peak,
         reserved_bytes=reserved,
         device_bytes=reserved + context,
-        host=base.host.more(wider if kind == "cpu" else predicting.host_bytes(step)),
-        band_bytes=(low + wider, at_most),
+        host=base.host.more(added if kind == "cpu" else predicting.host_bytes(step)),
+        band_bytes=(low + added, at_most),
         band_from=band_from,
     )
 
 
 def _columns(step: StepSizes, steps: Steps, jump: _Priced) -> dict[str, _Column]:
     """The phases in the order of a run, then what happens between steps."""
-    plan, h, found = step.plan, step.plan.hybrid, dict[str, _Column]()
+    plan, h, columns = step.plan, step.plan.hybrid, dict[str, _Column]()
     highest = {precision: _highest(one.table) for precision, one in steps.items()}
-    trimmed = {precision: _trimmed(step, steps[precision], c) for precision, c in highest.items()}
+    trimmed = {
+        precision: _with_kept_heap(step, steps[precision], c) for precision, c in highest.items()
+    }
 
     def trained(phase: PhaseName) -> _Column:
         column = (highest if phase == "correct" else trimmed)[_precision(plan, phase)]
         return column.with_snapshots(predicting.kept_bytes(step, phase))
 
     if h.lengths.warmup_steps:
-        found["warmup"] = trained("warmup")
-    found["full"] = trained("full")
-    found["predict"] = _predicted(step, jump, restoring=False)
+        columns["warmup"] = trained("warmup")
+    columns["full"] = trained("full")
+    columns["predict"] = _jump_column(step, jump, restoring=False)
     if h.memory != "none" and h.correction_interval > 1 and h.restore_ahead:
-        found[RESTORE] = _predicted(step, jump, restoring=True)
-    found["correct"] = trained("correct")
+        columns[RESTORE] = _jump_column(step, jump, restoring=True)
+    columns["correct"] = trained("correct")
     kept = predicting.kept_bytes(step, "correct")
     base = steps[plan.optimize.precision].table
-    return found | {phase: _column(base, phase).with_snapshots(kept) for phase in BETWEEN_STEPS}
+    return columns | {phase: _column(base, phase).with_snapshots(kept) for phase in BETWEEN_STEPS}
 
 
 def _highest(table: MemoryTable) -> _Column:
@@ -205,7 +209,7 @@ def _column(table: MemoryTable, phase: str) -> _Column:
     return _Column(parts, table.phase_tier(phase), tiers)
 
 
-def _trimmed(hybrid: StepSizes, priced: _Priced, column: _Column) -> _Column:
+def _with_kept_heap(hybrid: StepSizes, priced: _Priced, column: _Column) -> _Column:
     """A `column` of a plain table, with what the heap keeps in the run of `hybrid`."""
     if hybrid.kind != "cpu":
         return column
@@ -213,8 +217,8 @@ def _trimmed(hybrid: StepSizes, priced: _Priced, column: _Column) -> _Column:
     step = step_of(priced.plan, hybrid.model, hybrid.kind)
     costs = runtime(table.backend, step.kind, table.budget.catalog_name)
     heap = _heap(step, costs, table)
-    own = column.parts["runtime"] - heap + trimmed_heap(step, costs, heap)
-    return msgspec.structs.replace(column, parts={**column.parts, "runtime": own})
+    bytes_ = column.parts["runtime"] - heap + trimmed_heap(step, costs, heap)
+    return msgspec.structs.replace(column, parts={**column.parts, "runtime": bytes_})
 
 
 def _heap(step: StepSizes, costs: Runtime, table: MemoryTable) -> int:
@@ -230,7 +234,7 @@ def _runtime(table: MemoryTable) -> int:
     return next(c.at("backward") for c in table.components if c.name == "runtime")
 
 
-def _predicted(step: StepSizes, priced: _Priced, *, restoring: bool) -> _Column:
+def _jump_column(step: StepSizes, priced: _Priced, *, restoring: bool) -> _Column:
     """The largest moment of a jump."""
     plan, table = priced
     forward = {c.name: c.at("evaluation") for c in table.components}
@@ -239,20 +243,20 @@ def _predicted(step: StepSizes, priced: _Priced, *, restoring: bool) -> _Column:
     # The heap returns its free memory to the system before each pass.
     heap = _heap(jump, costs, table)
     forward["runtime"] = _runtime(table) - heap
-    forward["runtime"] += heap_of_passes(jump, costs, heap, _freed(table, "evaluation"))
+    forward["runtime"] += heap_of_passes(jump, costs, heap, _temporary_bytes(table, "evaluation"))
     forward["runtime"] -= fewer_in_passes(jump, plan.evaluation_batch)
     state = predicting.state_held(step, restoring=restoring)
 
     def live(moment: predicting.Moved) -> dict[str, int]:
-        used = {"runtime": forward["runtime"], "workspace": moment.workspace}
+        temporary = {"runtime": forward["runtime"], "workspace": moment.workspace}
         if moment.evaluates:
-            used = forward
-        own = {
+            temporary = forward
+        lasting = {
             "weights": moment.weights,
             "optimizer state": state,
             SNAPSHOTS: moment.snapshots,
         }
-        return used | own
+        return temporary | lasting
 
     narrow = plan.optimize.precision != "fp32"
     moments = predicting.moments(step, narrow=narrow, restoring=restoring)
@@ -260,7 +264,7 @@ def _predicted(step: StepSizes, priced: _Priced, *, restoring: bool) -> _Column:
     return _Column(dict.fromkeys(COMPONENTS, 0) | largest)
 
 
-def _freed(table: MemoryTable, phase: str) -> int:
+def _temporary_bytes(table: MemoryTable, phase: str) -> int:
     """Bytes that a phase of a plain table allocates and frees."""
     lasting = ("weights", "optimizer state", "runtime")
     return sum(c.at(phase) for c in table.components if c.name not in lasting)

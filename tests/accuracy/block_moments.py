@@ -44,14 +44,14 @@ class BlockProgram(NamedTuple):
     cast: Moment | None = None
     kept: Moment | None = None
     backward: tuple[Moment, ...] = ()
-    passing: tuple[Moment, ...] = ()
+    freeing: tuple[Moment, ...] = ()
     end: Moment | None = None
 
 
 def traced_program(tracer: BlockTracer, a: Architecture, k: Kernels, part: Part) -> BlockProgram:
     """The program of a block with the structure of `a`."""
     trace = tracer.trace(a, k, part)
-    staying = _by_phase(_moments(trace, passing=False))
+    staying = _by_phase(_moments(trace, freeing=False))
     if not trace.recorded:
         return BlockProgram(widest(staying["forward"]))
     return BlockProgram(
@@ -59,7 +59,7 @@ def traced_program(tracer: BlockTracer, a: Architecture, k: Kernels, part: Part)
         cast=staying["cast"][0],
         kept=staying["kept"][0],
         backward=widest(staying["backward"]),
-        passing=widest(_by_phase(_moments(trace, passing=True))["backward"]),
+        freeing=widest(_by_phase(_moments(trace, freeing=True))["backward"]),
         end=staying["end"][0],
     )
 
@@ -71,7 +71,7 @@ def _by_phase(moments: Iterable[tuple[str, Moment]]) -> dict[str, list[Moment]]:
     return found
 
 
-def _moments(trace: Trace, *, passing: bool) -> Iterator[tuple[str, Moment]]:
+def _moments(trace: Trace, *, freeing: bool) -> Iterator[tuple[str, Moment]]:
     """The phase and the live bytes at the start of each phase and at each local maximum.
 
     `passing`: each gradient of a weight is freed as soon as it is complete, and is a temporary until then.
@@ -80,7 +80,7 @@ def _moments(trace: Trace, *, passing: bool) -> Iterator[tuple[str, Moment]]:
     complete: dict[int, list[Completed]] = {}
     for completed in trace.completed:
         complete.setdefault(completed.event, []).append(completed)
-    gone = {c.storage for c in trace.completed} if passing else set()
+    gone = {c.storage for c in trace.completed} if freeing else set()
     levels: list[dict[str, int]] = [{} for _ in range(KINDS)]
     phase, growing = "build", False
 
@@ -100,7 +100,7 @@ def _moments(trace: Trace, *, passing: bool) -> Iterator[tuple[str, Moment]]:
         return phase, Moment(kinds, sides)
 
     for number, event in enumerate(live.events):
-        for done in complete.get(number, ()) if passing else ():
+        for done in complete.get(number, ()) if freeing else ():
             yield moment(done)
             change(done.storage, -1)
             growing = False
@@ -230,7 +230,7 @@ def packed(programs: Mapping[str, BlockProgram]) -> StructurePrograms:
             cast=index(p.cast),
             kept=index(p.kept),
             backward=tuple(map(index, p.backward)),
-            passing=tuple(map(index, p.passing)),
+            freeing=tuple(map(index, p.freeing)),
             end=index(p.end),
         )
     return StructurePrograms(tuple(products), tuple(moments), found)
@@ -256,6 +256,6 @@ def unpacked(stored: StructurePrograms, name: str) -> BlockProgram:
         cast=moment(p.cast),
         kept=moment(p.kept),
         backward=tuple(map(moment, p.backward)),
-        passing=tuple(map(moment, p.passing)),
+        freeing=tuple(map(moment, p.freeing)),
         end=moment(p.end),
     )

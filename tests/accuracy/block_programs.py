@@ -70,7 +70,7 @@ def kernels(a: Architecture) -> dict[str, tuple[Part, Kernels]]:
         if k.checkpointing == "none" and not (k.first or k.dropped):
             parts.append("evaluated block")
             if not (k.mask or k.rounded or k.rank):
-                parts += [] if k.alone else ["norm", "evaluated norm"]
+                parts += [] if k.single_experts else ["norm", "evaluated norm"]
         for part in parts:
             found.setdefault(program_name(part, k), (part, k))
     return found
@@ -80,7 +80,7 @@ def _blocks(a: Architecture) -> Iterator[Kernels]:
     for k in _plain_blocks():
         yield k
         if a.experts and k.kind == "gpu" and k.compute == 2:
-            yield msgspec.structs.replace(k, alone=True)
+            yield msgspec.structs.replace(k, single_experts=True)
 
 
 def _plain_blocks() -> Iterator[Kernels]:
@@ -144,7 +144,7 @@ def main() -> None:
             if options.write:
                 data = gzip.compress(msgspec.json.encode(found), mtime=0)
                 FOLDER.joinpath(f"{name}.json.gz").write_bytes(data)
-            elif found != block_programs.stored(name):
+            elif found != block_programs.structure_programs(name):
                 other.append(name)
             print(f"{time.monotonic() - start:5.0f} s  {len(found.programs)} programs of {name}")
     if other:

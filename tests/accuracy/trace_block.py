@@ -189,7 +189,7 @@ def _emulating(k: Kernels) -> Iterator[None]:
         stack.enter_context(patch.object(codes, "CPU_SLICE", SLICE))
         stack.enter_context(patch.object(capped_attention, "QUERIES", QUERIES))
         stack.enter_context(patch.object(expert_products, "ROWS", EXPERT_ROWS))
-        if k.alone:
+        if k.single_experts:
             stack.enter_context(patch.object(expert_products, "aligned", lambda *_: False))
         if k.frozen and not k.rank:  # no optimizer accepts that nothing is trained
             stack.enter_context(patch.object(optimizers, "create", lambda *_: None))

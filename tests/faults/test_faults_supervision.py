@@ -66,7 +66,7 @@ def test_a_stopped_run_resumes_as_its_next_attempt(story: Story) -> None:
 def test_an_interrupt_during_a_launch_asks_the_run_to_stop(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hear = launch._hear
+    hear = launch._read_message
 
     def interrupted(reader: int) -> StartRecord | None:
         signal.raise_signal(signal.SIGINT)
@@ -76,7 +76,7 @@ def test_an_interrupt_during_a_launch_asks_the_run_to_stop(
         story.start()
         return story.run
 
-    monkeypatch.setattr(launch, "_hear", interrupted)
+    monkeypatch.setattr(launch, "_read_message", interrupted)
     monkeypatch.setattr(launch, "resume", lambda *ignored, **changes: started() and 2)
     monkeypatch.setattr(train, "start", started)
     small = ["--set", "model.target_params=100000", "--set", "device.name=cpu"]

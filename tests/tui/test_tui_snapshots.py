@@ -28,8 +28,8 @@ from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan
 from memconsole.plan.plan import replace as replaced
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
-from memconsole.runs.read.follow import RunStatus
 from memconsole.runs.read.shown.snapshot import RunSnapshot
+from memconsole.runs.read.shown.status import RunStatus
 from memconsole.runs.record.log import events
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.messages import SnapshotArrived

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from memconsole.memory.activations.kernels import CAPPED_QUERIES, in_parts
+from memconsole.memory.activations.kernels import CAPPED_QUERIES, attends_in_parts
 from memconsole.memory.exact import affine
 from memconsole.memory.exact.affine import TERMS
 from memconsole.memory.exact.allocator import rounded
@@ -110,7 +110,7 @@ def telling_sizes(plan: Plan, model: Model) -> TellingSizes | None:
             least, most = model.sliding_window + 1, model.sliding_window + _LARGEST
         else:
             most = min(most, model.sliding_window)
-    if isinstance(model, Architecture) and in_parts(plan, model):
+    if isinstance(model, Architecture) and attends_in_parts(plan, model):
         if length > CAPPED_QUERIES:
             least, by_row = max(least, CAPPED_QUERIES + 1), True
         else:

@@ -143,7 +143,7 @@ def set_up(attempt: Attempt) -> Job:
             total_steps=state.total_steps,
             steps_per_epoch=state.steps_per_epoch,
         )
-        attempt.reading = lambda: _held(engine)
+        attempt.read_memory = lambda: _held(engine)
         weights = starting_weights(plan, model)
         limit_build(plan, engine)
         engine.build(plan, data.fitted(model), state.total_steps, weights)

@@ -217,9 +217,9 @@ def devices_words(found: Fit, here: int) -> tuple[str, ...]:
         )
         if device.local and count > here:
             words.append(f"this machine has {here:,} of these devices with as much free memory")
-    more = None if found.fits else needed(found.plan, found.after)
-    if more is not None:
-        words.append("what needs least " + more.words)
+    needs = None if found.fits else needed(found.plan, found.after)
+    if needs is not None:
+        words.append("what needs least " + needs.words)
     return tuple(words)
 
 
@@ -261,8 +261,8 @@ def report_of(
         refusal = row.refusal(fitted, kind=device.kind)
         if refusal:
             notes += (f"kept: {refusal}",)
-    if kept := recipe.kept_rate(plan, fitted):
-        notes += (kept,)
+    if note := recipe.kept_rate(plan, fitted):
+        notes += (note,)
     if found.after.verdict is Verdict.TIGHT:
         notes += ("tight: no settings leave room for the whole band",)
     if found.only_tight is not None:

@@ -99,28 +99,28 @@ def command(
     device = budget(plan, read_devices(plan))
     problem = ""
     if exact:
-        found, problem = _exact(plan, device, limit_seconds)
+        priced, problem = _exact(plan, device, limit_seconds)
     else:
-        found = estimate(plan, device)
-    found = calibrated_here(plan, found)
-    more = needed(plan, found.table)
+        priced = estimate(plan, device)
+    priced = calibrated_here(plan, priced)
+    needs = needed(plan, priced.table)
     table = cards_table(plan, device) if all_cards else ()
     rows = row_lengths(plan, device, measure=lengths)
     if as_json:
-        words = document(plan, found, problem) | {
+        words = document(plan, priced, problem) | {
             "rows": rows_document(plan, rows),
-            "cards": cards_document(more),
+            "cards": cards_document(needs),
             **({"cards_table": table_document(table)} if all_cards else {}),
         }
         click.echo(json_module.dumps(words, indent=2))
     else:
-        lines = [text(plan, found, more), "", *rows_lines(plan, rows)]
+        lines = [text(plan, priced, needs), "", *rows_lines(plan, rows)]
         lines += ["", *table_lines(table, device)] if all_cards else []
         click.echo("\n".join(lines))
     if problem:
         click.echo(f"memconsole: not exact: {problem}", err=True)
         ctx.exit(Exit.NOT_EXACT)
-    ctx.exit(0 if found.table.fits else Exit.DOES_NOT_FIT)
+    ctx.exit(0 if priced.table.fits else Exit.DOES_NOT_FIT)
 
 
 def _exact(plan: Plan, device: Budget, limit_seconds: float) -> tuple[Estimate, str]:
@@ -137,9 +137,9 @@ def _exact(plan: Plan, device: Budget, limit_seconds: float) -> tuple[Estimate, 
         book.close()
 
 
-def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, Any]:
+def document(plan: Plan, priced: Estimate, exact_problem: str = "") -> dict[str, Any]:
     """The estimate as ``plan --json`` prints it. Every byte count is an integer."""
-    table = found.table
+    table = priced.table
     budget = table.budget
     return {
         "backend": plan.backend,
@@ -149,10 +149,10 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
         "files": left_out(plan),
         "learning_rate": recipe.learning_rate(plan),
         "weight_decay": recipe.weight_decay(plan),
-        "training": recipe.words(plan, total_steps=found.run_steps),
-        "parameters": found.parameters,
-        "trainable_parameters": found.trainable_parameters,
-        "active_parameters": found.active_parameters,
+        "training": recipe.words(plan, total_steps=priced.run_steps),
+        "parameters": priced.parameters,
+        "trainable_parameters": priced.trainable_parameters,
+        "active_parameters": priced.active_parameters,
         "tier": str(table.tier),
         "components": [
             {
@@ -194,55 +194,48 @@ def document(plan: Plan, found: Estimate, exact_problem: str = "") -> dict[str, 
                 "reason": s.reason,
                 "available": s.available,
             }
-            for s in found.savings
+            for s in priced.savings
         ],
-        "step_seconds": found.step_seconds,
-        "tokens_per_second": found.tokens_per_second,
+        "step_seconds": priced.step_seconds,
+        "tokens_per_second": priced.tokens_per_second,
         "unit": task_of(plan).unit,
-        "mfu": found.tokens_per_second / found.peak_tokens_per_second
-        if found.peak_is_known
+        "mfu": priced.tokens_per_second / priced.peak_tokens_per_second
+        if priced.peak_is_known
         else None,
-        "epoch_minutes": found.epoch_minutes,
-        "run_steps": found.run_steps,
-        "run_steps_known": found.run_steps is not None and steps_are_known(plan),
-        "run_seconds": found.run_seconds,
-        "notes": [{"key": note.key, "words": note.words} for note in found.notes],
+        "epoch_minutes": priced.epoch_minutes,
+        "run_steps": priced.run_steps,
+        "run_steps_known": priced.run_steps is not None and steps_are_known(plan),
+        "run_seconds": priced.run_seconds,
+        "notes": [{"key": note.key, "words": note.words} for note in priced.notes],
     }
 
 
-def _of_parameters(found: Estimate) -> str:
+def _share_of_parameters(priced: Estimate) -> str:
     """How many of the parameters a token uses and how many are trained, where that is not all of them."""
     parts = []
-    if found.active_parameters is not None:
-        parts.append(f"{format_count(found.active_parameters)} a token")
-    if found.trainable_parameters != found.parameters:
-        parts.append(f"{format_count(found.trainable_parameters)} trainable")
+    if priced.active_parameters is not None:
+        parts.append(f"{format_count(priced.active_parameters)} a token")
+    if priced.trainable_parameters != priced.parameters:
+        parts.append(f"{format_count(priced.trainable_parameters)} trainable")
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def text(plan: Plan, found: Estimate, more: Needed | None = None) -> str:
+def text(plan: Plan, priced: Estimate, needs: Needed | None = None) -> str:
     """The estimate as text."""
-    table = found.table
+    table = priced.table
     budget = table.budget
     pairs = f" ({plan.effective_batch // 2} pairs, DPO)" if plan.train.objective == "dpo" else ""
     lines = [
-        f"{plan.model.name}  {format_count(found.parameters)} parameters{_of_parameters(found)}"
+        f"{plan.model.name}  {format_count(priced.parameters)} parameters{_share_of_parameters(priced)}"
         + f"   {plan.backend} on {device_words(budget)}",
         *weights_lines(plan, budget.kind),
         f"{plan.train.batch_size} x {plan.data.sequence_length} {task_of(plan).positions} per micro-batch, "
         f"{plan.effective_batch} rows per step{pairs}",
-        recipe.words(plan, total_steps=found.run_steps),
+        recipe.words(plan, total_steps=priced.run_steps),
         *source_lines(plan),
         "",
+        *in_blocks(_phase_rows(table)),
     ]
-    phases = list(table.phases)
-    rows = [["", *phases]]
-    for component in table.components:
-        if any(component.phases.values()):
-            cells = (_cell(component.at(p), component.tier_at(p)) for p in phases)
-            rows.append([component.name, *cells])
-    rows.append(["total", *(_cell(table.phases[p], table.phase_tier(p)) for p in phases)])
-    lines += in_blocks(rows)
     low, high = table.band_bytes
     lines += [
         "",
@@ -254,21 +247,36 @@ def text(plan: Plan, found: Estimate, more: Needed | None = None) -> str:
         f"host {table.host_tier}{format_bytes(table.host_bytes)}",
         *disk_lines(plan),
         table.words,
-        *([more.words] if more else []),
-        f"step {found.time_tier}{format_step(found.step_seconds)}, {format_rate(found.tokens_per_second)} {task_of(plan).units}/s"
-        + (
-            f", {found.epoch_minutes:,.1f} minutes per epoch"
-            if found.epoch_minutes is not None
-            else ""
-        )
-        + (f"   ({found.time_from})" if found.time_from else ""),
-        *_run_lines(plan, found),
+        *([needs.words] if needs else []),
+        _step_line(plan, priced),
+        *_run_lines(plan, priced),
         *filter(None, [slow_words(plan, budget)]),
-        *(f"note: {note.words}" for note in found.notes),
+        *(f"note: {note.words}" for note in priced.notes),
         "",
-        *_changes(found.savings),
+        *_changes(priced.savings),
     ]
     return "\n".join(lines)
+
+
+def _phase_rows(table: MemoryTable) -> list[list[str]]:
+    """The table of components by phase, with a row of names first and of totals last."""
+    phases = list(table.phases)
+    rows = [["", *phases]]
+    for component in table.components:
+        if any(component.phases.values()):
+            cells = (_cell(component.at(p), component.tier_at(p)) for p in phases)
+            rows.append([component.name, *cells])
+    totals = (_cell(table.phases[p], table.phase_tier(p)) for p in phases)
+    return [*rows, ["total", *totals]]
+
+
+def _step_line(plan: Plan, priced: Estimate) -> str:
+    """The time of a step, the rate, the minutes of an epoch if they are known, and where these come from."""
+    words = f"step {priced.time_tier}{format_step(priced.step_seconds)}, {format_rate(priced.tokens_per_second)}"
+    words += f" {task_of(plan).units}/s"
+    if priced.epoch_minutes is not None:
+        words += f", {priced.epoch_minutes:,.1f} minutes per epoch"
+    return words + (f"   ({priced.time_from})" if priced.time_from else "")
 
 
 def _changes(savings: Sequence[Saving]) -> list[str]:
@@ -294,19 +302,19 @@ def _effect(saving: Saving) -> tuple[str, str, str, str]:
     return saving.key, effect, f"{saving.time_factor:.2f}x", saving.reason
 
 
-def _run_lines(plan: Plan, found: Estimate) -> list[str]:
+def _run_lines(plan: Plan, priced: Estimate) -> list[str]:
     """Steps and time of the whole run, if they are known."""
-    if found.run_steps is None or found.run_seconds is None:
+    if priced.run_steps is None or priced.run_seconds is None:
         return []
-    start = format_duration(start_seconds(plan, catalog.model(plan), found.table.budget))
+    start = format_duration(start_seconds(plan, catalog.model(plan), priced.table.budget))
     known = steps_are_known(plan)
-    steps = f"{'' if known else Tier.FORMULA}{found.run_steps:,} steps"
+    steps = f"{'' if known else Tier.FORMULA}{priced.run_steps:,} steps"
     guess = (
         ""
         if known
         else f" (guessed from the size of the data, until a run has counted its {task_of(plan).units})"
     )
-    time = f"{Tier.FORMULA}{format_duration(found.run_seconds)} in all, {start} of it to start"
+    time = f"{Tier.FORMULA}{format_duration(priced.run_seconds)} in all, {start} of it to start"
     return [f"run {steps}{guess}, {time}"]
 
 

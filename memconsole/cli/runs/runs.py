@@ -11,8 +11,9 @@ import msgspec
 from memconsole.cli import completing
 from memconsole.cli.runs.keeping import delete, note, rename, send, tag
 from memconsole.cli.tables import columns
-from memconsole.runs.read.follow import RunStatus, status
+from memconsole.runs.read.follow import status
 from memconsole.runs.read.shown.missing import MARK, missing_words
+from memconsole.runs.read.shown.status import RunStatus
 from memconsole.runs.read.shown.words import state_word
 from memconsole.runs.record.directory import list_runs
 from memconsole.runs.record.states import LIVE

@@ -45,17 +45,20 @@ class Size(msgspec.Struct, frozen=True, gc=False):
     square: int = 0
     row: int = 0
 
-    def more(self, token: int) -> Size:
-        """This size with `token` more bytes per token."""
-        return Size(self.constant, self.token + token, self.score, self.square, self.row)
+    def plus_per_token(self, bytes_: int) -> Size:
+        """This size with `bytes_` more bytes per token."""
+        return Size(self.constant, self.token + bytes_, self.score, self.square, self.row)
 
     def bytes(self, tokens: int, scores: int) -> int:
         """`scores`: tokens times length."""
-        found = self.constant + self.token * tokens + self.score * scores
+        total = self.constant + self.token * tokens + self.score * scores
         if self.square or self.row:
             length = scores // tokens
-            found += self.square * length**2 + self.row * (tokens // length)
-        return found
+            total += self.square * length**2 + self.row * (tokens // length)
+        return total
+
+
+NOTHING = Size()
 
 
 class Live(msgspec.Struct, frozen=True, gc=False):
@@ -69,6 +72,21 @@ class Live(msgspec.Struct, frozen=True, gc=False):
     copies: int
     """16-bit copies of weights."""
     total: Size
+
+    @staticmethod
+    def of(
+        activations: Size, workspace: Size = NOTHING, gradients: int = 0, copies: int = 0
+    ) -> Live:
+        """The moment with these bytes, and their total."""
+        a, w = activations, workspace
+        total = Size(
+            a.constant + w.constant + gradients + copies,
+            a.token + w.token,
+            a.score + w.score,
+            a.square + w.square,
+            a.row + w.row,
+        )
+        return Live(activations, workspace, gradients, copies, total)
 
 
 class Program(msgspec.Struct, frozen=True, gc=False):
@@ -100,7 +118,7 @@ class StoredMoment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     gradients: Sum
     copies: Sum
     updated: Sum | None = None
-    """The sides of the weight whose gradient is complete at this moment."""
+    """The shape of the weight whose gradient is complete at this moment, one product of sizes for each side."""
 
 
 class StoredProgram(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -111,7 +129,7 @@ class StoredProgram(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The end of the forward pass, while copies of weights are still there."""
     kept: int = 0
     backward: tuple[int, ...] = ()
-    passing: tuple[int, ...] = ()
+    freeing: tuple[int, ...] = ()
     """Peak moments of the backward pass if each gradient is used and freed as soon as it is complete."""
     end: int = 0
 
@@ -126,7 +144,7 @@ class StructurePrograms(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=64)
-def stored(name: str) -> StructurePrograms | None:
+def structure_programs(name: str) -> StructurePrograms | None:
     """The programs of a structure; None if there are none."""
     file = files(__package__).joinpath("programs", f"{name}.json.gz")
     if not file.is_file():
@@ -136,7 +154,7 @@ def stored(name: str) -> StructurePrograms | None:
 
 def is_traced(a: Architecture) -> bool:
     """Whether there are programs for blocks of this structure. For others the general rule is used."""
-    return stored(structure(a)) is not None
+    return structure_programs(structure(a)) is not None
 
 
 @lru_cache(maxsize=2048)
@@ -171,53 +189,55 @@ def kept_per_token(
 
 
 def _program(a: Architecture, k: Kernels, part: Part) -> Program:
-    found = stored(structure(a))
-    if found is None:
+    stored = structure_programs(structure(a))
+    if stored is None:
         return _general_program(a, k)
-    program, values = (
-        found.programs[program_name(part, k)],
-        _values(a, k.rank, k.kind, (k.queries, k.rows)),
-    )
+    program, values = stored.programs[program_name(part, k)], _values_of(a, k)
 
     def moment(index: int) -> Live:
-        return _live(found.moments[index], values, k)
+        return _live(stored.moments[index], values, k)
 
-    def peak(index: int) -> Live:
-        return dropping(moment(index), k.dropping)
+    def peaks(indices: tuple[int, ...], missing: int) -> tuple[Live, ...]:
+        """The moments with the bytes of dropout, but without the `missing` bytes per token of missing adapters."""
+        moments = (with_workspace(moment(index), k.dropout_bytes) for index in indices)
+        return tuple(without_activations(live, missing) for live in moments)
 
-    kept, end = less(moment(program.kept), adapted.not_kept(a, k)), moment(program.end)
-    there, back = adapted.not_made(a, k), adapted.not_read(a, k)
-    passing = tuple(less(peak(index), back) for index in program.passing)
+    kept = without_activations(moment(program.kept), adapted.not_kept(a, k))
+    freeing = peaks(program.freeing, adapted.not_read(a, k))
     return Program(
-        forward=tuple(less(peak(index), there) for index in program.forward),
+        forward=peaks(program.forward, adapted.not_made(a, k)),
         kept=kept,
         cast=moment(program.cast).copies - kept.copies,
-        backward=passing
-        if k.stepping
-        else tuple(less(peak(index), back) for index in program.backward),
-        adding=passing,
-        gradients=0 if k.stepping else int(end.gradients * adapted.share(a, k)),
+        backward=freeing if k.stepping else peaks(program.backward, adapted.not_read(a, k)),
+        adding=freeing,
+        gradients=0 if k.stepping else int(moment(program.end).gradients * adapted.share(a, k)),
     )
 
 
 def _evaluated(a: Architecture, k: Kernels, part: Part) -> tuple[Live, ...]:
-    found = stored(structure(a))
-    if found is None:
+    stored = structure_programs(structure(a))
+    if stored is None:
         return _general_program(a, k).forward
-    values = _values(a, k.rank, k.kind, (k.queries, k.rows))
-    moments = found.programs[program_name(part, k)].forward
-    there = adapted.not_made(a, k)
-    return tuple(less(_live(found.moments[index], values, k), there) for index in moments)
+    values, missing = _values_of(a, k), adapted.not_made(a, k)
+    moments = (stored.moments[index] for index in stored.programs[program_name(part, k)].forward)
+    return tuple(without_activations(_live(moment, values, k), missing) for moment in moments)
+
+
+Values = tuple[tuple[int, int, int], ...]
+"""For each product of sizes: the index of the field of `Size` that it belongs to, its value without rows and positions, and
+how many matrices a weight has whose first side it is."""
+
+
+def _values_of(a: Architecture, k: Kernels) -> Values:
+    return _values(a, k.rank, k.kind, (k.queries, k.rows))
 
 
 @lru_cache(maxsize=1024)
-def _values(
-    a: Architecture, rank: int, kind: str, at_a_time: tuple[int, int]
-) -> tuple[tuple[int, int, int], ...]:
-    """For each product of sizes, the field of `Size` that it belongs to, its value without batch and length, and how many
-    matrices a weight with so many rows holds."""
-    found = stored(structure(a))
-    assert found is not None
+def _values(a: Architecture, rank: int, kind: str, at_a_time: tuple[int, int]) -> Values:
+    """The values of the products of sizes in the programs of `a`. `at_a_time`: how many queries of attention are computed
+    at a time, and how many rows of an expert."""
+    stored = structure_programs(structure(a))
+    assert stored is not None
     h, f = a.hidden_size, a.intermediate_size
     value = {
         "h": h,
@@ -231,10 +251,10 @@ def _values(
         "n": at_a_time[1],
         "e": a.experts,
         "t": a.experts_per_token,
-        "c": min(_decoded(kind), h * max(f, a.query_width)),
+        "c": min(_decoded_at_a_time(kind), h * max(f, a.query_width)),
     }
     result = []
-    for product in found.sizes:
+    for product in stored.sizes:
         factor = 1
         letters = product.split()
         for letter in letters:
@@ -244,7 +264,8 @@ def _values(
     return tuple(result)
 
 
-def _decoded(kind: str) -> int:
+def _decoded_at_a_time(kind: str) -> int:
+    """Elements of a coded matrix that have fp32 temporaries at a time."""
     if kind in TRITON_KINDS:
         return 0
     return DECODED_CPU if kind == "cpu" else DECODED_DEVICE
@@ -256,7 +277,8 @@ def field(product: str) -> int:
     return ((0, 0), (1, 1), (1, 2), (0, 2), (1, 0)).index((rows, positions))
 
 
-def _live(moment: StoredMoment, values: tuple[tuple[int, int, int], ...], k: Kernels) -> Live:
+def _live(moment: StoredMoment, values: Values, k: Kernels) -> Live:
+    """A stored moment in bytes, with the temporaries of the weight that is updated at it."""
     activations, workspace = ([0] * len(Size.__struct_fields__) for _ in range(2))
     for terms, into in (moment.activations, activations), (moment.workspace, workspace):
         for index, factor in terms:
@@ -268,60 +290,44 @@ def _live(moment: StoredMoment, values: tuple[tuple[int, int, int], ...], k: Ker
         shape = tuple(factor * values[index][1] for index, factor in moment.updated)
         matrices = values[moment.updated[0][0]][2]
         workspace[0] += updating_bytes(k, shape, matrices=matrices)
-    return live(Size(*activations), Size(*workspace), gradients, copies)
+    return Live.of(Size(*activations), Size(*workspace), gradients, copies)
 
 
-def dropping(moment: Live, bytes_per_token: int) -> Live:
-    """The moment plus the bytes that dropout needs while it makes a mask. None of them are kept."""
+def with_workspace(moment: Live, bytes_per_token: int) -> Live:
+    """The moment with more workspace, such as what dropout needs while it makes a mask."""
     if not bytes_per_token:
         return moment
-    return live(
-        moment.activations,
-        moment.workspace.more(bytes_per_token),
-        moment.gradients,
-        moment.copies,
-    )
+    workspace = moment.workspace.plus_per_token(bytes_per_token)
+    return Live.of(moment.activations, workspace, moment.gradients, moment.copies)
 
 
-def less(moment: Live, bytes_per_token: int) -> Live:
+def without_activations(moment: Live, bytes_per_token: int) -> Live:
     """The moment without some of its activations."""
     if not bytes_per_token:
         return moment
-    left = moment.activations.more(-bytes_per_token)
-    return live(left, moment.workspace, moment.gradients, moment.copies)
-
-
-def live(activations: Size, workspace: Size, gradients: int, copies: int) -> Live:
-    """The moment with these bytes."""
-    a, w = activations, workspace
-    total = Size(
-        a.constant + w.constant + gradients + copies,
-        a.token + w.token,
-        a.score + w.score,
-        a.square + w.square,
-        a.row + w.row,
-    )
-    return Live(activations, workspace, gradients, copies, total)
+    activations = moment.activations.plus_per_token(-bytes_per_token)
+    return Live.of(activations, moment.workspace, moment.gradients, moment.copies)
 
 
 def _general_program(a: Architecture, k: Kernels) -> Program:
     """A block of an unknown structure, or its norm, by the general rule."""
-    ruled, block, matrices = general.block_of(a), sizes(a).block, sizes(a).block_matrices
+    rule, block, matrices = general.block_of(a), sizes(a).block, sizes(a).block_matrices
     flow = flow_of(a, (), adapted=False)
     if k.frozen:
         flow = msgspec.structs.replace(flow, inputs=0)
-    whole = general.kept_bytes(a, flow, "none", k.compute) // a.layers
-    own = general.kept_bytes(a, flow, k.checkpointing, k.compute) // a.layers
-    kept, again = Size(token=own), 0 if k.checkpointing == "none" else whole
-    passing = k.compute * ruled.widest
+    without_checkpointing = general.kept_bytes(a, flow, "none", k.compute) // a.layers
+    kept = general.kept_bytes(a, flow, k.checkpointing, k.compute) // a.layers
+    recomputed = 0 if k.checkpointing == "none" else without_checkpointing
+    temporary = k.compute * rule.widest
     copies = 2 * matrices if k.compute == 2 and not (k.rounded or k.frozen) else 0
     gradients = 4 * (k.rank * block.adapter_width if k.frozen else block.elements)
-    during = Size(token=own + again)
-    backward = live(during, Size(token=2 * passing), gradients, copies)
-    added = live(during, Size(gradients, 2 * passing), 0, copies)
+    activations = Size(token=kept + recomputed)
+    backward = Live.of(activations, Size(token=2 * temporary), gradients, copies)
+    added = Live.of(activations, Size(gradients, 2 * temporary), 0, copies)
+    workspace = Size(token=temporary + 4 * rule.width)
     return Program(
-        forward=(live(kept, Size(token=passing + 4 * ruled.width), 0, copies),),
-        kept=live(kept, Size(), 0, copies),
+        forward=(Live.of(Size(token=kept), workspace, 0, copies),),
+        kept=Live.of(Size(token=kept), NOTHING, 0, copies),
         cast=0,
         backward=(added if k.stepping else backward,),
         adding=(added,),

@@ -107,7 +107,7 @@ def jax_block(
     targets: LoraTargets = "all",
 ) -> BlockBytes:
     """A block of the JAX decoder under scan. Attention scores exist for one chunk of queries at a time
-    (`jax_step.score_bytes`). XLA on a CPU computes 16-bit types in fp32. It keeps bf16 in fp32 too, but not fp16."""
+    (`jax_chunks.score_bytes`). XLA on a CPU computes 16-bit types in fp32. It keeps bf16 in fp32 too, but not fp16."""
     h, q, k = a.hidden_size, a.query_width, a.key_width
     c = 4 if precision == "fp32" or kind == "cpu" else 2
     if a.experts and targets == "all":

@@ -11,36 +11,19 @@ from collections.abc import Iterator
 
 from memconsole.memory.activations.dropping import BITS, MASK, dropping_bytes
 from memconsole.memory.activations.jax_block import BlockBytes, jax_block
+from memconsole.memory.activations.jax_chunks import (
+    loss_chunk_tokens,
+    masked_score_bytes,
+    score_bytes,
+)
 from memconsole.memory.activations.jax_experts import filled_up, gate_and_up, looping
 from memconsole.memory.activations.jax_gathered import Gathered, is_padded
 from memconsole.memory.coefficients import Overlap, xla
 from memconsole.memory.state.step_sizes import Moment, StepSizes
-from memconsole.plan.models.architecture import Architecture
 
-CHUNK_TOKENS = 1024
-"""`memconsole_jax.techniques.activations.fused_loss.CHUNK_TOKENS`."""
-CPU_CHUNK_TOKENS = 128
-"""`memconsole_jax.techniques.activations.fused_loss.CPU_CHUNK_TOKENS`."""
-SCORE_BYTES = 32 * 2**20
-"""`memconsole_jax.models.attention.SCORE_BYTES`."""
-CPU_SCORE_BYTES = 4 * 2**20
-"""`memconsole_jax.models.attention.CPU_SCORE_BYTES`."""
-CPU_ROWS_BYTES = 2 * 2**20
-"""`memconsole_jax.models.attention.CPU_ROWS_BYTES`."""
-FEWEST_QUERIES = 64
-"""`memconsole_jax.models.attention.FEWEST_QUERIES`."""
-CPU_QUERIES = 128
-"""`memconsole_jax.models.attention.CPU_QUERIES`."""
-CPU_GROUPS = 4
-"""`memconsole_jax.models.attention.CPU_GROUPS`."""
 EVALUATED_SCORES = 1.1
 """How many chunks of attention scores are live beside the tensors of an MLP in an evaluation on a CPU. (From XLA's plans
 of the evaluations of seven models of 1 to 30 M parameters, on rows of 64 to 1,024 tokens.) A backward pass needs more."""
-PACKED_DEPTH = 600
-"""Eigen copies the operands of a product slice by slice, along the axis that the product sums over. Two slices of about 300
-are in memory at a time (Eigen's `TensorContractionThreadPool.h`; measured as what products in XLA's programs allocate)."""
-PACKED_PRODUCTS = 2
-"""How many products XLA computes at the same time on a CPU."""
 MERGED_BYTES = 32 * 2**20
 """XLA for GPUs joins two products of the same tensor if the operands and the result of one of them are not larger
 (`xla_gpu_dot_merger_threshold_mb`)."""
@@ -48,79 +31,10 @@ MERGED_BYTES = 32 * 2**20
 
 def moments(step: StepSizes) -> Iterator[Moment]:
     """Every moment of a step, an evaluation and a checkpoint that can be the peak of its phase."""
-    a, s, o, t = step.architecture, step.sizes, step.plan.optimize, step.tokens
-    learned = a.positions == "learned"
-    overlap = xla(step.kind, step.plan.device.name, learned_positions=learned)
-    block = jax_block(
-        a, o.precision, o.gradient_checkpointing, step.kind, o.lora_rank, o.lora_targets
-    )
-    c, stream = block.element, 4 * a.hidden_size * t
-    one_kept = block.kept * t
-    one_kept += _own_rotations(step) if o.gradient_checkpointing == "none" else 0
-    one_kept += filled_up(step, c) if o.gradient_checkpointing in ("none", "selective") else 0
-    kept = one_kept * s.layers
-    if (
-        o.activation_offload
-    ):  # except on a CPU, the next block's activations are already being copied
-        kept = one_kept * min(s.layers, 1 if step.kind == "cpu" else 2)
-    kept += _rotations(step, t)
-    standing, resident = step.standing, step.state.resident
-    logits, made_head = _loss(step, overlap)
-    head = step.gradient * step.head if step.flow.head else 0
-    looked_up = step.gradient * s.embedding if step.flow.table else 0
-    blocks = max(0, step.gradients - (head + (looked_up if s.head else 0)) // step.shards)
-    if (
-        step.accumulates and not step.frozen_blocks
-    ):  # the backward pass adds each to the accumulated sum
-        blocks //= s.layers
-        # Several devices first add up their gradients of the head. Except on a CPU, the total has memory of its own.
-        whole = 0 if step.plan.device.count == 1 else 1 if step.kind == "cpu" else 2
-        head, made_head = whole * head, whole * made_head
-
-    gathered = Gathered.of(step, c)
-
-    def at(phase: str, gradients: int, live: int, loss: int, work: float, whole: int) -> Moment:
-        model = step.weights + whole
-        work += copies + (0 if phase == "evaluation" else masked)
-        return Moment(phase, model, gradients, resident, live, loss, int(work), step.data)
-
-    rows, drops = step.plan.train.batch_size, step.plan.train.attention_dropout > 0
-    one_chunk = score_bytes(step, rows, dropping=drops)
-    scores = overlap.scores * one_chunk
-    copies, masked = _rounded_blocks(step, overlap), _masked_scores(step, one_chunk)
-    dropping = dropping_bytes(step) * t
-    if drops:
-        dropping += one_chunk // 4 * (MASK + BITS)
-    # Of attention: the stream, its norm, queries, keys, values and the output.
-    attending = ((4 + c) * a.hidden_size + 2 * c * (a.query_width + a.key_width)) * t + scores
-    passing = max(block.passing * t + looping(step, c, training=False), attending) + dropping
-    yield at("forward", standing, kept + stream, 0, passing, gathered.forward)
-    allocated = overlap.early_blocks_chunked if o.fused_loss else overlap.early_blocks
-    early = int(allocated * blocks) + (head if o.fused_loss else 0)
-    yield at("loss", standing + early, kept, logits, overlap.loss_stream * stream, gathered.head)
-    # Without checkpointing, the slice of the block that is being computed exists twice: in the stack and as a copy.
-    share = overlap.slice if o.gradient_checkpointing == "none" else 0.0
-    again = overlap.again if c == 4 else 1.0
-    if a.experts:
-        of_mlp = again * block.attention_again + _mlp_of_experts(step, block)
-    else:
-        inner = (overlap.mlp_16 if step.compute == 2 else overlap.mlp) * c * a.intermediate_size
-        of_mlp = again * (block.attention_again + block.mlp_again) + share * block.mlp + inner
-    of_mlp += block.adapters_again
-    if c * t * (a.hidden_size + o.lora_rank) <= MERGED_BYTES:
-        of_mlp += block.merged_again
-    of_attention = again * block.attention_again + share * block.attention
-    of_attention += overlap.heads * c * a.query_width
-    if one_chunk:  # gradients of keys and values are summed in fp32
-        of_attention += 2 * (4 - c) * a.key_width
-    layer = overlap.layer * c * (s.block_matrices - s.block_experts)
-    through_mlp = dropping + of_mlp * t + overlap.mlp_stream * stream + layer
-    through_mlp += looping(step, c, training=True)
-    through_attention = dropping + of_attention * t + scores + overlap.heads_stream * stream + layer
-    summed = standing + blocks + made_head
-    yield at("backward", summed, kept, 0, through_mlp, gathered.backward)
-    yield at("backward", summed, kept, 0, through_attention, gathered.backward)
-    yield at("backward", summed + looked_up, 0, 0, stream, gathered.backward)
+    timeline = _Timeline(step)
+    yield timeline.forward()
+    yield timeline.loss()
+    yield from timeline.backward()
     yield Moment(
         "optimizer step",
         weights=step.weights,
@@ -129,20 +43,175 @@ def moments(step: StepSizes) -> Iterator[Moment]:
         workspace=step.state.temporaries,
         data=step.data,
     )
-    evaluated = step.evaluation_tokens
-    stream = 4 * a.hidden_size * evaluated
-    copies_of_scores = EVALUATED_SCORES if step.kind == "cpu" else overlap.scores
-    passing = block.passing * evaluated + looping(step, c, training=False)
-    passing += copies_of_scores * score_bytes(step, step.plan.evaluation_batch)
-    copies_of_logits = overlap.chunk_16 if c == 2 else overlap.chunk
-    chunk = int(copies_of_logits * 4 * a.vocab_size * _chunk(step, evaluated))
-    stream += _rotations(step, evaluated)
-    work = max(passing, chunk + 2 * stream)
-    gathered = Gathered.of(step, c, training=False)
-    yield at("evaluation", 0, stream, 0, work, max(gathered.forward, gathered.head))
+    yield timeline.evaluation()
     yield Moment(  # one array at a time is copied to be written
-        "checkpoint", weights=step.weights, state=resident, workspace=_largest_array(step)
+        "checkpoint",
+        weights=step.weights,
+        state=step.state.resident,
+        workspace=_largest_array(step),
     )
+
+
+class _Timeline:
+    """The moments of one plan's programs for training and evaluation."""
+
+    def __init__(self, step: StepSizes) -> None:
+        a, o, t = step.architecture, step.plan.optimize, step.tokens
+        self.step = step
+        learned = a.positions == "learned"
+        self.overlap = xla(step.kind, step.plan.device.name, learned_positions=learned)
+        self.block = jax_block(
+            a, o.precision, o.gradient_checkpointing, step.kind, o.lora_rank, o.lora_targets
+        )
+        self.gathered = Gathered.of(step, self.block.element)
+        self.stream = 4 * a.hidden_size * t
+        """The fp32 residual stream of a micro-batch."""
+        self.kept = self._kept()
+        """What blocks keep from the forward to the backward pass."""
+        drops = step.plan.train.attention_dropout > 0
+        one_chunk = score_bytes(step, step.plan.train.batch_size, dropping=drops)
+        self.has_scores = one_chunk > 0
+        self.scores = self.overlap.scores * one_chunk
+        self.masked_scores = masked_score_bytes(step, one_chunk)
+        self.copies = _rounded_blocks(step, self.overlap)
+        """A 16-bit copy of all blocks' matrices."""
+        self.dropout = dropping_bytes(step) * t
+        if drops:
+            self.dropout += one_chunk // 4 * (MASK + BITS)
+        self.table_gradient = step.gradient * step.sizes.embedding if step.flow.table else 0
+        """The gradient of the embedding's table, at the end of the backward pass."""
+        self.logits, head = _loss(step, self.overlap)
+        self._set_gradients(head)
+
+    def _kept(self) -> int:
+        step, mode = self.step, self.step.plan.optimize.gradient_checkpointing
+        one_block = self.block.kept * step.tokens
+        one_block += _own_rotations(step) if mode == "none" else 0
+        one_block += filled_up(step, self.block.element) if mode in ("none", "selective") else 0
+        blocks = step.sizes.layers
+        if step.plan.optimize.activation_offload:
+            # Except on a CPU, the next block's activations are already being copied.
+            blocks = min(blocks, 1 if step.kind == "cpu" else 2)
+        return one_block * blocks + _rotations(step, step.tokens)
+
+    def _set_gradients(self, head: int) -> None:
+        """Set the bytes of gradients that are live beside those of earlier micro-batches. `head`: the head's gradient
+        in the backward pass of the blocks."""
+        step, s = self.step, self.step.sizes
+        whole_head = step.gradient * step.head if step.flow.head else 0
+        outside = whole_head + (self.table_gradient if s.head else 0)
+        blocks = max(0, step.gradients - outside // step.shards)
+        if step.accumulates and not step.frozen_blocks:
+            # The backward pass adds each gradient to the accumulated sum.
+            blocks //= s.layers
+            # Several devices first add up their gradients of the head. Except on a CPU, the total is another tensor.
+            copies = 0 if step.plan.device.count == 1 else 1 if step.kind == "cpu" else 2
+            whole_head, head = copies * whole_head, copies * head
+        self.block_gradients = blocks
+        """Those of the blocks that the backward pass makes."""
+        self.chunked_head_gradient = whole_head
+        """That of the head while the loss is computed in chunks."""
+        self.head_gradient = head
+        """That of the head in the backward pass of the blocks."""
+
+    def _at(
+        self, phase: str, gradients: int, live: int, loss: int, work: float, whole: int
+    ) -> Moment:
+        """A moment with `live` bytes of activations, `loss` of logits and `work` of temporaries. `whole`: bytes of
+        weights that this device has gathered."""
+        step = self.step
+        work += self.copies + (0 if phase == "evaluation" else self.masked_scores)
+        weights, state = step.weights + whole, step.state.resident
+        return Moment(phase, weights, gradients, state, live, loss, int(work), step.data)
+
+    def forward(self) -> Moment:
+        step, a, c = self.step, self.step.architecture, self.block.element
+        # Of attention: the stream, its norm, queries, keys, values and the output.
+        widths = (4 + c) * a.hidden_size + 2 * c * (a.query_width + a.key_width)
+        attention = widths * step.tokens + self.scores
+        block = self.block.passing * step.tokens + looping(step, c, training=False)
+        work = max(block, attention) + self.dropout
+        return self._at(
+            "forward", step.standing, self.kept + self.stream, 0, work, self.gathered.forward
+        )
+
+    def loss(self) -> Moment:
+        step, overlap = self.step, self.overlap
+        chunked = step.plan.optimize.fused_loss
+        allocated = overlap.early_blocks_chunked if chunked else overlap.early_blocks
+        early = int(allocated * self.block_gradients)
+        early += self.chunked_head_gradient if chunked else 0
+        work = overlap.loss_stream * self.stream
+        return self._at(
+            "loss", step.standing + early, self.kept, self.logits, work, self.gathered.head
+        )
+
+    def backward(self) -> Iterator[Moment]:
+        """The backward pass of a block's MLP, that of its attention, and that of the embedding."""
+        whole = self.gathered.backward
+        gradients = self.step.standing + self.block_gradients + self.head_gradient
+        yield self._at("backward", gradients, self.kept, 0, self._through_mlp(), whole)
+        yield self._at("backward", gradients, self.kept, 0, self._through_attention(), whole)
+        yield self._at("backward", gradients + self.table_gradient, 0, 0, self.stream, whole)
+
+    @property
+    def _recomputed(self) -> float:
+        """How many copies of what a checkpointed block recomputes are live in its backward pass."""
+        return self.overlap.again if self.block.element == 4 else 1.0
+
+    @property
+    def _taken_out(self) -> float:
+        """How many copies of what a block keeps are live beside the kept activations of all blocks. Without checkpointing,
+        the block that is being computed exists twice: among those of all blocks and as a copy."""
+        mode = self.step.plan.optimize.gradient_checkpointing
+        return self.overlap.slice if mode == "none" else 0.0
+
+    @property
+    def _block_matrices(self) -> float:
+        """Bytes of one block's matrices, taken out of those of all blocks."""
+        s = self.step.sizes
+        return self.overlap.layer * self.block.element * (s.block_matrices - s.block_experts)
+
+    def _through_mlp(self) -> float:
+        """Temporaries in the backward pass of a block's MLP."""
+        step, block, overlap = self.step, self.block, self.overlap
+        a, o, c, t = step.architecture, step.plan.optimize, block.element, step.tokens
+        if a.experts:
+            width = self._recomputed * block.attention_again + _mlp_of_experts(step, block)
+        else:
+            inner = (overlap.mlp_16 if step.compute == 2 else overlap.mlp) * c * a.intermediate_size
+            again = self._recomputed * (block.attention_again + block.mlp_again)
+            width = again + self._taken_out * block.mlp + inner
+        width += block.adapters_again
+        if c * t * (a.hidden_size + o.lora_rank) <= MERGED_BYTES:
+            width += block.merged_again
+        streams = overlap.mlp_stream * self.stream
+        total = self.dropout + width * t + streams + self._block_matrices
+        return total + looping(step, c, training=True)
+
+    def _through_attention(self) -> float:
+        """Temporaries in the backward pass of a block's attention."""
+        block, overlap, c = self.block, self.overlap, self.block.element
+        a, t = self.step.architecture, self.step.tokens
+        width = self._recomputed * block.attention_again + self._taken_out * block.attention
+        width += overlap.heads * c * a.query_width
+        if self.has_scores:  # gradients of keys and values are summed in fp32
+            width += 2 * (4 - c) * a.key_width
+        streams = overlap.heads_stream * self.stream
+        return self.dropout + width * t + self.scores + streams + self._block_matrices
+
+    def evaluation(self) -> Moment:
+        step, c = self.step, self.block.element
+        a, t = step.architecture, step.evaluation_tokens
+        copies = EVALUATED_SCORES if step.kind == "cpu" else self.overlap.scores
+        scores = copies * score_bytes(step, step.plan.evaluation_batch)
+        block = self.block.passing * t + looping(step, c, training=False) + scores
+        logits = self.overlap.chunk_16 if c == 2 else self.overlap.chunk
+        chunk = int(logits * 4 * a.vocab_size * loss_chunk_tokens(step, t))
+        stream = 4 * a.hidden_size * t + _rotations(step, t)
+        gathered = Gathered.of(step, c, training=False)
+        whole = max(gathered.forward, gathered.head)
+        return self._at("evaluation", 0, stream, 0, max(block, chunk + 2 * stream), whole)
 
 
 def _mlp_of_experts(step: StepSizes, block: BlockBytes) -> float:
@@ -150,21 +219,12 @@ def _mlp_of_experts(step: StepSizes, block: BlockBytes) -> float:
     layers keep, or what is computed again."""
     a, mode = step.architecture, step.plan.optimize.gradient_checkpointing
     taken = {"none": block.mlp, "selective": block.mlp_again + block.element * gate_and_up(a)}
-    found = taken.get(mode, block.mlp_again) + block.element * a.hidden_size
+    total = taken.get(mode, block.mlp_again) + block.element * a.hidden_size
     if step.kind == "cpu" and step.compute == 2 and mode in ("attention", "full"):
-        found += 2 * gate_and_up(a)  # computed again in 16 bits, and then widened
+        total += 2 * gate_and_up(a)  # computed again in 16 bits, and then widened
     if step.kind == "tpu" and step.frozen_blocks and step.plan.optimize.base_storage != "bf16":
-        found += block.element * gate_and_up(a)  # turned copies, as decoded matrices are turned
-    return found
-
-
-def _masked_scores(step: StepSizes, one_chunk: int) -> int:
-    """Bytes of the scores of masked keys. XLA on a CPU makes them before the loop over blocks, for the chunks of each
-    group, unless blocks are recomputed."""
-    groups = min(CPU_GROUPS, -(-step.sequence // CPU_QUERIES))
-    if step.kind != "cpu" or groups == 1 or step.plan.optimize.gradient_checkpointing != "none":
-        return 0
-    return one_chunk * (groups + 1) // 2
+        total += block.element * gate_and_up(a)  # turned copies, as decoded matrices are turned
+    return total
 
 
 def _rounded_blocks(step: StepSizes, overlap: Overlap) -> int:
@@ -207,12 +267,12 @@ def _loss(step: StepSizes, overlap: Overlap) -> tuple[int, int]:
             cast *= 3  # each of two products has its own head, and one is turned
         # The head's gradient is a separate tensor until it is added to the sum over chunks, or while the gradient of
         # the hidden states is computed.
-        cast += gradient if not chunked or _chunk(step, t) < t else 0
+        cast += gradient if not chunked or loss_chunk_tokens(step, t) < t else 0
     if chunked:
         if step.kind not in ("cpu", "tpu"):
             return _chunk_on_gpu(step) + (2 * step.head if casts else 0), gradient
         copies = overlap.chunk_16 if narrow else overlap.chunk
-        return int(copies * 4 * a.vocab_size * _chunk(step, t) + cast), gradient
+        return int(copies * 4 * a.vocab_size * loss_chunk_tokens(step, t) + cast), gradient
     padded = is_padded(step)
     copies = overlap.logits
     if narrow:
@@ -237,83 +297,11 @@ def _chunk_on_gpu(step: StepSizes) -> int:
     """Bytes of a chunk's logits, or of their gradient and its two products. XLA pads the gradient and the head for the
     products. The head's gradient is a separate tensor until it is added to the sum over chunks."""
     c, padded = step.compute, is_padded(step)
-    elements = step.architecture.vocab_size * _chunk(step, step.tokens)
+    elements = step.architecture.vocab_size * loss_chunk_tokens(step, step.tokens)
     # In fp32 the gradient overwrites the logits, unless it is padded.
     logits = (4 + c if c == 2 or padded else 4) * elements
     products = c * (elements + padded * step.head) + (4 * step.head if step.flow.head else 0)
     return max(logits, products)
-
-
-def library_bytes(step: StepSizes) -> int:
-    """Bytes of the operands that Eigen packs in a step on a CPU, in addition to what XLA plans. Except in the fast heap,
-    their memory is free again after each product. Those of the head come before most of the step's arrays are written, so
-    that one product of a block is what the peak has."""
-    if step.kind != "cpu":
-        return 0
-    a, t = step.architecture, step.tokens
-    scored = _chunk(step, t) if step.plan.optimize.fused_loss else t
-    h, f = a.hidden_size, _multiplied(a)
-    if step.plan.optimize.heap != "fast":
-        return _packed(t, h, f)
-    return PACKED_PRODUCTS * max(_packed(t, h, f), _packed(scored, h, a.vocab_size))
-
-
-def forward_library_bytes(step: StepSizes, rows: int) -> int:
-    """The same for a forward pass of `rows` rows, which computes logits in chunks."""
-    if step.kind != "cpu":
-        return 0
-    a, t = step.architecture, step.sequence * rows
-    h, f = a.hidden_size, _multiplied(a)
-    of_block = max(_packed_along(h, t, f), _packed_along(f, t, h))
-    if step.plan.optimize.heap != "fast":
-        return of_block
-    return PACKED_PRODUCTS * max(of_block, _packed_along(h, _chunk(step, t), a.vocab_size))
-
-
-def _multiplied(a: Architecture) -> int:
-    """Outputs of the widest product of all tokens in a block. An expert's products are of the tokens of one tile."""
-    return a.query_width if a.experts else a.intermediate_size
-
-
-def _packed(*sizes: int) -> int:
-    """The most bytes that Eigen packs in one of the three products of a matrix: of the inputs, their gradients and the
-    matrix's own. Each of the sizes is summed over in one of them."""
-    total = sum(sizes)
-    return max(_packed_along(size, total - size) for size in sizes)
-
-
-def _packed_along(summed: int, *others: int) -> int:
-    """Bytes that Eigen packs in a product that sums over an axis of `summed` elements. `others`: the sizes of the other
-    axes of its operands."""
-    return 4 * sum(others) * min(summed, PACKED_DEPTH)
-
-
-def score_bytes(step: StepSizes, rows: int, *, dropping: bool = False) -> int:
-    """Bytes of the fp32 attention scores of one chunk of queries over `rows` rows; 0 if cuDNN's fused attention runs.
-    `dropping`: whether attention weights are dropped."""
-    a, length = step.architecture, step.sequence
-    isolated, capped = step.plan.data.isolate_documents, a.attention_cap is not None
-    written_out = a.windowed(length) or isolated or capped or dropping
-    fits_cudnn = a.head_size % 8 == 0 and a.head_size <= 128 and not written_out
-    if step.kind == "gpu" and step.compute == 2 and fits_cudnn:
-        return 0
-    query = 4 * a.heads * length  # bytes of one query's scores
-    most = SCORE_BYTES // (rows * query)
-    if step.kind == "cpu":
-        most = min(CPU_SCORE_BYTES // query, max(CPU_QUERIES, -(-length // CPU_GROUPS)))
-    chunks = -(-length // min(length, max(FEWEST_QUERIES, most)))
-    queries = -(-length // chunks)
-    if step.kind == "cpu":
-        most = max(1, CPU_ROWS_BYTES // (query * queries))
-        rows = max(n for n in range(1, min(rows, most) + 1) if rows % n == 0)
-    return rows * queries * query
-
-
-def _chunk(step: StepSizes, tokens: int) -> int:
-    """Tokens whose logits exist at a time. Chunks have equal size, at most `CHUNK_TOKENS` (CPU: `CPU_CHUNK_TOKENS`)."""
-    most = CPU_CHUNK_TOKENS if step.kind == "cpu" else CHUNK_TOKENS
-    chunks = -(-tokens // most)
-    return -(-tokens // chunks)
 
 
 def _largest_array(step: StepSizes) -> int:

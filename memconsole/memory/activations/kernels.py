@@ -28,13 +28,13 @@ CAPPED_QUERIES = 128
 many queries at a time."""
 
 
-def in_parts(plan: Plan, a: Architecture) -> bool:
+def attends_in_parts(plan: Plan, a: Architecture) -> bool:
     """Whether a training step of torch computes attention for some queries at a time."""
     return a.attention_cap is not None or plan.train.attention_dropout > 0
 
 
-def alone(a: Architecture, kind: str, compute: int) -> bool:
-    """`Kernels.alone` of an architecture."""
+def computes_single_experts(a: Architecture, kind: str, compute: int) -> bool:
+    """Whether a GPU computes experts one by one: `Kernels.single_experts` of an architecture."""
     aligned = a.hidden_size % EXPERT_ALIGNED == a.intermediate_size % EXPERT_ALIGNED == 0
     return a.experts > 0 and not aligned and compute == 2 and kind in ("gpu", "rocm")
 
@@ -61,7 +61,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     mask: Mask = ""
     stepping: str = ""
     """The optimizer, if each weight is updated as soon as its gradient is computed; else empty."""
-    visiting: bool = False
+    offloaded: bool = False
     """Whether the optimizer's state is copied from host memory for each update."""
     compressed: bool = False
     """Whether the optimizer's moments are stored in bf16."""
@@ -69,12 +69,12 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """Queries whose scores exist at a time, if scores are capped or dropped."""
     rows: int = 0
     """Rows of an expert that are computed at a time, where experts are computed one by one."""
-    alone: bool = False
-    """Whether experts are computed one by one by a GPU in 16 bits, which else computes all of them by one call."""
+    single_experts: bool = False
+    """Whether a GPU computes experts one by one in 16 bits. Otherwise one call computes all of them."""
     dropped: bool = False
     """Whether attention weights are dropped."""
-    dropping: int = 0
-    """Bytes per token of a copy with dropped numbers and of its mask, while they are made."""
+    dropout_bytes: int = 0
+    """Bytes per token that dropout of activations needs while it runs: a copy of its input, and the mask."""
     first: bool = False
     """Whether this is the first block of a frozen base: its input needs no gradient."""
 
@@ -88,7 +88,7 @@ def updating_bytes(
         k.kind,
         k.stepping,
         shape,
-        visiting=k.visiting,
+        offloaded=k.offloaded,
         compressed=k.compressed,
         rounded=k.rounded,
         outside=outside,
@@ -149,7 +149,7 @@ def program_name(part: Part, k: Kernels) -> str:
         mask_of_kernel(k),
         "dropped" if k.dropped else "",
         "first" if k.first else "",
-        "alone" if k.alone else "",
+        "alone" if k.single_experts else "",
     )
     return " ".join(word for word in words if word)
 

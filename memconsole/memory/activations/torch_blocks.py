@@ -13,8 +13,8 @@ from memconsole.memory.activations.kernels import (
     EXPERT_ROWS,
     Kernels,
     Mask,
-    alone,
-    in_parts,
+    attends_in_parts,
+    computes_single_experts,
     kernels_of_choice,
 )
 from memconsole.memory.activations.torch_compiled import compiled_block, compiled_evaluation
@@ -74,17 +74,17 @@ def starts_frozen(step: StepSizes) -> bool:
 def kernels_of(step: StepSizes) -> Kernels:
     """The kernel settings of a plan's blocks, without a mask."""
     o, a = step.plan.optimize, step.architecture
-    parts = in_parts(step.plan, a)
+    parts = attends_in_parts(step.plan, a)
     return msgspec.structs.replace(
         kernels_of_choice(o, o.gradient_checkpointing, step.kind, frozen=step.frozen_blocks),
         stepping=o.optimizer if o.optimizer_in_backward else "",
-        visiting=o.optimizer_in_backward and step.state.host > 0,
+        offloaded=o.optimizer_in_backward and step.state.host > 0,
         compressed=o.optimizer_in_backward and o.optimizer_offload == "compressed",
         queries=min(CAPPED_QUERIES, step.sequence) if parts else 0,
         rows=min(EXPERT_ROWS, max(step.tokens, step.evaluation_tokens)) if a.experts else 0,
-        alone=alone(a, step.kind, step.compute),
+        single_experts=computes_single_experts(a, step.kind, step.compute),
         dropped=step.plan.train.attention_dropout > 0,
-        dropping=dropping_bytes(step),
+        dropout_bytes=dropping_bytes(step),
     )
 
 
@@ -97,11 +97,11 @@ def kernels_of_norm(kernels: Kernels) -> Kernels:
         rank=0,
         targets="all",
         storage="bf16",
-        alone=False,
+        single_experts=False,
         rounded=False,
         summed=False,
         dropped=False,
-        dropping=0,
+        dropout_bytes=0,
     )
 
 
@@ -114,9 +114,9 @@ def kernels_of_evaluation(kernels: Kernels) -> Kernels:
         first=False,
         summed=False,
         stepping="",
-        visiting=False,
+        offloaded=False,
         dropped=False,
-        dropping=0,
+        dropout_bytes=0,
     )
 
 

@@ -20,14 +20,12 @@ from memconsole.memory.activations.block_programs import (
     Size,
     block_program,
     evaluated_block,
-    live,
 )
 from memconsole.memory.activations.kernels import Kernels, updating_bytes
 from memconsole.memory.state.sizes import sizes
 from memconsole.plan.models.architecture import Architecture
 
 FP32 = 4
-_NOTHING = Size()
 
 
 @lru_cache(maxsize=2048)
@@ -38,9 +36,9 @@ def compiled_block(a: Architecture, kernels: Kernels) -> Program:
         return block_program(a, kernels)
     uncompiled = block_program(a, kernels)
     kept = uncompiled.kept
-    less = _not_kept(a, kernels)
-    if less:
-        kept = _held(_more(kept.activations, -less), copies=kept.copies)
+    not_kept = _not_kept(a, kernels)
+    if not_kept:
+        kept = Live.of(_plus(kept.activations, -not_kept), copies=kept.copies)
     return Program(
         forward=(_forward(a, kernels, kept),),
         kept=kept,
@@ -57,7 +55,7 @@ def compiled_evaluation(a: Architecture, kernels: Kernels) -> tuple[Live, ...]:
     if a.attention_cap is not None:
         return evaluated_block(a, kernels)
     stream = Size(token=FP32 * a.hidden_size)
-    return (_held(_more(stream, _inner(a, kernels)), copies=_cast(a, kernels)),)
+    return (Live.of(_plus(stream, _inner(a, kernels)), copies=_cast(a, kernels)),)
 
 
 def _not_kept(a: Architecture, kernels: Kernels) -> int:
@@ -94,7 +92,7 @@ def _forward(a: Architecture, kernels: Kernels, kept: Live) -> Live:
     """The peak moment of the forward pass, including the block's output."""
     h, f, c, mode = a.hidden_size, a.intermediate_size, kernels.compute, kernels.checkpointing
     if mode in ("full", "attention"):
-        return _held(_more(kept.activations, _inner(a, kernels)), copies=_cast(a, kernels))
+        return Live.of(_plus(kept.activations, _inner(a, kernels)), copies=_cast(a, kernels))
     output = FP32 * h + (c * h if a.parallel_residual else 0)  # attention's output waits
     if mode == "selective":
         output += c * f * (2 if kernels.rank and a.gated_mlp else 1)
@@ -108,13 +106,13 @@ def _forward(a: Architecture, kernels: Kernels, kept: Live) -> Live:
         output += c * h if c != FP32 or kernels.rank else 0
         widths = 2 if c == FP32 and not a.parallel_residual else 1
         output += c * f * widths if kernels.rank else 0
-    return _held(_more(kept.activations, output), copies=kept.copies)
+    return Live.of(_plus(kept.activations, output), copies=kept.copies)
 
 
 def _backward(a: Architecture, kernels: Kernels, kept: Live, *, adding: bool) -> tuple[Live, ...]:
     """Two candidates for the peak of the backward pass: at the MLP's activation, and at the end, when every gradient is
     live. `adding`: gradients are added to those of earlier micro-batches."""
-    down, whole = _gradients(a, kernels)
+    last, all_gradients = _gradients(a, kernels)
     mode = kernels.checkpointing
     as_one = kernels  # uncompiled, the halves of a parallel block are checkpointed apart
     if mode == "attention" and a.parallel_residual:
@@ -127,24 +125,28 @@ def _backward(a: Architecture, kernels: Kernels, kept: Live, *, adding: bool) ->
         again = _recomputed(a, kernels)
         moments = uncompiled.adding if adding else uncompiled.backward
         inner = [
-            _held(_more(m.activations, again), m.workspace, m.gradients, m.copies) for m in moments
+            Live.of(_plus(m.activations, again), m.workspace, m.gradients, m.copies)
+            for m in moments
         ]
     else:
         # Without an attention kernel, scores take the same bytes as in an uncompiled block.
         inner = [m for m in uncompiled.backward if m.total.score]
-        made = down if mode == "none" or a.parallel_residual else 0
-        inner.append(_ended(kept, _turning(a, kernels), made, adding=adding))
+        complete = last if mode == "none" or a.parallel_residual else 0
+        at_activation = _at_activation(a, kernels)
+        inner.append(_with_gradients(kept, at_activation, complete, adding=adding))
     update = 0
     if kernels.stepping:
         shape = (a.hidden_size, a.intermediate_size)
         update = updating_bytes(kernels, shape)
     streams = 2 * FP32 * a.hidden_size
-    below = _held(Size(token=FP32 * a.hidden_size))
-    end = _ended(below, streams, whole + update, adding=adding or bool(kernels.stepping))
+    below = Live.of(Size(token=FP32 * a.hidden_size))
+    end = _with_gradients(
+        below, streams, all_gradients + update, adding=adding or bool(kernels.stepping)
+    )
     return (*inner, end)
 
 
-def _turning(a: Architecture, kernels: Kernels) -> int:
+def _at_activation(a: Architecture, kernels: Kernels) -> int:
     """Bytes per token in addition to kept activations, in the backward pass of the MLP's activation: the gradients of
     the output and of the inner width, and with selective checkpointing also the recomputed tensors."""
     h, f, c = a.hidden_size, a.intermediate_size, kernels.compute
@@ -186,10 +188,10 @@ def _gradients(a: Architecture, kernels: Kernels) -> tuple[int, int]:
     return element * a.hidden_size * a.intermediate_size, element * block.elements
 
 
-def _ended(live: Live, work: int, gradients: int, *, adding: bool) -> Live:
+def _with_gradients(live: Live, work: int, gradients: int, *, adding: bool) -> Live:
     """`live` plus `work` bytes per token and `gradients` bytes. The gradients count as workspace if they are added to
     existing ones, else as gradients."""
-    return _held(
+    return Live.of(
         live.activations,
         Size(gradients if adding else 0, work),
         0 if adding else gradients,
@@ -197,12 +199,6 @@ def _ended(live: Live, work: int, gradients: int, *, adding: bool) -> Live:
     )
 
 
-def _more(size: Size, token: int) -> Size:
+def _plus(size: Size, token: int) -> Size:
     """`size` with `token` bytes per token added, but at least 0."""
-    return size.more(max(-size.token, token))
-
-
-def _held(
-    activations: Size, workspace: Size = _NOTHING, gradients: int = 0, copies: int = 0
-) -> Live:
-    return live(activations, workspace, gradients, copies)
+    return size.plus_per_token(max(-size.token, token))

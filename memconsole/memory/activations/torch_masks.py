@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memconsole.memory.activations.kernels import Mask, in_parts
+from memconsole.memory.activations.kernels import Mask, attends_in_parts
 from memconsole.memory.state.step_sizes import StepSizes
 
 MASK_ALIGNMENT = 16
@@ -50,7 +50,7 @@ def keeps_mask(step: StepSizes) -> bool:
     MPS, does not read it again, and layers that keep a padded copy do not keep the mask itself."""
     if step.plan.optimize.gradient_checkpointing != "none":
         return True
-    if in_parts(step.plan, step.architecture):
+    if attends_in_parts(step.plan, step.architecture):
         return True
     return step.kind != "apple" and not pads_mask(step)
 

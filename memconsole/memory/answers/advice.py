@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from memconsole.memory.activations import jax_step, torch_timeline
+from memconsole.memory.activations import jax_chunks, torch_timeline
 from memconsole.memory.answers.correction import Correction, OutOfMemoryRun, correction
 from memconsole.memory.estimate import model_of, table_of
 from memconsole.memory.seconds import seconds_per_unit
@@ -30,7 +30,7 @@ ORDER = tuple(sorted(_RANKS, key=_RANKS.__getitem__))
 """The order in which to try remedies: by each optimization's rank, with a smaller model after shorter rows."""
 
 LARGEST_BATCH = 65_536
-CHUNK_TOKENS = max(torch_timeline.CHUNK_TOKENS, jax_step.CHUNK_TOKENS)
+CHUNK_TOKENS = max(torch_timeline.CHUNK_TOKENS, jax_chunks.CHUNK_TOKENS)
 """Most tokens per chunk of a chunked loss, over all backends."""
 SCORES_SLACK = 256 * 2**20
 """Upper limit of the bytes by which chunks of attention scores shrink when a micro-batch grows by one row: eight times

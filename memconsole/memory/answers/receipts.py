@@ -71,67 +71,90 @@ class Machine(msgspec.Struct, frozen=True):
     driver: str | None = None
 
 
-def calibrated(
-    table: MemoryTable, plan: Plan, machine: Machine, runs: Iterable[Measured], price: Price
-) -> MemoryTable:
-    """`table` with its peak corrected and its band narrowed by the runs of its setup, or else by those of its kin;
-    unchanged without runs.
+class _Observations(msgspec.Struct, frozen=True):
+    """What finished runs tell of a plan: measured peaks, divided by what the formula estimates for the runs' own plans."""
 
-    `price` estimates an earlier plan with the current formulas, so that runs made with older formulas count too.
-    """
-    setup, programs = setup_of(plan), programs_of(plan, table.budget.kind)
-    here = [run for run in runs if kin_of(run.plan) == kin_of(plan) and same_machine(run, machine)]
-    own = [run for run in here if setup_of(run.plan) == setup]
-    if not own and table.formula is not None and not on_cpu(table):
-        # Traced numbers tell more than other setups. What they are compared with may have a formula alone.
-        formula = calibrated(table.formula, plan, machine, here, price)
-        return msgspec.structs.replace(table, formula=formula)
-    base = table.formula or table  # earlier plans are priced by formula
-    low, high = base.band_bytes
-    prior = math.log(high / low) / (2 * DECILE)
-    compiled = False
-    ratios: list[float] = []
-    further: list[float] = []
-    bounds: list[float] = []
-    for run in own or [run for run in here if not run.at_least]:
+    ratios: list[float] = msgspec.field(default_factory=list)
+    """Logarithms of the ratios."""
+    deviations: list[float] = msgspec.field(default_factory=list)
+    """For each ratio, the standard deviation that comes from the run being larger or smaller than the plan."""
+    bounds: list[float] = msgspec.field(default_factory=list)
+    """Lower bounds of log ratios, from runs that ran out of memory."""
+    plans: list[Plan] = msgspec.field(default_factory=list)
+    """The plans of all these runs."""
+
+
+def _observe(runs: Iterable[Measured], price: Price, peak_bytes: int) -> _Observations:
+    """The observations of `runs` for a plan whose peak is estimated at `peak_bytes`. Runs that cannot be priced are left
+    out."""
+    observed = _Observations()
+    for run in runs:
         try:
             expected = price(run.plan).peak_bytes
             ratio = math.log(run.peak_bytes / expected)
-            away = FAR * math.log(expected / base.peak_bytes)
+            deviation = FAR * math.log(expected / peak_bytes)
         except (PlanError, ValueError, ZeroDivisionError):
             continue
-        compiled |= programs_of(run.plan, table.budget.kind) == programs
+        observed.plans.append(run.plan)
         if run.at_least:
-            bounds.append(ratio)
+            observed.bounds.append(ratio)
         else:
-            ratios.append(ratio)
-            further.append(away)
-    if not ratios and not bounds:
+            observed.ratios.append(ratio)
+            observed.deviations.append(deviation)
+    return observed
+
+
+def calibrated(
+    table: MemoryTable, plan: Plan, machine: Machine, runs: Iterable[Measured], price: Price
+) -> MemoryTable:
+    """`table` with its peak corrected and its band narrowed by the runs of its setup, or else by those of setups that differ
+    in optimizations alone (`kin_of`). Without such runs, `table` is returned unchanged.
+
+    `price` estimates an earlier plan with the current formulas, so that runs made with older formulas count too.
+    """
+    setup, kind = setup_of(plan), table.budget.kind
+    of_kin = [
+        run for run in runs if kin_of(run.plan) == kin_of(plan) and same_machine(run, machine)
+    ]
+    of_setup = [run for run in of_kin if setup_of(run.plan) == setup]
+    if not of_setup and table.formula is not None and not on_cpu(table):
+        # Traced numbers tell more than other setups. What they are compared with may have a formula alone.
+        formula = calibrated(table.formula, plan, machine, of_kin, price)
+        return msgspec.structs.replace(table, formula=formula)
+    base = table.formula or table  # earlier plans are priced by formula
+    complete = [run for run in of_kin if not run.at_least]
+    observed = _observe(of_setup or complete, price, base.peak_bytes)
+    if not observed.plans:
         return table
+    low, high = base.band_bytes
+    prior = math.log(high / low) / (2 * DECILE)
     noise = NOISE_HEAP if on_cpu(table) and plan.optimize.heap != "tight" else NOISE
-    factor, spread = posterior(ratios, prior, bounds, noise, further)
-    if not own:
+    factor, spread = posterior(observed.ratios, prior, observed.bounds, noise, observed.deviations)
+    if not of_setup:
         spread = math.hypot(spread, prior / 2)
     peak, reserved = int(base.peak_bytes * factor), int(base.reserved_bytes * factor)
     device = base.device_bytes + reserved - base.reserved_bytes
     edge = math.exp(DECILE * spread)
+    programs = programs_of(plan, kind)
+    compiled = any(programs_of(earlier, kind) == programs for earlier in observed.plans)
+    words = _band_words(len(observed.ratios), len(observed.bounds), kin=not of_setup)
 
-    def corrected(one: MemoryTable) -> MemoryTable:
-        host = one.host.compiled() if compiled else one.host
-        more = one.devices_in_process * (peak - one.peak_bytes) if on_cpu(one) else 0
-        found: MemoryTable = msgspec.structs.replace(
-            one,
+    def corrected(table: MemoryTable) -> MemoryTable:
+        host = table.host.compiled() if compiled else table.host
+        added = table.devices_in_process * (peak - table.peak_bytes) if on_cpu(table) else 0
+        changed: MemoryTable = msgspec.structs.replace(
+            table,
             tier=Tier.CALIBRATED,
             peak_bytes=peak,
             reserved_bytes=reserved,
             device_bytes=device,
-            host=host.more(more),
+            host=host.more(added),
             reserved_tier=Tier.CALIBRATED,
-            device_tier=Tier.CALIBRATED if on_cpu(one) else one.device_tier,
+            device_tier=Tier.CALIBRATED if on_cpu(table) else table.device_tier,
             band_bytes=(int(device / edge), int(device * edge)),
-            band_from=_counted(len(ratios), len(bounds), kin=not own),
+            band_from=words,
         )
-        return found
+        return changed
 
     whole = corrected(table)
     if table.formula is None:
@@ -145,25 +168,26 @@ def posterior(
     prior_deviation: float,
     log_bounds: list[float] | None = None,
     known_noise: float = NOISE,
-    further: list[float] | None = None,
+    deviations: list[float] | None = None,
 ) -> tuple[float, float]:
     """The factor by which estimates of a setup are off, and the standard deviation of the next run's log ratio.
 
     The prior of the log factor is centred on 0. `log_bounds` are lower bounds of log ratios, from runs that ran out of
-    memory. `further` are deviations of the runs in addition to the noise; the least of them is common to all.
+    memory. `deviations` are the runs' standard deviations in addition to the noise, 0 by default. The least of them is common
+    to all runs, so that more runs do not reduce it.
     """
     n = len(log_ratios)
     mean = sum(log_ratios) / max(1, n)
     squares = sum((x - mean) ** 2 for x in log_ratios)
     noise = (NOISE_RUNS * known_noise**2 + squares) / (NOISE_RUNS + max(0, n - 1))
-    more = [deviation**2 for deviation in further or [0.0] * n]
-    common = min(more, default=0.0)
-    weights = [1 / (noise + each - common) for each in more]
+    variances = [deviation**2 for deviation in deviations or [0.0] * n]
+    common = min(variances, default=0.0)
+    weights = [1 / (noise + each - common) for each in variances]
     if n:
         mean = sum(w * x for w, x in zip(weights, log_ratios, strict=True)) / sum(weights)
-    told = 1 / (common + 1 / sum(weights)) if n else 0.0
-    precision = told + 1 / max(prior_deviation, 1e-9) ** 2
-    centre, variance = told * mean / precision, 1 / precision
+    information = 1 / (common + 1 / sum(weights)) if n else 0.0
+    precision = information + 1 / max(prior_deviation, 1e-9) ** 2
+    centre, variance = information * mean / precision, 1 / precision
     if log_bounds:
         centre, variance = _above(centre, variance, log_bounds, noise)
     return math.exp(centre), math.sqrt(variance + noise)
@@ -197,15 +221,23 @@ def _log_upper_tail(z: float) -> float:
     return -z * z / 2 - math.log(z * math.sqrt(2 * math.pi))
 
 
-def _counted(measured: int, died: int, *, kin: bool) -> str:
-    """The source of a band, as one phrase."""
+def _band_words(measured: int, out_of_memory: int, *, kin: bool) -> str:
+    """The source of a band, as one phrase, from the numbers of runs that were measured and that ran out of memory. `kin`: the
+    runs had other optimizations."""
     if kin:
         return f"{measured} measured run{'s' if measured > 1 else ''} with other optimizations"
     runs = f"{measured} measured run{'s' if measured > 1 else ''}" if measured else ""
-    ended = f"{died} that ran out of memory" if measured else f"{died} out-of-memory run"
-    if died > 1 and not measured:
+    ended = (
+        f"{out_of_memory} that ran out of memory"
+        if measured
+        else f"{out_of_memory} out-of-memory run"
+    )
+    if out_of_memory > 1 and not measured:
         ended += "s"
-    return " and ".join(part for part in (runs, ended if died else "") if part) + " of this setup"
+    return (
+        " and ".join(part for part in (runs, ended if out_of_memory else "") if part)
+        + " of this setup"
+    )
 
 
 def setup_of(plan: Plan) -> tuple[object, ...]:
@@ -223,7 +255,8 @@ def setup_of(plan: Plan) -> tuple[object, ...]:
 
 
 def kin_of(plan: Plan) -> tuple[object, ...]:
-    """What plans have in common whose setups differ in optimizations alone. The heap of a CPU is more than one."""
+    """What plans have in common whose setups differ in optimizations alone. The heap of a CPU run is not such an
+    optimization: plans with different heaps are not compared."""
     backend, model, *data, _, _ = setup_of(plan)
     return backend, model, *data, plan.optimize.heap
 

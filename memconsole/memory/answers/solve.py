@@ -129,8 +129,8 @@ def fit(
             _, number, candidate = heapq.heappop(waiting)
             table = price(candidate.plan, budget)
             if table.verdict is Verdict.FITS:
-                other = tight[0] if tight else None
-                return _solution(plan, budget, candidate.plan, before, table, allow, other)
+                only_tight = tight[0] if tight else None
+                return _solution(plan, budget, candidate.plan, before, table, allow, only_tight)
             if table.verdict is Verdict.TIGHT and first_tight is None:
                 first_tight = candidate.plan, table
             fewer = fewer_at_once(candidate.plan, table, keep)
@@ -139,8 +139,8 @@ def fit(
                 candidate = _candidate(fewer, changes, budget)
                 heapq.heappush(waiting, (candidate.rank, number, candidate))
         tight = tight or first_tight
-    found, table = tight or _least(space, budget, keep, price)
-    return _solution(plan, budget, found, before, table, allow)
+    solved, table = tight or _least(space, budget, keep, price)
+    return _solution(plan, budget, solved, before, table, allow)
 
 
 _Waiting = tuple[tuple[float, int], int, _Candidate]
@@ -151,13 +151,13 @@ def _candidates(space: Space, group: list[Choice], budget: Budget) -> list[_Wait
     """The candidates that may fit, as a heap whose first is the fastest."""
     within = (c for c in group if space.floor(c) <= budget.usable_bytes)
     candidates = (_candidate(*c, budget) for c in space.plans(within))
-    found = [(one.rank, number, one) for number, one in enumerate(candidates)]
-    heapq.heapify(found)
-    return found
+    heap = [(candidate.rank, number, candidate) for number, candidate in enumerate(candidates)]
+    heapq.heapify(heap)
+    return heap
 
 
 def _first_halving(plan: Plan, candidate: Plan) -> bool:
-    """Whether a candidate for `plan` has its evaluation batch, so that halving it is one more change."""
+    """Whether `candidate` has the evaluation batch of `plan`, so that halving it changes one more setting."""
     return candidate.train.evaluation_batch_size == plan.train.evaluation_batch_size
 
 
@@ -183,31 +183,41 @@ def faster(
     None if it is less than `WORTH_TELLING`, or if `found` does not fit."""
     if not found.fits:
         return None
-    now = _seconds(found.plan, budget)
-    ways: list[Faster] = []
-    for more in FASTER_IF:
-        if not more - frozenset(found.allowed):
+    seconds = _seconds(found.plan, budget)
+    faster_plans: list[Faster] = []
+    for results_changed in FASTER_IF:
+        if not results_changed - frozenset(found.allowed):
             continue
-        other = fit(plan, budget, keep, price, more | frozenset(found.allowed), devices)
-        wanted = other.after.verdict is Verdict.FITS or found.after.verdict is Verdict.TIGHT
-        if not other.fits or not wanted or not set(other.allowed) <= more | set(found.allowed):
+        other = fit(plan, budget, keep, price, results_changed | frozenset(found.allowed), devices)
+        comparable = other.after.verdict is Verdict.FITS or found.after.verdict is Verdict.TIGHT
+        if (
+            not other.fits
+            or not comparable
+            or not set(other.allowed) <= results_changed | set(found.allowed)
+        ):
             continue
         changed = {row.result_of(row.value(plan), row.value(other.plan)) for row in FREE}
-        results = tuple(r for r in HARM if r in changed & more and r not in found.allowed)
+        results = tuple(
+            r for r in HARM if r in changed & results_changed and r not in found.allowed
+        )
         if results:
-            speedup = now / _seconds(other.plan, budget)
-            ways.append(Faster(results=results, plan=other.plan, speedup=speedup))
-    most = max((way.speedup for way in ways), default=0.0)
+            speedup = seconds / _seconds(other.plan, budget)
+            faster_plans.append(Faster(results=results, plan=other.plan, speedup=speedup))
+    most = max((faster_plan.speedup for faster_plan in faster_plans), default=0.0)
     if most < WORTH_TELLING:
         return None
-    return next(way for way in ways if way.speedup >= max(WORTH_TELLING, NEARLY * most))
+    return next(
+        faster_plan
+        for faster_plan in faster_plans
+        if faster_plan.speedup >= max(WORTH_TELLING, NEARLY * most)
+    )
 
 
-def _estimated(table: MemoryTable) -> int:
+def _estimated_bytes(table: MemoryTable) -> int:
     return table.device_bytes
 
 
-def _at_most(table: MemoryTable) -> int:
+def _most_bytes(table: MemoryTable) -> int:
     return table.at_most_bytes
 
 
@@ -216,14 +226,14 @@ def _least(
     budget: Budget,
     keep: frozenset[str],
     price: Price,
-    size: Callable[[MemoryTable], int] = _estimated,
+    size: Callable[[MemoryTable], int] = _estimated_bytes,
     enough: int = -1,
 ) -> tuple[Plan, MemoryTable]:
     """The plan of the least `size`, and among equals the one that changes least; or the first plan found whose size is
     at most `enough`. Plans that must be larger are skipped. Evaluation batches are halved while they are the peak."""
     best: tuple[tuple[int, int, int], Plan, MemoryTable] | None = None
-    found = [(number, one) for number, group in enumerate(space.groups()) for one in group]
-    for number, choice in sorted(found, key=lambda n: space.floor(n[1])):
+    choices = [(number, c) for number, group in enumerate(space.groups()) for c in group]
+    for number, choice in sorted(choices, key=lambda numbered: space.floor(numbered[1])):
         if best is not None and space.floor(choice) > best[0][0]:
             break
         for changed, changes in space.plans([choice]):
@@ -262,7 +272,7 @@ def smallest_device_fitted(
         if needs.get(device.kind, 0) > device.usable_bytes:
             continue
         space = Space(planned_on(plan, name), device, keep, allow, only_allowed=True)
-        _, table = _least(space, device, keep, table_of, _at_most, enough=device.usable_bytes)
+        _, table = _least(space, device, keep, table_of, _most_bytes, enough=device.usable_bytes)
         if table.verdict is Verdict.FITS:
             return name
         needs[device.kind] = table.at_most_bytes

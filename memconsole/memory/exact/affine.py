@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import msgspec
 
-from memconsole.memory.activations.kernels import CAPPED_QUERIES, in_parts
+from memconsole.memory.activations.kernels import CAPPED_QUERIES, attends_in_parts
 from memconsole.memory.activations.torch_masks import MASK_ALIGNMENT
 from memconsole.memory.activations.torch_timeline import CHUNK_TOKENS, EMBEDDING_FEW
 from memconsole.memory.exact.timeline import AffineMoment, AffineTimeline, Exact, ExactPhase
@@ -158,7 +158,7 @@ def _regime(plan: Plan, model: Model, kind: str) -> tuple[str, ...]:
     tokens, cut = batch * length, a.windowed(length)
     parts = [f"rows={'one' if batch == 1 else 'many'}", f"chunks={chunks(tokens)}"]
     parts.append(f"windowed={cut}")
-    if in_parts(plan, a):
+    if attends_in_parts(plan, a):
         parts.append(f"queries={'part' if length > CAPPED_QUERIES else 'all'}")
     if kind in ("gpu", "rocm"):
         parts.append(f"embedding={_embedding(tokens, a)}")

@@ -59,6 +59,15 @@ class Block:
         self.before: Block | None = None
         self.after: Block | None = None
 
+    def cut(self, size: int, *, mapped: bool) -> Block:
+        """Shorten this block to its first `size` bytes. Returns a new block of the other bytes, linked behind it."""
+        rest = Block(self.address + size, self.size - size, self.segment, mapped)
+        rest.before, rest.after = self, self.after
+        if self.after is not None:
+            self.after.before = rest
+        self.after, self.size = rest, size
+        return rest
+
 
 def replay(
     events: Sequence[int],
@@ -84,7 +93,7 @@ def replay(
         completes = True
     except OutOfMemoryError:
         completes = False
-    return Replayed(completes, allocator.most_allocated, allocator.most_reserved)
+    return Replayed(completes, allocator.peak_allocated, allocator.peak_reserved)
 
 
 def least_capacity(events: Sequence[int], sizes: Sequence[int]) -> int:
@@ -92,8 +101,8 @@ def least_capacity(events: Sequence[int], sizes: Sequence[int]) -> int:
 
     It lies between the live peak and the bytes that are reserved without a limit.
     """
-    free = replay(events, sizes)
-    low, high = free.allocated_bytes - 1, free.reserved_bytes
+    unlimited = replay(events, sizes)
+    low, high = unlimited.allocated_bytes - 1, unlimited.reserved_bytes
     while high - low > max(SMALL_BUFFER, int(high * PRECISION)):
         middle = (low + high) // 2
         if replay(events, sizes, capacity=middle).completes:
@@ -137,7 +146,7 @@ class SegmentAllocator:
 
     def __init__(self, capacity: int | None) -> None:
         self.capacity = capacity
-        self.allocated = self.reserved = self.most_allocated = self.most_reserved = 0
+        self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
         self.pools = {True: Pool(True), False: Pool(False)}
         self.used: dict[int, Block] = {}
         """Blocks in use by the name given to `allocate`."""
@@ -150,21 +159,21 @@ class SegmentAllocator:
             return
         size = rounded(size)
         pool = self.pools[size <= SMALL_SIZE]
-        block = self.found(pool, size)
+        block = self.take_free(pool, size)
         if block is None:
-            block = self.grown(pool, size)
+            block = self.take_new(pool, size)
         if block is None:
-            self.give_back()
-            block = self.grown(pool, size)
+            self.return_free_memory()
+            block = self.take_new(pool, size)
         if block is None:
             raise OutOfMemoryError
-        left = block.size - size
-        if left >= MIN_BLOCK if self.splits_finely(pool) else left > SMALL_SIZE:
-            self._split(pool, block, size)
+        rest = block.size - size
+        if rest >= MIN_BLOCK if self.splits_from_512_bytes(pool) else rest > SMALL_SIZE:
+            pool.put(block.cut(size, mapped=True))
         block.used = True
         self.used[name] = block
         self.allocated += block.size
-        self.most_allocated = max(self.most_allocated, self.allocated)
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
 
     def release(self, name: int) -> None:
         """Free the block `name`, and merge it with free neighbours."""
@@ -175,15 +184,15 @@ class SegmentAllocator:
         self.allocated -= block.size
         self.join(self._pool_of(block), block)
 
-    def found(self, pool: Pool, size: int) -> Block | None:
-        """A free block taken from `pool`."""
+    def take_free(self, pool: Pool, size: int) -> Block | None:
+        """Take the smallest free block of at least `size` bytes from `pool`; None if there is none."""
         block = pool.best(size)
         if block is not None:
             pool.take(block)
         return block
 
-    def grown(self, pool: Pool, size: int) -> Block | None:
-        """A block in a new segment, or None if the device refuses."""
+    def take_new(self, pool: Pool, size: int) -> Block | None:
+        """Reserve a new segment and return it as one block; None if the device refuses."""
         if pool.small:
             length = SMALL_BUFFER
         elif size < MIN_LARGE:
@@ -197,10 +206,11 @@ class SegmentAllocator:
         self._end += length
         return block
 
-    def splits_finely(self, pool: Pool) -> bool:
+    def splits_from_512_bytes(self, pool: Pool) -> bool:
+        """Whether a remainder of 512 bytes becomes a block. Otherwise it must be larger than 1 MiB."""
         return pool.small
 
-    def give_back(self) -> None:
+    def return_free_memory(self) -> None:
         """Return every completely free segment to the device."""
         for pool in self.pools.values():
             for block in list(pool.blocks.values()):
@@ -213,7 +223,7 @@ class SegmentAllocator:
         if self.capacity is not None and self.reserved + size > self.capacity:
             return False
         self.reserved += size
-        self.most_reserved = max(self.most_reserved, self.reserved)
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
         return True
 
     def join(self, pool: Pool, block: Block) -> Block:
@@ -238,14 +248,6 @@ class SegmentAllocator:
     def _pool_of(self, block: Block) -> Pool:
         return self.pools[block.segment % 2 == 1]
 
-    def _split(self, pool: Pool, block: Block, size: int) -> None:
-        rest = Block(block.address + size, block.size - size, block.segment)
-        rest.before, rest.after = block, block.after
-        if block.after is not None:
-            block.after.before = rest
-        block.after, block.size = rest, size
-        pool.put(rest)
-
 
 class ExpandableAllocator(SegmentAllocator):
     """The allocator with one expandable segment for each pool and unlimited addresses.
@@ -254,53 +256,59 @@ class ExpandableAllocator(SegmentAllocator):
     """
 
     ENDLESS = 2**60
+    """The size of the unmapped block at a segment's end, which no trace fills."""
+    SMALL_START = 2**61
+    """The first address of the small pool's segment. The large pool's segment starts at 0."""
 
     def __init__(self, capacity: int | None) -> None:
         super().__init__(capacity)
         self._unmapped: dict[bool, list[Block]] = {}
         for small in (True, False):
             # The pools' address ranges do not overlap; the segment number identifies the pool.
-            block = Block(2**61 if small else 0, self.ENDLESS, int(small), mapped=False)
+            start = self.SMALL_START if small else 0
+            block = Block(start, self.ENDLESS, int(small), mapped=False)
             self._unmapped[small] = [block]
 
-    def splits_finely(self, pool: Pool) -> bool:
+    def splits_from_512_bytes(self, pool: Pool) -> bool:
         return True
 
-    def found(self, pool: Pool, size: int) -> Block | None:
-        """The smallest free block that is large enough. A block that can still grow counts with its largest size."""
+    def take_free(self, pool: Pool, size: int) -> Block | None:
+        """Take the smallest free block of at least `size` bytes. Unmapped bytes right behind a block count as its own."""
         at = bisect_left(pool.free, (size, -1))
         if at == len(pool.free):
             return None
         best = pool.blocks[pool.free[at][1]]
         for position in range(at + 1, len(pool.free)):
             following = pool.blocks[pool.free[position][1]]
-            if self._reach(following) >= self._reach(best):
+            if self._size_with_unmapped(following) >= self._size_with_unmapped(best):
                 break
             best = following
         pool.take(best)
         return best
 
-    def grown(self, pool: Pool, size: int) -> Block | None:
+    def take_new(self, pool: Pool, size: int) -> Block | None:
         """Map and return the lowest range of free or unmapped addresses that holds `size` bytes."""
         unmapped = self._unmapped[pool.small]
         for gap in unmapped:
             start = gap.before if gap.before is not None and not gap.before.used else gap
-            if self._room(start, size):
+            if self._has_room(start, size):
                 return self._map(pool, start, size)
         raise AssertionError("the last block of a segment has no end")
 
-    def give_back(self) -> None:
+    def return_free_memory(self) -> None:
         """Unmap the pages that lie completely inside free blocks."""
         for pool in self.pools.values():
             for block in list(pool.blocks.values()):
                 self._unmap(pool, block)
 
-    def _reach(self, block: Block) -> int:
+    def _size_with_unmapped(self, block: Block) -> int:
+        """Bytes of a free block and of the unmapped block behind it."""
         after = block.after
         return block.size + (after.size if after is not None and not after.mapped else 0)
 
     @staticmethod
-    def _room(start: Block, size: int) -> bool:
+    def _has_room(start: Block, size: int) -> bool:
+        """Whether at least `size` bytes from `start` on are free or unmapped."""
         total, block = 0, start
         while total < size:
             if block.used:
@@ -337,12 +345,7 @@ class ExpandableAllocator(SegmentAllocator):
         unmapped = self._unmapped[pool.small]
         at = next(i for i, block in enumerate(unmapped) if block is gap)
         if length < gap.size:
-            rest = Block(gap.address + length, gap.size - length, gap.segment, mapped=False)
-            rest.before, rest.after = gap, gap.after
-            if gap.after is not None:
-                gap.after.before = rest
-            gap.after, gap.size = rest, length
-            unmapped[at] = rest
+            unmapped[at] = gap.cut(length, mapped=False)
         else:
             del unmapped[at]
         gap.mapped = True
@@ -350,33 +353,21 @@ class ExpandableAllocator(SegmentAllocator):
 
     def _unmap(self, pool: Pool, block: Block) -> None:
         """Unmap the whole pages inside a free block; its other bytes stay mapped."""
-        base = 2**61 if pool.small else 0
+        base = self.SMALL_START if pool.small else 0
         first = base + -(-(block.address - base) // pool.page) * pool.page
         last = base + (block.address + block.size - base) // pool.page * pool.page
         if last <= first:
             return
         pool.take(block)
         self.reserved -= last - first
-        end = block.address + block.size
+        pages = block
         if first > block.address:
-            head = block
-            middle = Block(first, last - first, block.segment, mapped=False)
-            middle.before, middle.after = head, block.after
-            if block.after is not None:
-                block.after.before = middle
-            head.size, head.after = first - head.address, middle
-            pool.put(head)
-        else:
-            middle = block
-            middle.mapped, middle.size = False, last - first
-        if end > last:
-            tail = Block(last, end - last, block.segment)
-            tail.before, tail.after = middle, middle.after
-            if middle.after is not None:
-                middle.after.before = tail
-            middle.after = tail
-            pool.put(tail)
-        self._insert_gap(pool, middle)
+            pages = block.cut(first - block.address, mapped=True)
+            pool.put(block)
+        if pages.size > last - first:
+            pool.put(pages.cut(last - first, mapped=True))
+        pages.mapped = False
+        self._insert_gap(pool, pages)
 
     def _insert_gap(self, pool: Pool, gap: Block) -> None:
         """Merge an unmapped block with unmapped neighbours."""

@@ -120,13 +120,13 @@ def update_bytes(
     optimizer: str,
     shape: tuple[int, ...],
     *,
-    visiting: bool,
+    offloaded: bool,
     compressed: bool = False,
     rounded: bool = False,
     outside: bool = False,
     matrices: int = 1,
 ) -> int:
-    """Temporary bytes of updating one weight alone in torch. `visiting`: its state is copied from the host.
+    """Temporary bytes of updating one weight alone in torch. `offloaded`: its state is copied from the host.
     `compressed`: its moments are in bf16. `rounded`: matrices are stored in bf16. `outside`: it is not in a block.
     `matrices`: how many it holds."""
     size = math.prod(shape)
@@ -148,14 +148,14 @@ def update_bytes(
     )
     if optimizer == "muon" and (outside or not matrix):
         optimizer = "adamw"
-    visitor = state_bytes(optimizer, one, compressed=compressed) if visiting else 0
+    copied_state = state_bytes(optimizer, one, compressed=compressed) if offloaded else 0
     if rounded and matrix:
-        return visitor + rounded_temporaries(kind, optimizer, one, compressed=compressed)
+        return copied_state + rounded_temporaries(kind, optimizer, one, compressed=compressed)
     if compressed:
-        return visitor + compressed_temporaries("torch", kind, optimizer, one)
+        return copied_state + compressed_temporaries("torch", kind, optimizer, one)
     if optimizer == "adafactor" and not matrix:
-        return visitor
-    return visitor + step_temporaries("torch", kind, optimizer, one)
+        return copied_state
+    return copied_state + step_temporaries("torch", kind, optimizer, one)
 
 
 def rounded_temporaries(kind: str, optimizer: str, one: Group, *, compressed: bool) -> int:

@@ -17,7 +17,7 @@ from memconsole.memory.exact import affine
 from memconsole.memory.exact.sharpen import KnownExact
 from memconsole.memory.exact.timeline import AffineTimeline, Exact
 from memconsole.memory.tracers.question import TracedPlan, traced_plan
-from memconsole.memory.tracers.thread import ExactRequest, Patience, TracerThread
+from memconsole.memory.tracers.thread import ExactRequest, TimeLimits, TracerThread
 from memconsole.memory.tracers.tracer import tracer_modules
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
@@ -96,18 +96,18 @@ class ExactBook:
         folder: Path | None = None,
         tracers: Callable[[], Mapping[str, str]] = tracer_modules,
         environment: Mapping[str, str] | None = None,
-        patience: Patience | None = None,
+        limits: TimeLimits | None = None,
     ) -> None:
         """`folder` holds the store; None means the user's cache folder. `environment` is for the tracer processes."""
         self._on_news = on_news
         self._cache = ExactCache()
         self._tracing = TracerThread(
             self._cache,
-            self._tell,
+            self._notify,
             folder=folder,
             tracers=tracers,
             environment=environment,
-            patience=patience or Patience(),
+            limits=limits or TimeLimits(),
         )
         self._request: ExactRequest | None = None
         self._changed = threading.Condition()
@@ -139,7 +139,7 @@ class ExactBook:
         if not self._tracing.running:
             self._tracing.start()
             atexit.register(self.close)
-        self._tracing.take(self._request)
+        self._tracing.replace_request(self._request)
 
     def progress(self, plan: Plan, budget: Budget) -> Progress:
         """The progress of `plan`, if it was the last plan requested."""
@@ -176,7 +176,7 @@ class ExactBook:
         atexit.unregister(self.close)
         self._tracing.close()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self._changed:
             self._news += 1
             self._changed.notify_all()

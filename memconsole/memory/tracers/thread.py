@@ -1,6 +1,6 @@
 """The thread that sends plans to the tracers, one at a time: first the current plan, then its neighbours when idle.
 
-It sleeps while there is nothing to do. Everything except `start`, `take`, `rest` and `close` runs on this thread.
+It sleeps while there is nothing to do. Everything except `start`, `replace_request`, `rest` and `close` runs on this thread.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.user_folders import NoHomeError, cache_folder
 
 TRIES = 2
-"""How often a question is asked in all if the tracer dies of it."""
+"""The most times that one question is sent to tracers, if each tracer ends without an answer."""
 
 
-class Patience(msgspec.Struct, frozen=True, kw_only=True):
+class TimeLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Time limits in seconds."""
 
     superseded: float = 1.0
@@ -65,15 +65,15 @@ class Answers(Protocol):
     def settled(self, traced: TracedPlan, *, loosely: bool = False) -> bool: ...
 
 
-class _Asked(msgspec.Struct):
+class _PendingQuestion(msgspec.Struct):
     """A question that was sent to a tracer and is not answered yet."""
 
     traced: TracedPlan
     tracer: Tracer
-    at: float
+    sent_at: float
     superseded_at: float | None = None
-    doubtful: bool = False
-    """True once a newer question superseded this one: the tracer may then skip it."""
+    may_be_skipped: bool = False
+    """True once a newer question superseded this one. An answer without numbers is then no problem of the plan."""
 
 
 class _Stop:
@@ -90,20 +90,20 @@ class TracerThread:
     def __init__(
         self,
         answers: Answers,
-        tell: Callable[[], None],
+        notify: Callable[[], None],
         *,
         folder: Path | None,
         tracers: Callable[[], Mapping[str, str]],
         environment: Mapping[str, str] | None,
-        patience: Patience,
+        limits: TimeLimits,
     ) -> None:
-        """`tell` is called after each new result. `tracers` returns the tracer modules by backend."""
+        """`notify` is called after each new result. `tracers` returns the tracer modules by backend."""
         self._answers = answers
-        self._tell = tell
+        self._notify = notify
         self._folder = folder
         self._find_tracers = tracers
         self._environment = environment
-        self._patience = patience
+        self._limits = limits
         self._inbox: queue.SimpleQueue[
             ExactRequest | _Stop | _Rest | tuple[Tracer, TracerAnswer | TracerEnded]
         ]
@@ -112,11 +112,11 @@ class TracerThread:
         self._stores: dict[str, ExactStore] = {}
         self._tracers: dict[str, Tracer] = {}
         self._request: ExactRequest | None = None
-        self._recalled: ExactRequest | None = None
+        self._last_read: ExactRequest | None = None
         self._neighbours: tuple[TracedPlan, ...] = ()
-        self._asked: dict[int, _Asked] = {}
+        self._pending: dict[int, _PendingQuestion] = {}
         self._tries: dict[str, int] = {}
-        self._read: set[str] = set()
+        self._keys_read: set[str] = set()
         self._busy_at = time.monotonic()
         self._last_id = 0
         self._thread: threading.Thread | None = None
@@ -130,7 +130,7 @@ class TracerThread:
         self._thread = threading.Thread(target=self._work, name="exact", daemon=True)
         self._thread.start()
 
-    def take(self, request: ExactRequest) -> None:
+    def replace_request(self, request: ExactRequest) -> None:
         """Replace the current request by this one."""
         self._inbox.put(request)
 
@@ -147,17 +147,17 @@ class TracerThread:
 
     def _work(self) -> None:
         try:
-            while self._attend():
-                self._step(time.monotonic())
+            while self._handle_messages():
+                self._advance(time.monotonic())
         finally:
             for tracer in self._tracers.values():
                 tracer.kill()
             for tracer in self._tracers.values():
                 tracer.join(1.0)
             self._tracers.clear()
-            self._asked.clear()
+            self._pending.clear()
 
-    def _attend(self) -> bool:
+    def _handle_messages(self) -> bool:
         """Handle all messages in the inbox; wait for one, but not longer than `_seconds_to_wait` says. False ends the thread."""
         try:
             items = [self._inbox.get(timeout=self._seconds_to_wait(time.monotonic()))]
@@ -175,28 +175,30 @@ class TracerThread:
             elif isinstance(item, ExactRequest):
                 self._request = item
             else:
-                self._hear(*item)
-        if self._request is not None and self._request is not self._recalled:
-            self._recalled = self._request
-            self._recall(self._request)
+                self._handle_answer(*item)
+        if self._request is not None and self._request is not self._last_read:
+            self._last_read = self._request
+            self._read_stored(self._request)
         return True
 
     def _seconds_to_wait(self, now: float) -> float | None:
         """Seconds until the next time limit expires; None if no limit is running."""
-        moments = [asked.at + self._patience.longest for asked in self._asked.values()]
-        moments += [self._too_long(a) for a in self._asked.values() if a.superseded_at is not None]
-        if not self._asked and self._tracers:
-            moments.append(self._busy_at + self._patience.idle)
+        moments = [question.sent_at + self._limits.longest for question in self._pending.values()]
+        moments += [
+            self._kill_time(q) for q in self._pending.values() if q.superseded_at is not None
+        ]
+        if not self._pending and self._tracers:
+            moments.append(self._busy_at + self._limits.idle)
         return max(0.01, min(moments) - now) if moments else None
 
-    def _too_long(self, asked: _Asked) -> float:
+    def _kill_time(self, question: _PendingQuestion) -> float:
         """The time at which the tracer of a superseded question is to be killed."""
-        end = (asked.superseded_at or 0.0) + self._patience.superseded
-        if not asked.tracer.answered:
-            end = max(end, asked.tracer.started_at + self._patience.starting)
+        end = (question.superseded_at or 0.0) + self._limits.superseded
+        if not question.tracer.answered:
+            end = max(end, question.tracer.started_at + self._limits.starting)
         return end
 
-    def _recall(self, request: ExactRequest) -> None:
+    def _read_stored(self, request: ExactRequest) -> None:
         """Build the request's neighbours, and read all stored answers for them and for the plan."""
         around = []
         for neighbour in request.neighbours:
@@ -205,35 +207,35 @@ class TracerThread:
             except PlanError:
                 continue
         self._neighbours = tuple(around)
-        store, found = self._store(request.traced.plan.backend), False
+        store, has_new_answers = self._store(request.traced.plan.backend), False
         for traced in (request.traced, *around):
-            if store is None or traced.key in self._read or self._answers.settled(traced):
+            if store is None or traced.key in self._keys_read or self._answers.settled(traced):
                 continue
-            self._read.add(traced.key)
+            self._keys_read.add(traced.key)
             for stored in (store.read(traced.structure), store.read(traced.key)):
                 if stored is not None:
-                    found = True
+                    has_new_answers = True
                     self._answers.keep(traced, stored.exact, stored.timeline)
-        if found:
-            self._tell()
+        if has_new_answers:
+            self._notify()
 
-    def _hear(self, tracer: Tracer, heard: TracerAnswer | TracerEnded) -> None:
+    def _handle_answer(self, tracer: Tracer, message: TracerAnswer | TracerEnded) -> None:
         """Handle an answer or the end of a tracer process."""
         self._busy_at = time.monotonic()
-        if isinstance(heard, TracerEnded):
-            self._bury(tracer, heard.reason)
+        if isinstance(message, TracerEnded):
+            self._handle_end(tracer, message.reason)
             return
-        asked = self._asked.pop(heard.id, None)
-        if asked is None:
+        question = self._pending.pop(message.id, None)
+        if question is None:
             return
-        traced = asked.traced
+        traced = question.traced
         self._tries.pop(traced.key, None)
-        if heard.exact is not None or heard.timeline is not None:
-            self._answers.keep(traced, heard.exact, heard.timeline)
-            self._write(traced, heard)
-        elif not asked.doubtful:
-            self._answers.problems[traced.key] = heard.problem or "the tracer returned no result"
-        self._tell()
+        if message.exact is not None or message.timeline is not None:
+            self._answers.keep(traced, message.exact, message.timeline)
+            self._write(traced, message)
+        elif not question.may_be_skipped:
+            self._answers.problems[traced.key] = message.problem or "the tracer returned no result"
+        self._notify()
 
     def _write(self, traced: TracedPlan, answer: TracerAnswer) -> None:
         store = self._store(traced.plan.backend)
@@ -244,58 +246,59 @@ class TracerThread:
         if answer.timeline is not None and answer.timeline.only is None:
             store.write(StoredAnswer(key=traced.structure, timeline=answer.timeline))
 
-    def _bury(self, tracer: Tracer, reason: str) -> None:
+    def _handle_end(self, tracer: Tracer, reason: str) -> None:
         """Handle a tracer that ended by itself. Its questions are asked again until `TRIES` is reached."""
         if self._tracers.get(tracer.backend) is tracer:
             del self._tracers[tracer.backend]
-        for asked in self._forget(tracer):
-            key = asked.traced.key
-            if asked.superseded_at is not None:
+        for question in self._forget(tracer):
+            key = question.traced.key
+            if question.superseded_at is not None:
                 continue
             self._tries[key] = self._tries.get(key, 0) + 1
             if self._tries[key] >= TRIES:
                 del self._tries[key]
                 self._answers.problems[key] = reason
-                self._tell()
+                self._notify()
 
-    def _step(self, now: float) -> None:
+    def _advance(self, now: float) -> None:
         """Abandon questions that take too long, and send the next one."""
-        for asked in list(self._asked.values()):
-            if now - asked.at >= self._patience.longest:
-                self._kill(asked.tracer)
-                minutes = self._patience.longest / 60
-                self._answers.problems[asked.traced.key] = f"no answer in {minutes:.0f} minutes"
-                self._tell()
+        for question in list(self._pending.values()):
+            if now - question.sent_at >= self._limits.longest:
+                self._kill(question.tracer)
+                minutes = self._limits.longest / 60
+                self._answers.problems[question.traced.key] = f"no answer in {minutes:.0f} minutes"
+                self._notify()
         if self._request is not None and self._request.trace:
-            self._pursue(self._request, now)
-        if not self._asked and now - self._busy_at >= self._patience.idle:
+            self._ask_next(self._request, now)
+        if not self._pending and now - self._busy_at >= self._limits.idle:
             for tracer in list(self._tracers.values()):
                 self._kill(tracer)
 
-    def _pursue(self, request: ExactRequest, now: float) -> None:
+    def _ask_next(self, request: ExactRequest, now: float) -> None:
+        """Send the requested plan to its tracer if its answer is missing, else the next neighbour if no tracer is busy."""
         urgent = not self._answers.settled(request.traced)
         wanted = request.traced if urgent else self._next_neighbour(request, now)
         if wanted is None:
             return
         if urgent:
-            self._make_way(wanted, now)
+            self._supersede_others(wanted, now)
         # If the wanted plan is already being traced as a neighbour, that trace continues.
-        present = any(asked.traced.key == wanted.key for asked in self._asked.values())
-        if not present and (urgent or not self._asked):
+        present = any(question.traced.key == wanted.key for question in self._pending.values())
+        if not present and (urgent or not self._pending):
             self._send(wanted, urgent, now)
 
-    def _make_way(self, wanted: TracedPlan, now: float) -> None:
+    def _supersede_others(self, wanted: TracedPlan, now: float) -> None:
         """Mark the questions that block an urgent one as superseded, and kill tracers that overran their limit."""
-        for asked in list(self._asked.values()):
-            if asked.traced.key == wanted.key:
-                asked.superseded_at = None
-            elif asked.superseded_at is None:
-                asked.superseded_at, asked.doubtful = now, True
-            elif now >= self._too_long(asked):
-                self._kill(asked.tracer)
+        for question in list(self._pending.values()):
+            if question.traced.key == wanted.key:
+                question.superseded_at = None
+            elif question.superseded_at is None:
+                question.superseded_at, question.may_be_skipped = now, True
+            elif now >= self._kill_time(question):
+                self._kill(question.tracer)
 
     def _next_neighbour(self, request: ExactRequest, now: float) -> TracedPlan | None:
-        if now - request.since > self._patience.neighbours:
+        if now - request.since > self._limits.neighbours:
             return None
         for loosely in (True, False):  # First plans with no answer, then those without a replay.
             for traced in self._neighbours:
@@ -307,10 +310,10 @@ class TracerThread:
         backend = traced.plan.backend
         tracer = self._tracers.get(backend) or self._start(traced)
         if tracer is None:
-            self._tell()
+            self._notify()
             return
         self._last_id += 1
-        self._asked[self._last_id] = _Asked(traced, tracer, now)
+        self._pending[self._last_id] = _PendingQuestion(traced, tracer, now)
         self._busy_at = now
         tracer.ask(
             TracerQuestion(
@@ -329,15 +332,16 @@ class TracerThread:
         problem = f"no tracer is installed for the {backend} backend"
         if module is not None:
             try:
-                self._tracers[backend] = Tracer(backend, module, self._heard, self._environment)
+                self._tracers[backend] = Tracer(backend, module, self._post, self._environment)
                 return self._tracers[backend]
             except OSError as error:
                 problem = f"the {backend} tracer did not start: {error}"
         self._answers.problems[traced.key] = problem
         return None
 
-    def _heard(self, tracer: Tracer, heard: TracerAnswer | TracerEnded) -> None:
-        self._inbox.put((tracer, heard))
+    def _post(self, tracer: Tracer, message: TracerAnswer | TracerEnded) -> None:
+        """Put a tracer's message into the inbox; called on the thread that reads from the tracer."""
+        self._inbox.put((tracer, message))
 
     def _kill(self, tracer: Tracer) -> None:
         """Kill a tracer and forget the questions it was asked."""
@@ -346,10 +350,12 @@ class TracerThread:
             del self._tracers[tracer.backend]
         self._forget(tracer)
 
-    def _forget(self, tracer: Tracer) -> list[_Asked]:
+    def _forget(self, tracer: Tracer) -> list[_PendingQuestion]:
         """Remove and return the unanswered questions of a tracer."""
-        numbers = [number for number, asked in self._asked.items() if asked.tracer is tracer]
-        return [self._asked.pop(number) for number in numbers]
+        numbers = [
+            number for number, question in self._pending.items() if question.tracer is tracer
+        ]
+        return [self._pending.pop(number) for number in numbers]
 
     def _module(self, backend: str) -> str | None:
         if self._modules is None:

@@ -62,7 +62,7 @@ __all__ = [
     "preset",
     "presets",
     "ratings_to_count",
-    "with_own_sizes",
+    "with_all_sizes",
     "with_sizes",
 ]
 
@@ -144,7 +144,7 @@ def architecture(plan: Plan) -> Architecture:
     """
     entry = models().get(plan.model.name)
     if entry is None:
-        return read_architecture(_found_model(plan.model.name))
+        return read_architecture(_model_directory(plan.model.name))
     if entry.task != "language":
         raise PlanError(
             f"model.name = {quote(entry.name)}: learns {entry.task}, not language", "model.name"
@@ -186,23 +186,23 @@ def with_sizes(plan: Plan) -> Plan:
         return _with_items(plan, entry.recommender)
     if entry is None or entry.regressor is None or (chosen.features and chosen.outputs):
         return plan
-    found = window_sizes(_where(plan))
-    own = entry.regressor.features, entry.regressor.outputs
-    if found is None or (found.features, found.outputs) == own:
+    windows = window_sizes(_where(plan))
+    of_catalog = entry.regressor.features, entry.regressor.outputs
+    if windows is None or (windows.features, windows.outputs) == of_catalog:
         return plan
-    features, outputs = chosen.features or found.features, chosen.outputs or found.outputs
+    features, outputs = chosen.features or windows.features, chosen.outputs or windows.outputs
     return replace(plan, {"model.features": features, "model.outputs": outputs})
 
 
-def with_own_sizes(plan: Plan) -> Plan:
-    """`plan` of a run, whose model does not depend on its data: a recommender's sizes that it leaves open are those of the
-    catalog."""
+def with_all_sizes(plan: Plan) -> Plan:
+    """`plan` of a run with all sizes of its model set. A run's model does not depend on its data: sizes of a recommender
+    that the plan leaves open are those of the catalog."""
     entry, chosen = models().get(plan.model.name), plan.model
     if entry is None or entry.recommender is None:
         return plan
-    own = entry.recommender
-    sizes = chosen.items or own.items, chosen.clusters or own.clusters
-    return replace(plan, {"model.items": sizes[0], "model.clusters": sizes[1]})
+    items = chosen.items or entry.recommender.items
+    clusters = chosen.clusters or entry.recommender.clusters
+    return replace(plan, {"model.items": items, "model.clusters": clusters})
 
 
 def ratings_to_count(plan: Plan) -> Path | None:
@@ -230,8 +230,8 @@ def _with_items(plan: Plan, entry: RecommenderEntry) -> Plan:
         if count is None:
             return plan
         items = max(LEAST_ITEMS, count)
-    own = entry.clusters if items == entry.items else round(math.sqrt(items))
-    return replace(plan, {"model.items": items, "model.clusters": plan.model.clusters or own})
+    clusters = entry.clusters if items == entry.items else round(math.sqrt(items))
+    return replace(plan, {"model.items": items, "model.clusters": plan.model.clusters or clusters})
 
 
 def _where(plan: Plan) -> str:
@@ -261,7 +261,7 @@ def _recommender(plan: Plan, entry: RecommenderEntry) -> Recommender:
     if isinstance(decoder, str):
         known = models().get(decoder)
         if known is None:
-            decoder = read_architecture(_found_model(decoder, "model.decoder"))
+            decoder = read_architecture(_model_directory(decoder, "model.decoder"))
         elif known.architecture is None:
             raise PlanError(
                 f"model.decoder = {quote(decoder)}: expected a language model of a fixed size",
@@ -291,11 +291,11 @@ def model_directory(plan: Plan) -> str | None:
     """
     entry = models().get(plan.model.name)
     if entry is None:
-        return _found_model(plan.model.name)
+        return _model_directory(plan.model.name)
     decoder = plan.model.decoder if entry.recommender is not None else None
     if decoder is None or decoder in models():
         return None
-    return _found_model(decoder, "model.decoder")
+    return _model_directory(decoder, "model.decoder")
 
 
 def catalog_device(name: str) -> CatalogDevice:
@@ -349,18 +349,19 @@ def choose(plan: Plan, key: str, value: object) -> Plan:
     return replace(plan, changes)
 
 
-def _found_model(name: str, key: str = "model.name") -> str:
-    found = find_model(name, key)
-    if found is None and looks_like_path(name):
+def _model_directory(name: str, key: str = "model.name") -> str:
+    """The directory of a model that is not in the catalog. Raises `PlanError`, which names the setting `key`."""
+    directory = find_model(name, key)
+    if directory is None and looks_like_path(name):
         hint = nearest(Path(name).name, models())
         raise PlanError(f"{key} = {quote(name)}: no such directory{hint}", key)
-    if found is None:
+    if directory is None:
         raise PlanError(
             f"{key} = {quote(name)}: not a catalog model, a directory with a config.json, "
             f"or a hub id like owner/name{nearest(Path(name).name, models()) or _some(models())}",
             key,
         )
-    return found
+    return directory
 
 
 def _some(names: Mapping[str, object]) -> str:

@@ -24,7 +24,7 @@ from memconsole.runs.act import slurm, together
 from memconsole.runs.act.supervise import daemon
 from memconsole.runs.act.supervise.spawn import TrainerCommand, trainer_command
 from memconsole.runs.act.supervise.supervision import POLL_SECONDS, Supervisor, say
-from memconsole.runs.act.supervise.supervisor import announce, see_through
+from memconsole.runs.act.supervise.supervisor import announce, watch_to_the_end
 from memconsole.runs.act.trainer.attempt import STOPPING
 from memconsole.runs.record import files, requests
 from memconsole.runs.record.checkpoints.manifest import step_of
@@ -36,13 +36,13 @@ from memconsole.runs.record.records import ERROR, EXIT
 from memconsole.runs.record.requests import Request
 from memconsole.runs.record.states import Verdict
 
-PATIENCE_SECONDS = 90.0
-"""How long to wait for the processes of the job's previous start to end, before this one gives up."""
+PREVIOUS_START_SECONDS = 90.0
+"""How long a start waits for the processes of the job's previous start to end, before it fails."""
 LEAVING_SECONDS = 120.0
 """How long Slurm may take to end this job after it was put back into the queue."""
 TIME_LIMIT = "Slurm (the time limit is near)"
 ENDING = "Slurm (the job is cancelled or preempted)"
-_heard: list[str] = []
+_signalled: list[str] = []
 """Who asked to stop, by signals that have not been served yet."""
 
 
@@ -63,8 +63,8 @@ class JobSupervisor(Supervisor):
         self._asked: set[str] = set()
 
     def _tick(self) -> None:
-        while _heard:
-            who = _heard.pop(0)
+        while _signalled:
+            who = _signalled.pop(0)
             if who not in self._asked:
                 self._asked.add(who)
                 self._ask_to_stop(who)
@@ -94,7 +94,7 @@ class JobSupervisor(Supervisor):
         if self._nodes == 1 or code is None or code - 128 not in set(signal.Signals):
             return code, number
         with contextlib.suppress(OSError):
-            # Of a process that lost touch with the one that died.
+            # A process that lost its connection to the one that died has recorded that as an error.
             (self.path / ERROR).unlink()
         return None, signal.Signals(code - 128)
 
@@ -131,20 +131,20 @@ def main(command: TrainerCommand = trainer_command) -> int:
     if len(sys.argv) != 2:
         print("usage: python -m memconsole.runs.act.in_job RUN_DIRECTORY", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGUSR1, _hear)
-    signal.signal(signal.SIGTERM, _hear)
-    signal.signal(signal.SIGINT, _hear)
+    signal.signal(signal.SIGUSR1, _on_signal)
+    signal.signal(signal.SIGTERM, _on_signal)
+    signal.signal(signal.SIGINT, _on_signal)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     run = RunDirectory(Path(sys.argv[1]).resolve(strict=True))
     os.umask(0o077)
     os.chdir("/")
     daemon.adopt_descendants()
     try:
-        supervisor = _started(run, command)
+        supervisor = _start_attempt(run, command)
     except (RunError, locks.LockHeld, OSError, ValueError) as error:
         say(str(error))
         return 1
-    supervisor = see_through(supervisor, command)
+    supervisor = watch_to_the_end(supervisor, command)
     try:
         code = _leave(supervisor)
     finally:
@@ -155,12 +155,12 @@ def main(command: TrainerCommand = trainer_command) -> int:
     return code
 
 
-def _started(run: RunDirectory, command: TrainerCommand) -> JobSupervisor:
-    """The supervisor of a new attempt. Waits for processes of an earlier start that Slurm has not ended yet.
+def _start_attempt(run: RunDirectory, command: TrainerCommand) -> JobSupervisor:
+    """Start a new attempt and return its supervisor. Waits for processes of an earlier start that Slurm has not ended yet.
 
     Raises `RunError`, `locks.LockHeld` and `OSError`.
     """
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + PREVIOUS_START_SECONDS
     while True:
         supervisor = None
         try:
@@ -170,7 +170,7 @@ def _started(run: RunDirectory, command: TrainerCommand) -> JobSupervisor:
         except (RunError, locks.LockHeld):
             if supervisor is not None:
                 supervisor.close()
-            if time.monotonic() >= deadline or _heard or not _still_held(run):
+            if time.monotonic() >= deadline or _signalled or not _still_held(run):
                 raise
             time.sleep(1.0)
 
@@ -205,8 +205,8 @@ def _leave(supervisor: JobSupervisor) -> int:
     return ExitCode.STOPPED
 
 
-def _hear(number: int, frame: FrameType | None) -> None:
-    _heard.append(TIME_LIMIT if number == signal.SIGUSR1 else ENDING)
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    _signalled.append(TIME_LIMIT if number == signal.SIGUSR1 else ENDING)
 
 
 if __name__ == "__main__":

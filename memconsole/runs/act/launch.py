@@ -60,10 +60,10 @@ def launch(
     run = create_run(plan, name, environment, by_recipe)
     try:
         restart.check_room(run)
-        _keep_base(run, plan)
+        _copy_base_model(run, plan)
         if estimate is not None:
             _write_estimate(run, estimate)
-        _keep_source(run, plan)
+        _copy_frozen_weights(run, plan)
         if after is not None:
             waiting.wait_for(run, after)
         if plan.launch.on == "slurm":
@@ -95,8 +95,8 @@ def _write_estimate(run: RunDirectory, estimate: bytes) -> None:
         raise WriteError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def _keep_base(run: RunDirectory, plan: Plan) -> None:
-    """Keep the files of the model that is fine-tuned in the run. Raises `RunError`."""
+def _copy_base_model(run: RunDirectory, plan: Plan) -> None:
+    """Copy the files of the model that is fine-tuned into the run. Raises `RunError`."""
     try:
         base.keep(run, plan)
     except OSError as error:
@@ -105,12 +105,12 @@ def _keep_base(run: RunDirectory, plan: Plan) -> None:
         ) from None
 
 
-def _keep_source(run: RunDirectory, plan: Plan) -> None:
-    """Keep frozen weights of another run in this one. Raises `RunError`."""
+def _copy_frozen_weights(run: RunDirectory, plan: Plan) -> None:
+    """Copy frozen weights of another run into this one, and make the run's plan refer to the copy. Raises `RunError`."""
     try:
-        kept = borrowed.keep(run, plan)
-        if kept != plan:
-            run.write_plan(kept)
+        changed = borrowed.keep(run, plan)
+        if changed != plan:
+            run.write_plan(changed)
     except (OSError, PlanError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise RunError(
@@ -127,12 +127,12 @@ def resume(
     changed: Plan | None = None,
     after: RunDirectory | None = None,
 ) -> int:
-    """Start the next attempt of a run that has ended, or submit it; or have it start once the run `after` has ended.
-    Returns its number.
+    """Start the next attempt of a run that has ended. Returns the attempt's number.
 
-    With `changed_data` the user agrees to continue although the data have changed; with
-    `from_scratch`, to begin again if no intact checkpoint is left. A `changed` plan differs in
-    settings that `plan.training.resuming` allows. It replaces the run's plan; the first plan is kept beside it.
+    A run of a cluster is submitted as a job. With `after`, the attempt starts once that run has ended. With
+    `changed_data` the user agrees to continue although the data have changed; with `from_scratch`, to begin again
+    if no intact checkpoint is left. A `changed` plan differs in settings that `plan.training.resuming` allows. It
+    replaces the run's plan; the first plan is kept beside it.
 
     Raises `RunError` if the run or an orphan of it is alive, if the run is finished and the plan is
     not changed, if its plan was refused before anything was trained, if its disk is full, and if no
@@ -140,12 +140,12 @@ def resume(
     """
     wake(run)
     with restart.alone(run):
-        number = _resumed(run, changed_data, from_scratch, changed, after)
+        number = _resume_alone(run, changed_data, from_scratch, changed, after)
     start_trackers(run)
     return number
 
 
-def _resumed(
+def _resume_alone(
     run: RunDirectory,
     changed_data: bool,
     from_scratch: bool,
@@ -153,6 +153,35 @@ def _resumed(
     after: RunDirectory | None,
 ) -> int:
     """`resume`, while nobody else resumes the run."""
+    _check_resumable(run, changed)
+    plan = changed or run.read_plan()
+    check_packages(plan)
+    if after is not None:
+        waiting.check_after(plan, after, run)
+    _check_cache(plan)
+    check_trackers(plan)
+    restart.check_room(run)
+    if from_scratch:
+        restart.set_damaged_aside(run)
+    else:
+        restart.check_checkpoint(run)
+    if changed is not None:
+        _change_plan(run, changed)
+    if changed_data:
+        _agree_to_changed_data(run)
+    if after is None:
+        waiting.stop_waiting(run)
+    else:
+        waiting.wait_for(run, after)
+    if plan.launch.on == "slurm":
+        return slurm.submit(run, plan).attempts_before + 1
+    with contextlib.suppress(FileNotFoundError):
+        run.job_path.unlink()
+    return start_supervisor(run, "--resume")
+
+
+def _check_resumable(run: RunDirectory, changed: Plan | None) -> None:
+    """Raise `RunError` if the run lives, if it is finished and its plan is not `changed`, or if its plan was refused."""
     now = settled(run)
     if now.live:
         raise RunError(f"run {run.id} is {now.state}; attach to it, or stop it first")
@@ -172,37 +201,16 @@ def _resumed(
             f"run {run.id} trained nothing: {why}; to train it, changed where needed: "
             f"memconsole train --plan {run.plan_path} --set KEY=VALUE"
         )
-    plan = changed or run.read_plan()
-    check_packages(plan)
-    if after is not None:
-        waiting.check_after(plan, after, run)
-    _check_cache(plan)
-    check_trackers(plan)
-    restart.check_room(run)
-    if from_scratch:
-        restart.set_damaged_aside(run)
-    else:
-        restart.check_checkpoint(run)
-    if changed is not None:
-        _change_plan(run, changed)
-    if changed_data:
-        try:
-            consent.agree(run, user_name())
-        except OSError as error:
-            raise WriteError(
-                f"run {run.id}: {run.control_path} cannot be written: {error.strerror}"
-            ) from None
-    if after is None:
-        waiting.stop_waiting(run)
-    else:
-        waiting.wait_for(run, after)
-    if plan.launch.on == "slurm":
-        number = slurm.submit(run, plan).attempts_before + 1
-    else:
-        with contextlib.suppress(FileNotFoundError):
-            run.job_path.unlink()
-        number = start_supervisor(run, "--resume")
-    return number
+
+
+def _agree_to_changed_data(run: RunDirectory) -> None:
+    """Record that the user continues although the data have changed. Raises `WriteError`."""
+    try:
+        consent.agree(run, user_name())
+    except OSError as error:
+        raise WriteError(
+            f"run {run.id}: {run.control_path} cannot be written: {error.strerror}"
+        ) from None
 
 
 def _change_plan(run: RunDirectory, changed: Plan) -> None:
@@ -258,12 +266,12 @@ def start_supervisor(
         raise RunError(f"run {run.id}: no supervisor could be started: {error}") from None
     finally:
         os.close(writer)
-    complaint = b""
+    stderr = b""
     try:
-        message = _hear(reader)
+        message = _read_message(reader)
         if message is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                complaint = process.communicate(timeout=5.0)[1]
+                stderr = process.communicate(timeout=5.0)[1]
     finally:
         os.close(reader)
         # The process started here exits at once; the supervisor is its grandchild.
@@ -272,14 +280,14 @@ def start_supervisor(
         if process.stderr is not None:
             process.stderr.close()
     if message is None:
-        lines = complaint.decode("utf-8", "replace").strip().splitlines() or ["no answer"]
+        lines = stderr.decode("utf-8", "replace").strip().splitlines() or ["no answer"]
         raise RunError(f"run {run.id}: no supervisor could be started: {lines[-1]}")
     if message.error:
         raise RunError(message.error)
     return message.attempt
 
 
-def _hear(reader: int) -> StartRecord | None:
+def _read_message(reader: int) -> StartRecord | None:
     """The supervisor's message; None if it died or took too long."""
     poller = select.poll()
     poller.register(reader, select.POLLIN | select.POLLHUP)

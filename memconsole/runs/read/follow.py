@@ -9,24 +9,27 @@ from typing import Any
 import msgspec
 
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.plan.sections.hybrid import PHASES as STEPPING
+from memconsole.plan.sections.hybrid import PHASES as HYBRID_PHASES
 from memconsole.plan.tasks import task_of
 from memconsole.plan.training.origin import checkpoint_of
 from memconsole.runs.read.history import History
 from memconsole.runs.read.life.liveness import Liveness, liveness, refusal
+from memconsole.runs.read.shown.clean_records import clean_texts
 from memconsole.runs.read.shown.log_tail import LogTail
 from memconsole.runs.read.shown.missing import MissingCounts
 from memconsole.runs.read.shown.snapshot import RunSnapshot
+from memconsole.runs.read.shown.status import RunStatus
 from memconsole.runs.read.shown.symptoms import symptoms_of
 from memconsole.runs.read.shown.unread import Unread, unread
 from memconsole.runs.read.shown.unsaved import unsaved_words
 from memconsole.runs.read.shown.words import units_per_second
 from memconsole.runs.read.state.facts import facts_of
 from memconsole.runs.read.state.figures import best_evaluation
-from memconsole.runs.read.state.pace import eta_seconds, pace_seconds, slow_step_seconds
+from memconsole.runs.read.state.pace import eta_seconds, pace_seconds
 from memconsole.runs.read.state.reduce import RunState
 from memconsole.runs.read.state.saved_state import SavedState, read_saved, write_saved
 from memconsole.runs.read.state.stages import Stage, stages_of
+from memconsole.runs.read.state.stall import stall_limit_seconds
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.labels import read_labels
 from memconsole.runs.record.log.eventreader import EventReader
@@ -34,85 +37,12 @@ from memconsole.runs.record.processes.heartbeat import Heartbeat, read_heartbeat
 from memconsole.runs.record.processes.identity import boot_seconds
 from memconsole.runs.record.records import OUTPUT
 from memconsole.runs.record.requests import pause_asked, stop_requests
-from memconsole.runs.record.states import WAIT_DISK, State, Verdict, may_resume
+from memconsole.runs.record.states import WAIT_DISK, Verdict, may_resume
 from memconsole.runs.record.trackers import tracked_at, tracker_problems
-from memconsole.sanitize import clean, clean_line
+from memconsole.sanitize import clean_line
 
-STALL_SECONDS = {
-    "import": 300.0,
-    "data": 300.0,
-    "tokenizer": 300.0,
-    "build": 300.0,
-    "reference": 1800.0,
-    "preflight": 1800.0,
-    "compile": 1800.0,
-    "checkpoint": 300.0,
-    "stopping": 900.0,
-}
-"""The longest silence of the heartbeat that is normal in a phase, in seconds.
-
-The limit in other phases is a minute or twenty slow steps.
-"""
-FIRST_STEP_SECONDS = 1800.0
-"""Limit for the first step of an attempt, which may compile."""
 MOST_OF_A_STEP = 0.95
 """The greatest share of the current step that is shown as done, if it takes longer than the steps before it."""
-
-
-class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a list of runs."""
-
-    id: str
-    name: str
-    state: State
-    phase: str
-    ended_by: str = ""
-    """The reason of the verdict; empty while the run lives."""
-    step: int
-    total_steps: int | None
-    loss: float | None
-    backend: str
-    model: str
-    created_wall: float
-    duration_seconds: float = 0.0
-    """Wall time of all attempts, their starts included."""
-    units_per_second: float | None = None
-    """The speed: of the newest steps while the run lives, of all its steps once it has ended."""
-    unit: str = "token"
-    """What the speed counts."""
-    best: float | None = None
-    """The best validation figure so far, by the task's measure or by the loss."""
-    best_by: str = ""
-    """The name of that measure."""
-    best_step: int | None = None
-    peak_bytes: int | None = None
-    """The measured peak of live tensor bytes."""
-    tags: tuple[str, ...] = ()
-    note: str = ""
-    unsaved: str = ""
-    """What it cannot save and keeps in memory, because its disk is full or fails; usually empty."""
-    begun_from: str = ""
-    """The id of the run whose weights it started from."""
-    evidence: str = ""
-    """One sentence that supports `ended_by`."""
-    refused: str = ""
-    """Why the trainer refused the plan, if nothing was trained."""
-    resumable: bool = False
-    """Whether it has ended and can be resumed."""
-    missing_records: int = 0
-    """Records of the event log that could not be read or are not there."""
-    job: str = ""
-    """Its Slurm job and where it runs or why it waits, while it lives; "" for a run of this machine."""
-    waits: str = ""
-    """Which run of this machine it starts after, in words; "" if it waits for none."""
-    damaged: str = ""
-    """Which of the run's files cannot be read, and why; the other figures may be wrong then."""
-    other_version: str = ""
-    """Why its plan cannot be read, if another version of memconsole wrote it."""
-
-    @property
-    def current_phase(self) -> str:
-        return self.phase
 
 
 class Follower:
@@ -129,9 +59,9 @@ class Follower:
         self._monotonic = monotonic
         self._history = History(run, RunState())
         self._log: LogTail | None = None
-        self._beat: object = None
-        self._beat_at = self._step_at = self._opened = monotonic()
-        self._beat_step = -1
+        self._last_progress: object = None
+        self._last_progress_at = self._newest_step_at = self._opened = monotonic()
+        self._newest_step = -1
         self._saved: tuple[int, int, int] | None = None
         record = run.record()
         self._created = run.created_wall
@@ -154,10 +84,8 @@ class Follower:
         self._catch_up()
         state = self.state
         beat = self._heartbeat(life)
-        phase, unsaved = (
-            "queued" if life.state == "queued" else state.phase,
-            unsaved_words(self.run, beat) if life.live else "",
-        )
+        phase = "queued" if life.state == "queued" else state.phase
+        unsaved = unsaved_words(self.run, beat) if life.live else ""
         if beat is not None and (phase == "starting" or unsaved):
             phase = clean_line(beat.phase, 16)
         labels = read_labels(self.run.path)
@@ -235,7 +163,7 @@ class Follower:
             name=self.run.name,
             state=life.state,
             ended_by=clean_line(life.verdict.reason, 80) if life.verdict else "",
-            begun_from=_begun_from(self._plan),
+            begun_from=_parent_run(self._plan),
             evidence=clean_line(life.verdict.evidence, 500) if life.verdict else "",
             phase=self._phase(life, unsaved),
             unsaved=clean_line(unsaved, 500),
@@ -320,23 +248,23 @@ class Follower:
         reader = self._history.reader
         position = reader.position if reader else None
         now = self._monotonic()
-        if (beat, position) != self._beat:
-            self._beat, self._beat_at = (beat, position), now
+        if (beat, position) != self._last_progress:
+            self._last_progress, self._last_progress_at = (beat, position), now
         if beat is not None:
             phase = beat.phase
-        silent = now - self._beat_at
+        silent = now - self._last_progress_at
         return silent if silent > stall_limit_seconds(self.state, phase) else None
 
     def _steps_done(self, beat: Heartbeat | None, phase: str) -> float:
         """The steps done by the heartbeat, plus a share of the next step by this reader's clock."""
         state, now = self.state, self._monotonic()
         done = max(state.step, beat.step if beat is not None else 0)
-        if done != self._beat_step:
-            self._beat_step, self._step_at = done, now
+        if done != self._newest_step:
+            self._newest_step, self._newest_step_at = done, now
         pace = pace_seconds(state)
-        if pace is None or not (phase == "train" or phase in STEPPING):
+        if pace is None or not (phase == "train" or phase in HYBRID_PHASES):
             return float(done)
-        return done + min(MOST_OF_A_STEP, (now - self._step_at) / pace)
+        return done + min(MOST_OF_A_STEP, (now - self._newest_step_at) / pace)
 
     def _phase_seconds(self, state: RunState) -> float:
         """How long the current phase has lasted. Before the first event: since this reader started."""
@@ -345,13 +273,13 @@ class Follower:
         return max(0.0, boot_seconds() - state.phase_since)
 
     def _stages(self, life: Liveness) -> tuple[Stage, ...]:
-        """The start-up of this attempt. A live run started in this boot, so its clock is usable."""
+        """The stages of this attempt's start. A live run started in this boot, so its clock is usable."""
         state = self.state
-        starting = life.live and not state.trained
-        marks = state.stages[:-1] if state.trained else state.stages
-        if state.trained:
-            return stages_of(marks, state.stages[-1].since, running=False)
-        return stages_of(marks, boot_seconds() if starting else state.last_boot, starting)
+        if state.trained:  # the last mark is the first step
+            return stages_of(state.stages[:-1], state.stages[-1].since, running=False)
+        return stages_of(
+            state.stages, boot_seconds() if life.live else state.last_boot, running=life.live
+        )
 
     def _heartbeat(self, life: Liveness) -> Heartbeat | None:
         """The heartbeat of the newest attempt; None while the next one waits in a queue."""
@@ -377,37 +305,6 @@ def status(run: RunDirectory) -> RunStatus:
     return Follower(run).status()
 
 
-def stall_limit_seconds(state: RunState, phase: str) -> float:
-    """How many seconds a phase may show no progress."""
-    limit = STALL_SECONDS.get(phase)
-    if limit is not None:
-        return limit
-    slow = slow_step_seconds(state)
-    if slow is None:
-        return FIRST_STEP_SECONDS
-    return max(60.0, 20.0 * slow)
-
-
-def clean_texts(value: Any) -> Any:
-    """`value` with every text in its structs, lists and dicts cleaned."""
-    if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, msgspec.Struct):
-        texts = {
-            name: clean_texts(inner)
-            for name in value.__struct_fields__
-            if isinstance(inner := getattr(value, name), str | msgspec.Struct | dict | list | tuple)
-        }
-        return msgspec.structs.replace(value, **texts) if texts else value
-    if isinstance(value, dict):
-        return {clean_texts(key): clean_texts(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        if value and isinstance(value[0], int | float):
-            return value
-        return type(value)(clean_texts(inner) for inner in value)
-    return value
-
-
 def _read_plan(run: RunDirectory) -> tuple[Plan, frozenset[str], Unread | None]:
     """The run's plan, the settings that the recipe chose, and why it cannot be read."""
     try:
@@ -417,17 +314,17 @@ def _read_plan(run: RunDirectory) -> tuple[Plan, frozenset[str], Unread | None]:
         return Plan(), frozenset(), unread(run, error)
 
 
-def _begun_from(plan: Plan) -> str:
+def _parent_run(plan: Plan) -> str:
+    """The id of the run whose weights `plan` starts from; empty if there is none."""
     checkpoint = checkpoint_of(plan)
     return "" if checkpoint is None else clean_line(checkpoint.parent.parent.name, 80)
 
 
-def _clean_verdict(found: Verdict | None) -> Verdict | None:
-    if found is None:
+def _clean_verdict(verdict: Verdict | None) -> Verdict | None:
+    if verdict is None:
         return None
-    return msgspec.structs.replace(
-        found, reason=clean_line(found.reason, 80), evidence=clean_line(found.evidence, 500)
-    )
+    reason, evidence = clean_line(verdict.reason, 80), clean_line(verdict.evidence, 500)
+    return msgspec.structs.replace(verdict, reason=reason, evidence=evidence)
 
 
 def _elapsed(state: RunState, life: Liveness) -> float:

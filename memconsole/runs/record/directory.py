@@ -194,10 +194,10 @@ class RunDirectory:
 
     def waiting(self) -> WaitRecord | None:
         """What the run waits for before its next attempt; None once that attempt has begun, or if it waits for nothing."""
-        found = files.read_struct(self.waiting_path, WaitRecord)
-        if found is None or (self.newest_attempt() or 0) > found.attempts_before:
+        record = files.read_struct(self.waiting_path, WaitRecord)
+        if record is None or (self.newest_attempt() or 0) > record.attempts_before:
             return None
-        return found
+        return record
 
     def attempt_record(self, number: int) -> AttemptRecord | None:
         return files.read_struct(self.attempt_path(number) / "attempt.json", AttemptRecord)
@@ -221,7 +221,7 @@ class RunDirectory:
 
     def read_settled_plan(self) -> tuple[Plan, frozenset[str]]:
         """`read_plan`, and the settings in it that the recipe chose. Raises `PlanError`."""
-        return _settled(self.plan_path)
+        return _read_settled(self.plan_path)
 
     def read_given_plan(self) -> Plan:
         """The plan as the user set it, for another run. Settings that the recipe chose are left unset. Raises
@@ -231,14 +231,14 @@ class RunDirectory:
     def read_first_plan(self) -> Plan:
         """The plan that the run was launched with. Raises `PlanError`."""
         changed = self.first_plan_path.is_file()
-        return _settled(self.first_plan_path if changed else self.plan_path)[0]
+        return _read_settled(self.first_plan_path if changed else self.plan_path)[0]
 
     def write_plan(self, plan: Plan) -> None:
         """Replace the plan. Numbers of the recipe stay the recipe's unless `plan` has others. Raises
         `OSError` and `PlanError`."""
         chosen = plan_file.load_run(self.plan_path)[1]
-        kept = [key for key, number in chosen.items() if plans.get(plan, key) == number]
-        files.write_atomic(self.plan_path, plan_file.dumps_run(plan, kept).encode())
+        by_recipe = [key for key, number in chosen.items() if plans.get(plan, key) == number]
+        files.write_atomic(self.plan_path, plan_file.dumps_run(plan, by_recipe).encode())
 
     def committed_checkpoints(self) -> list[Path]:
         """The complete checkpoints, oldest step first; an incomplete one has another name."""
@@ -250,9 +250,11 @@ class RunDirectory:
         return [self.checkpoints_path / name for _, name in steps]
 
 
-def _settled(path: Path) -> tuple[Plan, frozenset[str]]:
+def _read_settled(path: Path) -> tuple[Plan, frozenset[str]]:
+    """A stored plan with the numbers that the recipe chose, and the settings that it chose them for. Raises
+    `PlanError`."""
     plan, chosen = plan_file.load_run(path)
-    return catalog.with_own_sizes(plans.replace(plan, chosen)), frozenset(chosen)
+    return catalog.with_all_sizes(plans.replace(plan, chosen)), frozenset(chosen)
 
 
 def runs_root() -> Path:
@@ -392,7 +394,7 @@ def _own_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def find_run(reference: str) -> RunDirectory:
-    """Find a run by its id, a unique prefix of it, its random end, its name (the newest such run) or `latest`.
+    """Find a run by its id, a unique prefix of the id, the id's random end, its name (the newest such run) or `latest`.
 
     Raises `RunError`, which names `reference`.
     """
@@ -403,19 +405,19 @@ def find_run(reference: str) -> RunDirectory:
         return runs[0]
     shown = clean_line(reference, NAME_CHARACTERS)
     if re.fullmatch(r"[0-9a-z-]+", reference):
-        found = [run for run in runs if run.id.startswith(reference)]
-        if len(found) == 1:
-            return found[0]
-        if found and not any(run.name == reference for run in found):
-            some = ", ".join(run.id for run in found[:3])
+        by_prefix = [run for run in runs if run.id.startswith(reference)]
+        if len(by_prefix) == 1:
+            return by_prefix[0]
+        if by_prefix and not any(run.name == reference for run in by_prefix):
+            some = ", ".join(run.id for run in by_prefix[:3])
             raise RunError(
-                f'"{shown}" is the start of {len(found)} runs ({some} …); type more of it'
+                f'"{shown}" is the start of {len(by_prefix)} runs ({some} …); type more of it'
             )
     # People remember the random end of an id.
-    ends = [run for run in runs if run.id.rpartition("-")[2] == reference]
-    named = ends or [run for run in runs if run.name == clean_line(reference, NAME_CHARACTERS)]
-    if named:
-        return named[0]
+    by_end = [run for run in runs if run.id.rpartition("-")[2] == reference]
+    matches = by_end or [run for run in runs if run.name == shown]
+    if matches:
+        return matches[0]
     ids = [run.id for run in runs] + [run.name for run in runs]
     raise RunError(
         f'no run "{shown}"{plans.nearest(reference, ids) or "; memconsole runs lists them"}'

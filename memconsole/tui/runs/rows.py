@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 
 from memconsole.plan.tasks import TASKS
-from memconsole.runs.read.follow import RunStatus
 from memconsole.runs.read.shown.missing import MARK
+from memconsole.runs.read.shown.status import RunStatus
 from memconsole.runs.read.shown.words import ended_why, state_word
 from memconsole.runs.record.states import LIVE
 from memconsole.tui.draw.ink import Line, Span, fit, left, right, width_of, wrap

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from memconsole.runs.read.follow import RunStatus, status
+from memconsole.runs.read.follow import status
 from memconsole.runs.read.life.liveness import Liveness, liveness
+from memconsole.runs.read.shown.status import RunStatus
 from memconsole.runs.record import labels
 from memconsole.runs.record.directory import RunDirectory, RunError, list_runs
 from memconsole.runs.record.states import LIVE

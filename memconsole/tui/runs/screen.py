@@ -15,8 +15,8 @@ from textual.widgets import Input
 from textual.worker import get_current_worker
 
 from memconsole.errors import UserError
-from memconsole.runs.read.follow import RunStatus
 from memconsole.runs.read.shown.missing import MARK
+from memconsole.runs.read.shown.status import RunStatus
 from memconsole.runs.read.shown.words import state_word
 from memconsole.runs.record import labels
 from memconsole.runs.record.directory import RunDirectory, find_run, runs_root

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from memconsole.memory.activations import jax_step
+from memconsole.memory.activations import jax_chunks
 from memconsole.memory.estimate import model_of
 from memconsole.memory.state.sizes import sizes
 from memconsole.memory.state.step_sizes import step_of
@@ -197,7 +197,7 @@ def test_what_memory_counts_is_what_attention_computes(kind: str) -> None:
         a = msgspec.structs.replace(model_of(plan), max_positions=4096)
         with target.absent(kind) if kind != "cpu" else nullcontext():
             of_batch, queries = chunk_sizes(rows, a.heads, length)
-        counted = jax_step.score_bytes(step_of(plan, a, kind), rows)
+        counted = jax_chunks.score_bytes(step_of(plan, a, kind), rows)
         assert counted == 4 * of_batch * a.heads * queries * length
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from memconsole.memory.activations import general
-from memconsole.memory.activations.block_programs import is_traced, stored
+from memconsole.memory.activations.block_programs import is_traced, structure_programs
 from memconsole.memory.activations.kernels import Kernels, Mask, Part, program_name, structure
 from memconsole.memory.formula import memory_table
 from memconsole.plan.machine.budget import Budget
@@ -40,7 +40,7 @@ def tracer() -> BlockTracer:
 def test_stored_programs_are_those_of_the_modules_as_they_are(
     name: str, tracer: BlockTracer
 ) -> None:
-    a, known = structures()[name], stored(name)
+    a, known = structures()[name], structure_programs(name)
     programs = kernels(a)
     assert known is not None
     assert known.programs.keys() == programs.keys()
@@ -55,7 +55,7 @@ def test_stored_programs_are_those_of_the_modules_as_they_are(
 
 def test_a_layer_that_keeps_one_tensor_more_has_another_program(tracer: BlockTracer) -> None:
     k = Kernels(compute=4, kind="cpu", checkpointing="none")
-    a, known = structures()[LLAMA], stored(LLAMA)
+    a, known = structures()[LLAMA], structure_programs(LLAMA)
     assert known is not None
     plain = decoder.MLP.activation
     with patch.object(

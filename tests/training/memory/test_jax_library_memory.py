@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from memconsole.memory.activations.jax_step import library_bytes
+from memconsole.memory.activations.jax_packing import library_bytes
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, replace

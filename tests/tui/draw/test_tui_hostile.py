@@ -16,7 +16,7 @@ from textual.geometry import Region
 from memconsole.devices.reading import Devices, Missing, Process
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
-from memconsole.runs.read.follow import RunStatus
+from memconsole.runs.read.shown.status import RunStatus
 from memconsole.runs.record.log import events
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.messages import SnapshotArrived

@@ -11,8 +11,8 @@ from rich.cells import cell_len
 from memconsole.memory.answers.advice import Remedy
 from memconsole.memory.verdict import Verdict
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs.read.follow import RunStatus
 from memconsole.runs.read.shown.snapshot import RunSnapshot
+from memconsole.runs.read.shown.status import RunStatus
 from memconsole.runs.record.log import events
 from memconsole.runs.record.states import Verdict as Outcome
 from memconsole.tui.draw.comparing import difference_rows

@@ -13,7 +13,7 @@ import pytest
 
 from memconsole.memory.table import Tier
 from memconsole.memory.tracers.exact_book import ExactBook
-from memconsole.memory.tracers.thread import Patience
+from memconsole.memory.tracers.thread import TimeLimits
 from memconsole.plan import plan as plans
 from memconsole.plan import plan_file
 from memconsole.plan.plan import Plan
@@ -60,7 +60,7 @@ class Tracers:
             folder=self.folder / "store",
             tracers=lambda: {"torch": "gated_tracer"},
             environment={**os.environ, "PYTHONPATH": str(self.folder)},
-            patience=Patience(superseded=0.2, starting=0.2),
+            limits=TimeLimits(superseded=0.2, starting=0.2),
             on_news=app._tell_exact_news,
         )
         self.books.append(app.book)

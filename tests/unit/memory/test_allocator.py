@@ -123,8 +123,8 @@ def test_blocks_never_overlap_and_books_balance(seed: int, expandable: bool) -> 
         assert live <= allocator.allocated <= allocator.reserved
     assert allocator.allocated == 0
     if expandable:
-        assert allocator.most_allocated == most
-    allocator.give_back()
+        assert allocator.peak_allocated == most
+    allocator.return_free_memory()
     assert allocator.reserved == 0
 
 

@@ -18,7 +18,7 @@ from memconsole.memory.exact.timeline import Exact, ExactPhase
 from memconsole.memory.tracers.exact_book import ExactBook
 from memconsole.memory.tracers.question import neighbours, traced_plan
 from memconsole.memory.tracers.store import ExactStore, StoredAnswer, fingerprint
-from memconsole.memory.tracers.thread import Patience
+from memconsole.memory.tracers.thread import TimeLimits
 from memconsole.plan import plan as plans
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
@@ -62,7 +62,7 @@ class Bench:
         self.books: list[ExactBook] = []
         self.news = 0
 
-    def book(self, behaviour: str = ANSWERS, **patience: float) -> ExactBook:
+    def book(self, behaviour: str = ANSWERS, **limits: float) -> ExactBook:
         (self.folder / "scripted_tracer.py").write_text(
             TRACER.format(log=str(self.log), behaviour=behaviour)
         )
@@ -71,7 +71,7 @@ class Bench:
             folder=self.folder / "cache",
             tracers=lambda: {"torch": "scripted_tracer"},
             environment={**os.environ, "PYTHONPATH": path},
-            patience=Patience(**{"superseded": 0.2, "starting": 0.0, **patience}),
+            limits=TimeLimits(**{"superseded": 0.2, "starting": 0.0, **limits}),
             on_news=self._count,
         )
         self.books.append(book)

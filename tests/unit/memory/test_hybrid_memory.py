@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from memconsole.memory.activations.jax_step import forward_library_bytes, library_bytes
+from memconsole.memory.activations.jax_packing import forward_library_bytes, library_bytes
 from memconsole.memory.answers.advice import remedies
 from memconsole.memory.answers.places import placed, places
 from memconsole.memory.coefficients import runtime
 from memconsole.memory.estimate import estimate, model_of, table_of
-from memconsole.memory.hybrid import MOST, plain
+from memconsole.memory.hybrid import PEAK_FACTORS, plain
 from memconsole.memory.state.predicting import moments
 from memconsole.memory.state.sizes import sizes
 from memconsole.memory.state.step_sizes import step_of
@@ -310,7 +310,7 @@ def test_the_band_holds_every_hybrid_run_that_was_measured(backend: str) -> None
     least = runtime(backend, "cpu").band[0]
     for phases in runs.values():
         estimated, measured = (max(column) for column in zip(*phases, strict=True))
-        assert least * estimated <= measured <= MOST[backend] * estimated
+        assert least * estimated <= measured <= PEAK_FACTORS[backend] * estimated
     plan = replace(Plan(), {"backend": backend, "hybrid.mode": "balanced"})
     table = table_of(plan, card(1 << 40, "cpu"))
-    assert table.band_bytes[1] >= int(MOST[backend] * table.peak_bytes)
+    assert table.band_bytes[1] >= int(PEAK_FACTORS[backend] * table.peak_bytes)

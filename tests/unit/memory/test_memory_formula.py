@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memconsole.devices.budget import budget as budget_of
-from memconsole.memory.activations import jax_step
+from memconsole.memory.activations import jax_chunks, jax_packing, jax_step
 from memconsole.memory.coefficients import runtime
 from memconsole.memory.estimate import model_of, table_of
 from memconsole.memory.formula import PHASES, memory_table
@@ -297,8 +297,8 @@ def test_dropout_of_attention_in_jax_counts_one_chunk_of_scores() -> None:
     plan = plans.replace(Plan(), drops | {"train.attention_dropout": 0.1})
     a = model_of(plan)
     on_gpu = step_of(plan, a, "gpu")
-    assert jax_step.score_bytes(on_gpu, 8) == 0
-    assert jax_step.score_bytes(on_gpu, 8, dropping=True) > 0
+    assert jax_chunks.score_bytes(on_gpu, 8) == 0
+    assert jax_chunks.score_bytes(on_gpu, 8, dropping=True) > 0
     found = []
     for rate in (0.0, 0.1):
         changed = plans.replace(plan, {"train.attention_dropout": rate, "train.batch_size": 64})
@@ -310,24 +310,26 @@ def test_a_tight_heap_of_jax_holds_one_packed_product_of_a_block() -> None:
     plan = plans.replace(Plan(), {"backend": "jax", "model.name": "gpt2"})
     a = model_of(plan)
     fast, tight, jemalloc = (
-        jax_step.library_bytes(step_of(plans.replace(plan, {"optimize.heap": h}), a, "cpu"))
+        jax_packing.library_bytes(step_of(plans.replace(plan, {"optimize.heap": h}), a, "cpu"))
         for h in ("fast", "tight", "jemalloc")
     )
-    assert 0 < jax_step.PACKED_PRODUCTS * tight < fast  # the head's product is the largest
+    assert 0 < jax_packing.PACKED_PRODUCTS * tight < fast  # the head's product is the largest
     assert jemalloc == tight
 
 
 def test_a_forward_pass_of_jax_packs_a_chunk_of_logits_and_no_gradients() -> None:
     plan = plans.replace(Plan(), {"backend": "jax", "model.name": "gpt2"})
     a, step = model_of(plan), step_of(plan, model_of(plan), "cpu")
-    rows, chunk = 2, jax_step.CPU_CHUNK_TOKENS
+    rows, chunk = 2, jax_chunks.CPU_CHUNK_TOKENS
     tokens = rows * plan.data.sequence_length
     assert tokens % chunk == 0
-    h, f, deep = a.hidden_size, a.intermediate_size, jax_step.PACKED_DEPTH
+    h, f, deep = a.hidden_size, a.intermediate_size, jax_packing.PACKED_DEPTH
     assert h > deep
     products = (tokens + f), (tokens + h), (chunk + a.vocab_size)
-    expected = jax_step.PACKED_PRODUCTS * 4 * deep * max(products)
-    assert jax_step.forward_library_bytes(step, rows) == expected < jax_step.library_bytes(step)
+    expected = jax_packing.PACKED_PRODUCTS * 4 * deep * max(products)
+    assert (
+        jax_packing.forward_library_bytes(step, rows) == expected < jax_packing.library_bytes(step)
+    )
 
 
 def test_logits_of_an_evaluation_count_where_less_than_one_copy_is_live() -> None:

@@ -15,13 +15,14 @@ from memconsole.cli.runs.progress import ProgressLines
 from memconsole.plan.plan import Plan, apply_settings
 from memconsole.runs.read import follow, history
 from memconsole.runs.read.curves.curve import Curve
-from memconsole.runs.read.follow import Follower, stall_limit_seconds, status
+from memconsole.runs.read.follow import Follower, status
 from memconsole.runs.read.life.liveness import Liveness
 from memconsole.runs.read.report.report import report
 from memconsole.runs.read.state.pace import eta_seconds, seconds_per_step
 from memconsole.runs.read.state.reduce import RunState, reduce
 from memconsole.runs.read.state.saved_state import SavedState, write_saved
 from memconsole.runs.read.state.stages import stage_words
+from memconsole.runs.read.state.stall import stall_limit_seconds
 from memconsole.runs.record.directory import RunDirectory, create_run
 from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventlog import EventWriter

@@ -11,10 +11,10 @@ from memconsole.cli.runs.memory_report import memory_lines
 from memconsole.cli.runs.progress import ProgressLines, step_line, summary
 from memconsole.cli.runs.train import exit_code
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs.read.follow import RunStatus
 from memconsole.runs.read.report.comparison import MeasuredLine, MemoryLine
 from memconsole.runs.read.report.report import MemoryReport
 from memconsole.runs.read.shown.snapshot import RunSnapshot
+from memconsole.runs.read.shown.status import RunStatus
 from memconsole.runs.read.state.facts import RunFacts
 from memconsole.runs.read.state.ranks import RankFacts
 from memconsole.runs.record.failures.shortfall import Shortfall

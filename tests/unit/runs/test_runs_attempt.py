@@ -107,7 +107,7 @@ def test_a_run_out_of_memory_tells_the_peaks_that_its_last_reading_missed(
         device_total_bytes=None, host_bytes=200, peak_host_bytes=272,
     )  # fmt: skip
     with Attempt(run, 1) as attempt:
-        attempt.reading = lambda: (90, 599, 710)
+        attempt.read_memory = lambda: (90, 599, 710)
         attempt.emit(events.Phase(phase="train"))
         attempt.emit(memory)
         assert attempt.report(MemoryError("no room")) == "out_of_memory"

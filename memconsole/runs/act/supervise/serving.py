@@ -37,9 +37,9 @@ class Serving:
     def adopt(self, attempt: int, alive: bool) -> None:
         """Go on serving an attempt that another supervisor has served until now."""
         self.attempt = attempt
-        given = [a for a in requests.replies(self.run) if a.attempt == attempt and a.accepted]
+        reply = [a for a in requests.replies(self.run) if a.attempt == attempt and a.accepted]
         now = boot_seconds()
-        self.stops = [(answer.who, now) for answer in given if answer.command == "stop"]
+        self.stops = [(answer.who, now) for answer in reply if answer.command == "stop"]
         if self.stops and alive:
             self._deadline = StopDeadline(now, self._durations.patience_seconds())
 
@@ -48,21 +48,23 @@ class Serving:
         for request, path in requests.pending(self.run):
             if request is not None and request.attempt > self.attempt:
                 continue  # It is for the supervisor of a later attempt.
-            given = self._unwritten.get(path.name)
-            if given is not None:
-                self._reply(path, given)
+            reply = self._unwritten.get(path.name)
+            if reply is not None:
+                self._write_reply(path, reply)
                 continue
-            given = self._decide(request, path)
-            if request is None or not given.accepted or given.note:
-                self._reply(path, given)
-            elif given.command in ("stop", "kill"):
+            reply = self._decide(request, path)
+            if request is None or not reply.accepted or reply.note:
+                self._write_reply(path, reply)
+            elif reply.command in ("stop", "kill"):
                 # Reply before acting: the reply to a kill is evidence for the verdict.
-                self._reply(path, given)
+                self._write_reply(path, reply)
                 self._act(act, request)
             else:
                 # Act before replying, so that a reply to a pause says that the run is paused.
                 note = self._act(act, request)
-                self._reply(path, msgspec.structs.replace(given, accepted=not note, note=note))
+                self._write_reply(
+                    path, msgspec.structs.replace(reply, accepted=not note, note=note)
+                )
 
     def _act(self, act: Callable[[requests.Request], None], request: requests.Request) -> str:
         """Do what a request asks. Returns why that failed, or an empty text."""
@@ -88,36 +90,36 @@ class Serving:
 
     def record_kill(self) -> None:
         """Write a kill reply in the supervisor's name, because a stop took too long."""
-        asked = requests.stop_requests(self.run, self.attempt)
-        who = asked[0].who if asked else "someone"
+        requested = requests.stop_requests(self.run, self.attempt)
+        who = requested[0].who if requested else "someone"
         name = requests.new_id()
-        given = self._answer(
+        reply = self._new_reply(
             name, "kill", "the supervisor", note=f"the stop asked by {who} took too long"
         )
         path = self.run.control_path / "ack" / f"{name}.json"
         try:
-            spares.write_struct(self.run.spares_path, path, given)
+            spares.write_struct(self.run.spares_path, path, reply)
         except OSError as error:
             self._say(f"{path.name}: {error}")
 
-    def _reply(self, path: Path, given: requests.Reply) -> None:
+    def _write_reply(self, path: Path, reply: requests.Reply) -> None:
         """Write a reply; on a full disk keep it for later, so that nothing is served twice."""
         try:
-            requests.settle(self.run, path, given)
+            requests.settle(self.run, path, reply)
             self._unwritten.pop(path.name, None)
         except OSError as error:
-            self._unwritten[path.name] = given
+            self._unwritten[path.name] = reply
             self._say(f"{path.name}: {error}")
 
     def _decide(self, request: requests.Request | None, path: Path) -> requests.Reply:
         if request is None:
-            return self._answer(path.stem, "?", "?", accepted=False, note="not a valid request")
+            return self._new_reply(path.stem, "?", "?", accepted=False, note="not a valid request")
         command, who = request.command, request.who
         if request.attempt != self.attempt:
             note = f"meant for attempt {request.attempt}"
-            return self._answer(path.stem, command, who, accepted=False, note=note)
+            return self._new_reply(path.stem, command, who, accepted=False, note=note)
         note = self._count_stop(who) if command == "stop" else ""
-        return self._answer(path.stem, command, who, note=note)
+        return self._new_reply(path.stem, command, who, note=note)
 
     def _count_stop(self, who: str) -> str:
         """Record a stop request. Returns a note if it only repeats another user's recent
@@ -134,7 +136,7 @@ class Serving:
             self._deadline.hurry(now, self._durations.patience_seconds(urgent=True))
         return ""
 
-    def _answer(
+    def _new_reply(
         self, request_id: str, command: str, who: str, accepted: bool = True, note: str = ""
     ) -> requests.Reply:
         return requests.Reply(

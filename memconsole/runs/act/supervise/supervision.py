@@ -84,9 +84,9 @@ class Supervisor:
         """
         if self.handle is not None:
             self.handle.close()
-        found = type(self)(self.run, self.poll_seconds, self.lock)
-        found.by_itself = True
-        return found
+        following = type(self)(self.run, self.poll_seconds, self.lock)
+        following.by_itself = True
+        return following
 
     def close(self) -> None:
         if self.handle is not None:
@@ -94,11 +94,10 @@ class Supervisor:
         self.lock.release()
 
     def start(self, command: TrainerCommand = trainer_command) -> int:
-        """Create the next attempt and start its trainer. Returns the attempt's number. A run that is paused stays paused
-        if it continues by itself.
+        """Create the next attempt and start its trainer. Returns the attempt's number.
 
-        Raises `RunError` if processes of an older attempt are alive or the trainer cannot be
-        started.
+        A paused run stays paused if it continues by itself. Raises `RunError` if processes of an older attempt are
+        alive or the trainer cannot be started.
         """
         held = locks.held(self.run.path)
         if held.trainer is not None:
@@ -114,7 +113,7 @@ class Supervisor:
         self.attempt = self.serving.attempt = self.run.new_attempt()
         try:
             if paused:
-                self._hold(True)
+                self._pause(True)
             self._spawn(command(self.run, self.attempt))
         except (OSError, ValueError) as error:
             self._record_error(error)
@@ -207,6 +206,7 @@ class Supervisor:
                 self.status = status
 
     def _exit_status(self) -> tuple[int | None, signal.Signals | None]:
+        """The trainer's exit code, or the signal that ended it. Both are None if it is not a child of this process."""
         if self.child is not None and self.status is None:
             with contextlib.suppress(ChildProcessError):
                 self.status = os.waitpid(self.child, 0)[1]
@@ -218,7 +218,7 @@ class Supervisor:
     def _record_exit(self, code: int | None, number: signal.Signals | None) -> None:
         """Write `exit.json`. On a full disk, free the reserve and wait for room."""
         verdict = classify(gather(self.run, self.attempt, code, number))
-        self.continues = self._descends(verdict) or self._begins_again(verdict)
+        self.continues = self._tries_smaller_batches(verdict) or self._starts_again(verdict)
         record = ExitRecord(
             verdict=verdict,
             time_wall=time.time(),
@@ -251,10 +251,9 @@ class Supervisor:
         """Whether the run's job goes back to the queue. False here, because only `in_job` supervises a job."""
         return False
 
-    def _descends(self, verdict: Verdict) -> bool:
-        """Take the next step of the out-of-memory ladder, if there is one and no stop was
-        requested.
-        """
+    def _tries_smaller_batches(self, verdict: Verdict) -> bool:
+        """Take the next step of the out-of-memory ladder, which halves a batch size. False if there is none, or if a stop was
+        requested."""
         if self.serving.stops or self.killing:
             return False
         beat = read_heartbeat(self.path)
@@ -269,33 +268,34 @@ class Supervisor:
             say(rung.words)
         return rung is not None
 
-    def _begins_again(self, verdict: Verdict) -> bool:
-        """Whether the run begins again: it has several devices, a process was killed, and no stop was requested."""
+    def _starts_again(self, verdict: Verdict) -> bool:
+        """Whether the run starts again from its checkpoint: it has several devices, a signal ended one of its processes,
+        and no stop was requested."""
         if self.serving.stops or self.killing:
             return False
         try:
-            found = again.begins_again(self.run, verdict)
+            starts = again.begins_again(self.run, verdict)
         except (OSError, PlanError) as error:
             say(f"{again.FILE}: {error}")
             return False
-        if found:
+        if starts:
             say(f"a process has ended: {verdict.evidence}; the run begins again")
-        return found
+        return starts
 
     def _act(self, request: requests.Request) -> None:
         """Do what an accepted request asks. Raises `OSError`."""
         if request.command == "kill":
             self._kill()
         elif request.command in ("pause", "continue"):
-            self._hold(request.command == "pause")
+            self._pause(request.command == "pause")
         elif request.command == "profile":
             files.write_struct(self.path / requests.PROFILE, request)
         elif self.handle is not None:
             self.handle.signal(signal.SIGTERM)
 
-    def _hold(self, on: bool) -> None:
-        """Make the trainer wait between two steps, or go on. Raises `OSError`."""
-        if on:
+    def _pause(self, paused: bool) -> None:
+        """Make the trainer wait between two steps, or go on if it is not to be `paused`. Raises `OSError`."""
+        if paused:
             (self.path / PAUSED).touch(mode=0o600)
         else:
             (self.path / PAUSED).unlink(missing_ok=True)

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None, command: TrainerCommand = train
     daemon.adopt_descendants()
     supervisor = None
     try:
-        supervisor = _only_one(run)
+        supervisor = _sole_supervisor(run)
         waiting = run.waiting() if options.mode == "start" else None
         if waiting is not None:
             attempt = waiting.attempts_before + 1
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None, command: TrainerCommand = train
         return 1
     _tell(options.ready_fd, StartRecord(attempt=attempt))
     if waiting is None or _starts_in_turn(supervisor, waiting, command):
-        supervisor = see_through(supervisor, command)
+        supervisor = watch_to_the_end(supervisor, command)
     supervisor.close()
     if not is_cancelled(run):
         announce(run)
@@ -95,7 +95,7 @@ def _starts_in_turn(supervisor: Supervisor, wait: WaitRecord, command: TrainerCo
     return True
 
 
-def _only_one(run: RunDirectory) -> Supervisor:
+def _sole_supervisor(run: RunDirectory) -> Supervisor:
     """A new supervisor, once that of an ended attempt is gone. Raises `RunError` if the run lives."""
     try:
         return Supervisor(run)
@@ -115,7 +115,7 @@ def _words(run: RunDirectory, error: Exception) -> str:
     return str(error)
 
 
-def see_through(supervisor: AnySupervisor, command: TrainerCommand) -> AnySupervisor:
+def watch_to_the_end(supervisor: AnySupervisor, command: TrainerCommand) -> AnySupervisor:
     """Watch an attempt, and those by which the run goes on by itself: with less memory, or after it lost a
     process. Returns the last one's supervisor."""
     supervisor.watch()

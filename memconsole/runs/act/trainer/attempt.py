@@ -36,8 +36,6 @@ RESERVE_BYTES = 64 << 20
 LAST_WORDS_SECONDS = 60.0
 """How long the last records of an attempt wait for room on a full disk."""
 TRACEBACK_CHARACTERS = 30_000
-
-
 STOPPING = "stopping"
 """Name of the file by which the process that starts several trainers tells all of them to stop."""
 
@@ -69,17 +67,16 @@ class Attempt:
         self.stop_requested = False
         """Finish the step, save, and exit with code 75."""
         self.asked = False
-        """This process was asked to stop."""
+        """A signal, or the file `STOPPING`, asked this process to stop."""
         self.shared = False
-        """Several processes train together: they agree on `stop_requested` from what each was
-        `asked`."""
+        """Several processes train together. They exchange `asked`, and then set `stop_requested` at the same step."""
         self.rank = 0
         self.step = 0
         self.checkpoint: str | None = None
         """The newest checkpoint, for the final record of an attempt that ends before it trains."""
-        self.reading: Callable[[], tuple[int | None, int | None, int | None]] | None = None
-        """Returns live tensor bytes (current, peak) and the process's peak of resident bytes. None until a device holds
-        tensors."""
+        self.read_memory: Callable[[], tuple[int | None, int | None, int | None]] | None = None
+        """A function that returns live tensor bytes (current, peak) and the process's peak of resident bytes. None until a
+        device holds tensors."""
         self.listeners: list[Callable[[Event], None]] = []
         """Called with every event too."""
         self._pid = os.getpid()
@@ -117,7 +114,7 @@ class Attempt:
         return self
 
     def _prepare(self) -> None:
-        """Guard the output, and install signal handlers. Check whether a stop was requested before that."""
+        """Guard the output and install signal handlers. Then read whether a stop was requested before there were any."""
         self._secrets = secret_values(os.environ)
         self._guard_output()
         self._install()
@@ -212,49 +209,44 @@ class Attempt:
         if self._reported is exception:
             return cause_of(exception)
         self._reported = exception
-        cause, record = self._failure(exception)
+        record = self._error_record(exception)
         if self.shared:  # The first failure is the cause: the others then lose the connection.
-            first = files.read_struct(self.path / ERROR, ErrorRecord)
-            cause, record = (cause, record) if first is None else (first.cause, first)
-        self.emit(self._error(cause, record.message, record.traceback), durable=True)
+            record = files.read_struct(self.path / ERROR, ErrorRecord) or record
+        self.emit(self._error_event(record), durable=True)
         self._write_last(ERROR, record)
-        return cause
+        return record.cause
 
-    def _failure(self, exception: BaseException) -> tuple[str, ErrorRecord]:
-        """The class of a failure, and its record."""
-        cause = cause_of(exception)
+    def _error_record(self, exception: BaseException) -> ErrorRecord:
         trace = "".join(traceback.format_exception(exception))[-TRACEBACK_CHARACTERS:]
-        record = ErrorRecord(
-            cause=cause,
-            type=type(exception).__name__,
-            message=clean(redact(words_of(exception), self._secrets))[:4096]
-            or type(exception).__name__,
+        name = type(exception).__name__
+        return ErrorRecord(
+            cause=cause_of(exception),
+            type=name,
+            message=clean(redact(words_of(exception), self._secrets))[:4096] or name,
             traceback=clean(redact(trace, self._secrets)),
             step=self.step,
             time_wall=time.time(),
         )
-        return cause, record
 
-    def _error(self, cause: str, message: str, trace: str) -> Error:
+    def _error_event(self, record: ErrorRecord) -> Error:
         """The event of a failure. If memory ran out, it says how much was held and requested.
 
         The frames that hold the tensors are still alive here, so they are still counted.
         """
-        if cause != "out_of_memory":
-            return Error(cause=cause, message=message, traceback=trace)
+        event = Error(cause=record.cause, message=record.message, traceback=record.traceback)
+        if record.cause != "out_of_memory":
+            return event
         held = peak = host = None
         with contextlib.suppress(Exception):
-            if self.reading is not None:
-                held, peak, host = self.reading()
-        told = shortfall.held_bytes(message)
-        return Error(
-            cause=cause,
-            message=message,
-            traceback=trace,
-            held_bytes=max((n for n in (held, told) if n is not None), default=None),
+            if self.read_memory is not None:
+                held, peak, host = self.read_memory()
+        from_message = shortfall.held_bytes(record.message)
+        return msgspec.structs.replace(
+            event,
+            held_bytes=max((n for n in (held, from_message) if n is not None), default=None),
             peak_bytes=peak,
             peak_host_bytes=host,
-            requested_bytes=shortfall.requested_bytes(message),
+            requested_bytes=shortfall.requested_bytes(record.message),
         )
 
     def free_reserve(self) -> None:

@@ -57,12 +57,12 @@ class Member(Attempt):
 
         A refused plan is not recorded here, because the leader refuses it, too.
         """
-        cause, record = self._failure(exception)
+        record = self._error_record(exception)
         path = self.path / ERROR
         if not isinstance(exception, PlanError) and files.read_struct(path, ErrorRecord) is None:
-            told = f"process {self.rank}: {record.message}"
-            self._write_last(ERROR, msgspec.structs.replace(record, message=told))
-        return cause
+            message = f"process {self.rank}: {record.message}"
+            self._write_last(ERROR, msgspec.structs.replace(record, message=message))
+        return record.cause
 
     def free_reserve(self) -> None:
         """The leader keeps the reserve."""

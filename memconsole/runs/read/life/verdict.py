@@ -36,7 +36,7 @@ from memconsole.runs.record.states import Verdict
 from memconsole.sanitize import clean_line
 
 LAST_OUTPUT_BYTES = 4096
-_OF_SIGNAL = {
+_SIGNAL_WORDS = {
     signal.SIGBUS: "SIGBUS: /dev/shm is full, or a file was cut while it was mapped",
     signal.SIGABRT: "SIGABRT: a library aborted (with several JAX processes: another one died)",
     signal.SIGSEGV: "SIGSEGV: a library crashed; stacks.log shows where",
@@ -96,8 +96,8 @@ def verdict(run: RunDirectory, attempt: int, silent_supervisor: int | None = Non
     recorded = run.exit_record(attempt)
     if recorded is not None:
         return recorded.verdict
-    found = gather(run, attempt)
-    return classify(replace(found, silent_supervisor=silent_supervisor))
+    evidence = gather(run, attempt)
+    return classify(replace(evidence, silent_supervisor=silent_supervisor))
 
 
 def gather(
@@ -109,12 +109,12 @@ def gather(
     """Collect the evidence from disk and kernel counters, and the exit status if it is known."""
     path = run.attempt_path(attempt)
     record = run.attempt_record(attempt)
-    given = [a for a in requests.replies(run) if a.attempt == attempt and a.accepted]
-    stops = [a for a in given if a.command == "stop"]
-    kills = [a for a in given if a.command == "kill"]
-    who = record.supervisor if record else None
-    same_boot = who is not None and who.boot_id == identity.boot_id()
-    same_host = who is not None and who.host == identity.host_name()
+    replies = [a for a in requests.replies(run) if a.attempt == attempt and a.accepted]
+    stops = [a for a in replies if a.command == "stop"]
+    kills = [a for a in replies if a.command == "kill"]
+    supervisor = record.supervisor if record else None
+    same_boot = supervisor is not None and supervisor.boot_id == identity.boot_id()
+    same_host = supervisor is not None and supervisor.host == identity.host_name()
     output = last_output(path / OUTPUT)
     return Evidence(
         exit_code=exit_code,
@@ -125,7 +125,7 @@ def gather(
         oom_before=record.oom_kills if record else OomCounts(),
         oom_now=oom_kills() if same_boot else OomCounts(),
         rebooted=same_host and not same_boot,
-        elsewhere=who.host if who and not same_host and not same_boot else None,
+        elsewhere=supervisor.host if supervisor and not same_host and not same_boot else None,
         stopped_by=stops[0].who if stops else None,
         killed_by=kills[0].who if kills else None,
         kill_note=kills[0].note if kills else "",
@@ -143,27 +143,27 @@ def classify(evidence: Evidence) -> Verdict:
     if evidence.exit_code is not None:
         return _by_exit_code(evidence, evidence.exit_code)
     if evidence.failed is not None:
-        found = _by_signal(evidence, signal.Signals(evidence.failed.signal))
-        killed = " was killed" if found.reason == "killed" else ""
-        words = f"process {evidence.failed.rank}{killed}: {found.evidence}"
-        return msgspec.structs.replace(found, evidence=words)
+        of_process = _by_signal(evidence, signal.Signals(evidence.failed.signal))
+        killed = " was killed" if of_process.reason == "killed" else ""
+        words = f"process {evidence.failed.rank}{killed}: {of_process.evidence}"
+        return msgspec.structs.replace(of_process, evidence=words)
     if evidence.final is not None:
         code = evidence.final.exit_code
-        found = _by_exit_code(evidence, code)
-        return _made(
+        recorded = _by_exit_code(evidence, code)
+        return _verdict(
             evidence,
-            found.reason,
-            f"{found.evidence} (from its own last record; its exit code is unknown)",
+            recorded.reason,
+            f"{recorded.evidence} (from its own last record; its exit code is unknown)",
             exit_code=code,
         )
     if evidence.error is not None:
         return _by_error(evidence, evidence.error, None)
     if evidence.rebooted:
-        return _made(evidence, "rebooted", f"the machine restarted; last seen {evidence.where}")
+        return _verdict(evidence, "rebooted", f"the machine restarted; last seen {evidence.where}")
     if evidence.killed_by is not None:
-        return _made(evidence, "killed", _killed_words(evidence))
+        return _verdict(evidence, "killed", _killed_words(evidence))
     if evidence.elsewhere is not None:
-        return _made(
+        return _verdict(
             evidence,
             "unknown",
             f"it was started on {evidence.elsewhere}; whether it still runs cannot be seen from here; "
@@ -171,12 +171,12 @@ def classify(evidence: Evidence) -> Verdict:
         )
     out_of_memory, words = oom_evidence(evidence.oom_before, evidence.oom_now)
     if out_of_memory:
-        return _made(
+        return _verdict(
             evidence,
             "host_out_of_memory",
             f"it died {evidence.where} without a record and {words} since it started",
         )
-    return _made(
+    return _verdict(
         evidence,
         "unknown",
         f"it died {evidence.where} {evidence.unwatched}, exit code unknown; {words}",
@@ -188,17 +188,17 @@ def _by_signal(evidence: Evidence, number: signal.Signals) -> Verdict:
         # It had done and saved everything; the signal only ended the process.
         return _by_exit_code(evidence, evidence.final.exit_code)
     if evidence.killed_by is not None and number in (signal.SIGKILL, signal.SIGTERM):
-        return _made(evidence, "killed", _killed_words(evidence), number=number)
+        return _verdict(evidence, "killed", _killed_words(evidence), number=number)
     if number == signal.SIGKILL:
         out_of_memory, words = oom_evidence(evidence.oom_before, evidence.oom_now)
         if out_of_memory:
-            return _made(
+            return _verdict(
                 evidence,
                 "host_out_of_memory",
                 f"SIGKILL {evidence.where} and {words} since the attempt started",
                 number=number,
             )
-        return _made(
+        return _verdict(
             evidence,
             "killed",
             f"SIGKILL {evidence.where} from outside memconsole; {words}",
@@ -206,48 +206,48 @@ def _by_signal(evidence: Evidence, number: signal.Signals) -> Verdict:
         )
     if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if evidence.stopped_by is not None:
-            return _made(
+            return _verdict(
                 evidence,
                 "stopped",
                 f"asked by {evidence.stopped_by} and ended by {number.name} {evidence.where}, "
                 "before it could save",
                 number=number,
             )
-        return _made(
+        return _verdict(
             evidence, "killed", f"{number.name} {evidence.where} from outside", number=number
         )
     if evidence.error is not None:
         return _by_error(evidence, evidence.error, None, number)
     if evidence.words_of_memory and number == signal.SIGABRT:
         return _by_words_of_memory(evidence, number=number)
-    words = _OF_SIGNAL.get(number, number.name)
-    return _made(evidence, "crashed", f"{words}; {evidence.where}", number=number)
+    words = _SIGNAL_WORDS.get(number, number.name)
+    return _verdict(evidence, "crashed", f"{words}; {evidence.where}", number=number)
 
 
 def _by_exit_code(evidence: Evidence, code: int) -> Verdict:
     final = evidence.final
     if code == ExitCode.DONE and (final is None or final.exit_code != ExitCode.DONE):
-        return _made(
+        return _verdict(
             evidence,
             "crashed",
             f"it exited with code 0 {evidence.where} without saying that it was done",
             exit_code=code,
         )
     if code == ExitCode.DONE and final is not None:
-        return _made(evidence, "finished", f"exit code 0 at step {final.step}", exit_code=code)
+        return _verdict(evidence, "finished", f"exit code 0 at step {final.step}", exit_code=code)
     if code == ExitCode.STOPPED:
-        who = f"asked by {evidence.stopped_by}" if evidence.stopped_by else "by a signal"
+        supervisor = f"asked by {evidence.stopped_by}" if evidence.stopped_by else "by a signal"
         step = f" at step {final.step}" if final is not None else ""
         name = Path(final.checkpoint).name if final is not None and final.checkpoint else ""
         saved = f", saved as {name}" if name else ""
-        words = f"stopped{step}, {who}{saved}"
-        return _made(evidence, "stopped", words, exit_code=code)
+        words = f"stopped{step}, {supervisor}{saved}"
+        return _verdict(evidence, "stopped", words, exit_code=code)
     failure = failure_of_code(code)
     if failure is not None:
         words = failure.words
         if evidence.error is not None and failure.reason != "fenced":
             words = evidence.error.message.splitlines()[0] if evidence.error.message else words
-        return _made(evidence, failure.reason, f"{words} (exit code {code})", exit_code=code)
+        return _verdict(evidence, failure.reason, f"{words} (exit code {code})", exit_code=code)
     if evidence.error is not None:
         return _by_error(evidence, evidence.error, code)
     if evidence.words_of_memory:
@@ -258,7 +258,7 @@ def _by_exit_code(evidence: Evidence, code: int) -> Verdict:
     words = f"exit code {code} {evidence.where}; see out.log"
     if evidence.last_line:
         words += f", which ends with: {clean_line(evidence.last_line, 400)}"
-    return _made(evidence, "crashed", words, exit_code=code)
+    return _verdict(evidence, "crashed", words, exit_code=code)
 
 
 def _by_words_of_memory(
@@ -266,7 +266,7 @@ def _by_words_of_memory(
 ) -> Verdict:
     """The verdict if a library could not allocate and ended the process without an exception."""
     words = f"a library asked for more memory than is left {evidence.where}, and aborted: {clean_line(evidence.words_of_memory, 400)}"
-    return _made(evidence, "out_of_memory", words, exit_code=exit_code, number=number)
+    return _verdict(evidence, "out_of_memory", words, exit_code=exit_code, number=number)
 
 
 def last_output(path: Path) -> str:
@@ -292,13 +292,7 @@ def _by_error(
         words = line[:400]
     elif reason == "out_of_memory" and requested_bytes(error.message):
         words = f"it {lacked_words(error.message)}, {evidence.where}"
-    return _made(
-        evidence,
-        reason,
-        words,
-        exit_code=code,
-        number=number,
-    )
+    return _verdict(evidence, reason, words, exit_code=code, number=number)
 
 
 def _killed_words(evidence: Evidence) -> str:
@@ -306,7 +300,7 @@ def _killed_words(evidence: Evidence) -> str:
     return f"killed by {evidence.killed_by} {evidence.where}{note}"
 
 
-def _made(
+def _verdict(
     evidence: Evidence,
     reason: str,
     words: str,

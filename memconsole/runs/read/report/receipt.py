@@ -17,7 +17,7 @@ from memconsole.runs.read.report.report import (
     StepLine,
     StoredEstimate,
     VerdictLine,
-    read_story,
+    read_events,
     report_of,
     stored_estimate,
     verdict_line,
@@ -72,37 +72,37 @@ def write_receipt(run: RunDirectory) -> Receipt:
 
     It checks no lock: the supervisor would lose its own lock by opening and closing the lock file.
     """
-    story, attempt = read_story(run), run.newest_attempt()
+    run_events, attempt = read_events(run), run.newest_attempt()
     ended = verdict_line(verdict(run, attempt)) if attempt is not None else UNENDED
-    made, state = report_of(run, story, ended), story.state
+    report, state = report_of(run, run_events, ended), run_events.state
     started = state.started
     kind = started.device_kind if started else ""
     receipt = Receipt(
-        run=made.run,
-        backend=made.backend,
+        run=report.run,
+        backend=report.backend,
         device_id=started.device_id if started else "",
-        device_name=made.device,
+        device_name=report.device,
         device_kind=kind,
         device_total_bytes=state.memory.device_total_bytes if state.memory else None,
         driver=driver_version(kind),
         versions=started.versions if started else {},
-        plan=made.plan,
+        plan=report.plan,
         parameters=state.parameters,
         trainable_parameters=state.trainable_parameters,
-        verdict=made.verdict,
+        verdict=report.verdict,
         steps=state.step,
-        attempts=made.attempts,
+        attempts=report.attempts,
         estimate=stored_estimate(run),
-        measured=made.memory.measured,
-        by_phase=made.memory.by_phase,
-        ranks=made.memory.ranks,
-        comparison=made.memory.comparison,
-        shortfall=made.memory.shortfall,
-        ladder=made.ladder,
-        tokens_per_second=_typical_speed(story.steps),
-        average_epoch_minutes=made.average_epoch_minutes,
+        measured=report.memory.measured,
+        by_phase=report.memory.by_phase,
+        ranks=report.memory.ranks,
+        comparison=report.memory.comparison,
+        shortfall=report.memory.shortfall,
+        ladder=report.ladder,
+        tokens_per_second=_typical_speed(run_events.steps),
+        average_epoch_minutes=report.average_epoch_minutes,
         written_wall=time.time(),
-        missing_records=made.missing_records,
+        missing_records=report.missing_records,
     )
     files.write_struct(run.receipt_path, receipt)
     return receipt

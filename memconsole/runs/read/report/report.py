@@ -9,7 +9,6 @@ import msgspec
 from memconsole.plan import plan_file
 from memconsole.plan.plan import PlanError
 from memconsole.plan.tasks import TASKS, Task, task_of
-from memconsole.runs.read.follow import clean_texts
 from memconsole.runs.read.history import History
 from memconsole.runs.read.life.ladder import Rung, present_plan, rungs
 from memconsole.runs.read.life.liveness import liveness
@@ -22,6 +21,7 @@ from memconsole.runs.read.report.comparison import (
 )
 from memconsole.runs.read.report.measured import measured_of, shortfall_of
 from memconsole.runs.read.report.ranks import RankLine, SlowestLine, rank_lines, slowest_line
+from memconsole.runs.read.shown.clean_records import clean_texts
 from memconsole.runs.read.shown.missing import uncertain_figures
 from memconsole.runs.read.shown.ranks import each_per_second
 from memconsole.runs.read.shown.snapshot import Symptom
@@ -45,7 +45,7 @@ from memconsole.runs.record.processes.heartbeat import read_heartbeat
 from memconsole.runs.record.states import OUT_OF_MEMORY, Verdict
 from memconsole.sanitize import clean_line
 
-_EVERYTHING = 1 << 60
+UNLIMITED = 1 << 60
 
 
 class VerdictLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +175,7 @@ class StoredEstimate(msgspec.Struct, frozen=True, kw_only=True):
     epoch_minutes: float | None = None
 
 
-class Story(msgspec.Struct):
+class RunEvents(msgspec.Struct):
     """The state of a run after all its events, and all its step records."""
 
     state: RunState
@@ -186,12 +186,12 @@ class Story(msgspec.Struct):
 
 def report(run: RunDirectory) -> Report:
     """The report of a live or ended run. Never raises, whatever its files contain."""
-    return report_of(run, read_story(run), _verdict(run))
+    return report_of(run, read_events(run), _verdict(run))
 
 
-def read_story(run: RunDirectory) -> Story:
+def read_events(run: RunDirectory) -> RunEvents:
     """Read every attempt's events. Steps repeated after a resume replace the earlier ones."""
-    history = History(run, RunState(evaluation_limit=_EVERYTHING, epoch_limit=_EVERYTHING))
+    history = History(run, RunState(evaluation_limit=UNLIMITED, epoch_limit=UNLIMITED))
     state, steps, odd = history.state, list[StepLine](), 0
     for record in history.new():
         if isinstance(record, events.Started):
@@ -206,7 +206,7 @@ def read_story(run: RunDirectory) -> Story:
                 )
             )
         odd = state.odd
-    return Story(state, steps, history.missing)
+    return RunEvents(state, steps, history.missing)
 
 
 def _truncate(steps: list[StepLine], last: int) -> None:
@@ -214,29 +214,10 @@ def _truncate(steps: list[StepLine], last: int) -> None:
         steps.pop()
 
 
-def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
+def report_of(run: RunDirectory, run_events: RunEvents, verdict: VerdictLine) -> Report:
     """The report of a run from its events and its verdict."""
-    state, started, ended = story.state, story.state.started, story.state.ended
-    evaluations = tuple(
-        EvaluationLine(
-            step=e.step,
-            loss=e.loss,
-            bits_per_byte=e.bits_per_byte,
-            metrics=e.metrics,
-            train_loss=e.train_loss,
-        )
-        for e in state.evaluations
-    )
-    ended_epochs = [mark.event for mark in state.epochs]
-    epochs = tuple(
-        EpochLine(
-            epoch=e.epoch,
-            train_loss=e.train_loss,
-            validation_loss=e.validation_loss,
-            minutes=e.minutes,
-        )
-        for e in ended_epochs
-    )
+    state, started = run_events.state, run_events.state.started
+    evaluations, ended_epochs = _evaluation_lines(state), [mark.event for mark in state.epochs]
     (plan, plan_problem), task = _plan(run), _task(run)
     elapsed, labels = state.earlier_seconds + state.attempt_seconds, read_labels(run.path)
     stored = stored_estimate(run)
@@ -248,23 +229,16 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
         unit=task.unit,
         backend=started.backend if started else str(plan.get("backend", "")),
         device=started.device_name if started else str(plan.get("device", {}).get("name", "")),
-        verdict=why,
+        verdict=verdict,
         weights=state.weights,
         plan=plan,
-        steps=tuple(story.steps),
+        steps=tuple(run_events.steps),
         evaluations=evaluations,
-        epochs=epochs,
-        memory=_memory(state, stored.table if stored else None, why),
+        epochs=tuple(map(_epoch_line, ended_epochs)),
+        memory=_memory(state, stored.table if stored else None, verdict),
         best_validation_loss=best_validation_loss(state, evaluations),
         final_train_loss=final_train_loss(state),
-        unigram_loss=next(
-            (
-                e.metrics["unigram_loss"]
-                for e in reversed(evaluations)
-                if "unigram_loss" in e.metrics
-            ),
-            None,
-        ),
+        unigram_loss=_unigram_loss(evaluations),
         total_minutes=total_minutes(state, elapsed),
         average_epoch_minutes=average_epoch_minutes(state, ended_epochs),
         attempts=len(run.attempt_numbers()),
@@ -277,21 +251,49 @@ def report_of(run: RunDirectory, story: Story, why: VerdictLine) -> Report:
         ladder=rungs(run),
         symptoms=_symptoms(run, state),
         jumps=_jumps(state),
-        missing_records=story.missing,
-        uncertain=uncertain_figures(story.missing, ended is not None),
+        missing_records=run_events.missing,
+        uncertain=uncertain_figures(run_events.missing, state.ended is not None),
         plan_problem=plan_problem,
     )
 
 
+def _evaluation_lines(state: RunState) -> tuple[EvaluationLine, ...]:
+    return tuple(
+        EvaluationLine(
+            step=e.step,
+            loss=e.loss,
+            bits_per_byte=e.bits_per_byte,
+            metrics=e.metrics,
+            train_loss=e.train_loss,
+        )
+        for e in state.evaluations
+    )
+
+
+def _epoch_line(event: events.Epoch) -> EpochLine:
+    return EpochLine(
+        epoch=event.epoch,
+        train_loss=event.train_loss,
+        validation_loss=event.validation_loss,
+        minutes=event.minutes,
+    )
+
+
+def _unigram_loss(evaluations: tuple[EvaluationLine, ...]) -> float | None:
+    """The newest loss of the unigram model; None if it was not measured."""
+    losses = (e.metrics.get("unigram_loss") for e in reversed(evaluations))
+    return next((loss for loss in losses if loss is not None), None)
+
+
 def _best(task: Task, evaluations: tuple[EvaluationLine, ...]) -> BestLine | None:
-    found = best_evaluation(task, evaluations)
-    if found is None:
+    best = best_evaluation(task, evaluations)
+    if best is None:
         return None
-    return BestLine(measure=found.measure.key, value=found.value, step=found.step)
+    return BestLine(measure=best.measure.key, value=best.value, step=best.step)
 
 
-def _memory(state: RunState, table: EstimatedTable | None, why: VerdictLine) -> MemoryReport:
-    measured, died = measured_of(state), why.reason in OUT_OF_MEMORY
+def _memory(state: RunState, table: EstimatedTable | None, verdict: VerdictLine) -> MemoryReport:
+    measured, ran_out = measured_of(state), verdict.reason in OUT_OF_MEMORY
     return MemoryReport(
         estimated=MemoryLine(
             peak_bytes=table.peak_bytes,
@@ -303,9 +305,9 @@ def _memory(state: RunState, table: EstimatedTable | None, why: VerdictLine) -> 
         else MemoryLine(),
         measured=measured,
         by_phase=dict(state.peaks_by_phase),
-        comparison=compare(table, measured, state.peaks_by_phase, died),
+        comparison=compare(table, measured, state.peaks_by_phase, ran_out),
         band_from=table.band_from if table else "",
-        shortfall=shortfall_of(state) if died else None,
+        shortfall=shortfall_of(state) if ran_out else None,
         ranks=rank_lines(state),
     )
 
@@ -324,6 +326,7 @@ def _jumps(state: RunState) -> JumpsLine | None:
 
 
 def _verdict(run: RunDirectory) -> VerdictLine:
+    """Why an ended run ended. For a run that lives: its state, and what it cannot save."""
     now = liveness(run)
     if now.verdict is not None and not now.live:
         return verdict_line(now.verdict)
@@ -333,8 +336,10 @@ def _verdict(run: RunDirectory) -> VerdictLine:
     return VerdictLine(reason=now.state, evidence=clean_line(words, 500))
 
 
-def verdict_line(why: Verdict) -> VerdictLine:
-    return VerdictLine(reason=clean_line(why.reason, 80), evidence=clean_line(why.evidence, 500))
+def verdict_line(verdict: Verdict) -> VerdictLine:
+    return VerdictLine(
+        reason=clean_line(verdict.reason, 80), evidence=clean_line(verdict.evidence, 500)
+    )
 
 
 def _plan(run: RunDirectory) -> tuple[dict[str, Any], str]:

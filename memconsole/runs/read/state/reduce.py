@@ -32,6 +32,7 @@ UNTRAINED_PHASES = frozenset(
 )
 """The phases that a trainer does not count as training time."""
 WARMING_PHASES = frozenset({"import", "build", "reference", "preflight", "compile"})
+"""The phases after which the first step record includes warm-up, so that it does not count towards the speed."""
 
 
 class EpochMark(msgspec.Struct, array_like=True):
@@ -145,7 +146,7 @@ def reduce(state: RunState, record: events.Record) -> RunState:
         case events.Warning():
             state.warnings = [*state.warnings, clean_line(record.message, 500)][-MAX_WARNINGS:]
         case events.Error():
-            _highest_of_phase(state, state.phase, record.held_bytes, record.peak_bytes)
+            _add_peak(state, state.phase, record.held_bytes, record.peak_bytes)
             if _plausible(record.peak_host_bytes or 0):
                 state.peak_host_bytes = highest(state.peak_host_bytes, record.peak_host_bytes)
             state.error = msgspec.structs.replace(
@@ -180,12 +181,16 @@ def _started(state: RunState, record: events.Started) -> None:
     )
     if record.ranks != state.rank_count:  # readings of other ranks than there are now
         state.rank_count, state.ranks = min(max(1, record.ranks), MOST_RANKS), ()
-    resumed = record.resumed_step if _plausible(record.resumed_step) else 0
+    _go_back_to(state, record.resumed_step if _plausible(record.resumed_step) else 0)
+
+
+def _go_back_to(state: RunState, resumed: int) -> None:
+    """Forget what came after the step `resumed`: the attempt continues from a checkpoint of that step."""
     if resumed < state.step or state.train.last_step > resumed:
         state.train.truncate(resumed)
         state.validation.truncate(resumed)
         state.series.truncate(resumed)
-        state.samples = [one for one in state.samples if one.step <= resumed]
+        state.samples = [s for s in state.samples if s.step <= resumed]
         state.evaluations = [e for e in state.evaluations if e.step <= resumed]
         state.epochs = [mark for mark in state.epochs if _epoch_step(state, mark) <= resumed]
         state.loss = state.train.values[-1] if state.train.values else None
@@ -261,8 +266,8 @@ def _step(state: RunState, record: events.Step) -> None:
             state.trained_seconds += taken * seconds
         state.step_times.append((taken, seconds))
         state.data_waits.append(_positive(record.data_wait_seconds))
-        for kept in (state.step_times, state.data_waits):
-            del kept[:-RATE_RECORDS]
+        for newest in (state.step_times, state.data_waits):
+            del newest[:-RATE_RECORDS]
 
 
 def _sample(state: RunState, record: events.Sample) -> None:
@@ -276,7 +281,7 @@ def _sample(state: RunState, record: events.Sample) -> None:
         prompt=state.sample.prompt[-SAMPLE_CHARACTERS:],
         text=state.sample.text[:SAMPLE_CHARACTERS],
     )
-    earlier = [one for one in state.samples if one.step < record.step]
+    earlier = [s for s in state.samples if s.step < record.step]
     state.samples = [*earlier, short][-MAX_SAMPLES:]
     state.side_seconds += _positive(record.seconds)
 
@@ -293,11 +298,11 @@ def _epoch(state: RunState, record: events.Epoch) -> None:
     if not _plausible(record.epoch):
         state.odd += 1
         return
-    kept = state.epochs
-    while kept and kept[-1].event.epoch >= record.epoch:
-        kept.pop()
-    kept.append(EpochMark(state.step, record))
-    del kept[: -state.epoch_limit]
+    epochs = state.epochs
+    while epochs and epochs[-1].event.epoch >= record.epoch:
+        epochs.pop()
+    epochs.append(EpochMark(state.step, record))
+    del epochs[: -state.epoch_limit]
     state.epoch = record.epoch
 
 
@@ -307,14 +312,15 @@ def _evaluation(state: RunState, record: events.Evaluation) -> None:
         return
     metrics = {clean_line(k, 80): v for k, v in record.metrics.items() if math.isfinite(v)}
     record = msgspec.structs.replace(record, metrics=metrics)
-    kept = state.evaluations
-    while kept and kept[-1].step >= record.step:
-        kept.pop()
-    if len(kept) >= state.evaluation_limit:
-        lowest = min((e for e in kept if e.loss is not None), key=_loss, default=None)
-        marked = next((e for e in reversed(kept) if e.best), None)  # by the task's measure
-        kept.remove(next(e for e in kept if e is not lowest and e is not marked))
-    kept.append(record)
+    evaluations = state.evaluations
+    while evaluations and evaluations[-1].step >= record.step:
+        evaluations.pop()
+    if len(evaluations) >= state.evaluation_limit:
+        # Drop the oldest one, but neither that of the lowest loss nor the best one by the task's measure.
+        lowest = min((e for e in evaluations if e.loss is not None), key=_loss, default=None)
+        best = next((e for e in reversed(evaluations) if e.best), None)
+        evaluations.remove(next(e for e in evaluations if e is not lowest and e is not best))
+    evaluations.append(record)
     state.side_seconds += _positive(record.seconds)
     loss = _finite(record.loss)
     if loss is not None:
@@ -328,7 +334,7 @@ def _memory(state: RunState, record: events.Memory) -> None:
         return
     phase = clean_line(record.phase, 40)
     # A trainer resets its peak at each phase, so a peak belongs to the phase that reports it.
-    _highest_of_phase(state, phase, record.allocated_bytes, record.peak_bytes)
+    _add_peak(state, phase, record.allocated_bytes, record.peak_bytes)
     if phase == PROFILING:
         return
     state.peak_device_bytes = highest(state.peak_device_bytes, record.device_bytes)
@@ -350,25 +356,26 @@ def _memory(state: RunState, record: events.Memory) -> None:
 
 def _ranks(state: RunState, record: events.Ranks) -> None:
     """Add the readings of ranks. The run's peaks are those of its fullest rank."""
-    read = readings_of(record, state.rank_count)
-    if read is None:
+    readings = readings_of(record, state.rank_count)
+    if readings is None:
         state.odd += 1
         return
-    state.ranks = merged(state.ranks, read)
-    for one in read:
-        for phase, peak in one.peaks_by_phase.items():
-            _highest_of_phase(state, phase, peak)
-        state.peak_device_bytes = highest(state.peak_device_bytes, one.peak_device_bytes)
-        state.peak_reserved_bytes = highest(state.peak_reserved_bytes, one.peak_reserved_bytes)
-        state.peak_host_bytes = highest(state.peak_host_bytes, one.peak_host_bytes)
+    state.ranks = merged(state.ranks, readings)
+    for reading in readings:
+        for phase, peak in reading.peaks_by_phase.items():
+            _add_peak(state, phase, peak)
+        state.peak_device_bytes = highest(state.peak_device_bytes, reading.peak_device_bytes)
+        state.peak_reserved_bytes = highest(state.peak_reserved_bytes, reading.peak_reserved_bytes)
+        state.peak_host_bytes = highest(state.peak_host_bytes, reading.peak_host_bytes)
 
 
-def _highest_of_phase(state: RunState, phase: str, *values: int | None) -> None:
-    seen = highest(*values)
-    if seen is not None and _plausible(seen):
-        state.peaks_by_phase[phase] = max(state.peaks_by_phase.get(phase, 0), seen)
+def _add_peak(state: RunState, phase: str, *values: int | None) -> None:
+    """Raise the peak of a phase, and that of the run, to the highest of `values`: live tensor bytes."""
+    peak = highest(*values)
+    if peak is not None and _plausible(peak):
+        state.peaks_by_phase[phase] = max(state.peaks_by_phase.get(phase, 0), peak)
         if phase != PROFILING:
-            state.peak_bytes = highest(state.peak_bytes, seen)
+            state.peak_bytes = highest(state.peak_bytes, peak)
 
 
 def _plausible(*counts: int) -> bool:

@@ -34,9 +34,9 @@ _TIERS = {Tier.FORMULA: "formula", Tier.EXACT: "exact", Tier.CALIBRATED: "calibr
 
 def components_of(table: MemoryTable) -> dict[str, int]:
     """Bytes of every component at the peak, in table order; unknown components come last."""
-    found = {component.name: component.at(table.peak_phase) for component in table.components}
-    ordered = {name: found.pop(name) for name in COMPONENTS if name in found}
-    return ordered | found
+    others = {component.name: component.at(table.peak_phase) for component in table.components}
+    ordered = {name: others.pop(name) for name in COMPONENTS if name in others}
+    return ordered | others
 
 
 def is_long(table: MemoryTable) -> bool:
@@ -95,44 +95,70 @@ def table_lines(view: PlanView, width: int, height: int) -> list[Line]:
     ]
     phases = shown_phases(table, width)
     change_width = CHANGE if width >= 14 + NUMBER + CHANGE else 0
-    name_width = width - NUMBER - change_width - 1 - len(phases) * (NUMBER + 1)
-    name_width = min(name_width, 28)
+    name_width = min(width - NUMBER - change_width - 1 - len(phases) * (NUMBER + 1), 28)
+    widths = name_width, change_width
     if phases:
-        head = [Span(" " * (name_width + 1)), Span(right("at peak", NUMBER), "dim")]
-        head.append(Span(right("±", change_width), "dim"))
-        head += [Span(right(_SHORT.get(p, p), NUMBER + 1), "strong" if p == table.peak_phase else "dim") for p in phases]  # fmt: skip
-        lines.append(head)
-    now = components_of(table)
-    parts: list[tuple[int, Line]] = []
+        lines.append(_head(table, phases, widths))
     changes = _changes(table, view.before)
-    by_name = {component.name: component for component in table.components}
-    for name, count in now.items():
-        role = "dim" if stale or count == 0 else ""
-        line = [
-            Span(" " + left(_narrow(name, name_width), name_width), role),
-            Span(right(_amount(count, by_name[name].tier_at(table.peak_phase)), NUMBER), role),
-            _change(changes.get(name, 0), change_width, stale),
-        ]
-        component = by_name[name]
-        for phase in phases:
-            role = "dim" if stale or phase != table.peak_phase else "strong"
-            amount = _amount(component.at(phase), component.tier_at(phase))
-            line.append(Span(right(amount, NUMBER + 1), role))
-        parts.append((count, line))
-    if table.correction_bytes:
-        amount = f"{table.tier}{signed_bytes(table.correction_bytes).rjust(NUMBER - 1)}"
-        role = "dim" if stale else ""
-        line = [
-            Span(" " + left(_narrow(CORRECTION, name_width), name_width), role),
-            Span(right(amount, NUMBER), role),
-            _change(changes.get(CORRECTION, 0), change_width, stale),
-        ]
-        parts.append((abs(table.correction_bytes), line))
-    totals = _totals(table, phases, name_width, change_width, stale, changes)
+    parts = _component_rows(table, phases, widths, stale, changes)
+    totals = _totals(table, phases, widths, stale, changes)
     lines += _largest(parts, height - len(lines) - len(totals))
     lines += cut(totals, height - len(lines))
     lines += _remarks(view, table, width, height - len(lines))
     return lines[:height]
+
+
+Widths = tuple[int, int]
+"""Cells of the column of names, and of the column of changes, which is 0 if there is no room for it."""
+
+
+def _head(table: MemoryTable, phases: tuple[str, ...], widths: Widths) -> Line:
+    """The names of the columns."""
+    name_width, change_width = widths
+    head = [Span(" " * (name_width + 1)), Span(right("at peak", NUMBER), "dim")]
+    head.append(Span(right("±", change_width), "dim"))
+    for phase in phases:
+        role = "strong" if phase == table.peak_phase else "dim"
+        head.append(Span(right(_SHORT.get(phase, phase), NUMBER + 1), role))
+    return head
+
+
+def _component_rows(
+    table: MemoryTable,
+    phases: tuple[str, ...],
+    widths: Widths,
+    stale: bool,
+    changes: dict[str, int],
+) -> list[tuple[int, Line]]:
+    """A row for each component, and one for a correction by runs, each with its bytes at the peak."""
+    rows: list[tuple[int, Line]] = []
+    by_name = {component.name: component for component in table.components}
+    for name, count in components_of(table).items():
+        component = by_name[name]
+        amount = _amount(count, component.tier_at(table.peak_phase))
+        role = "dim" if stale or count == 0 else ""
+        line = _row(name, amount, changes.get(name, 0), widths, stale, role)
+        for phase in phases:
+            role = "dim" if stale or phase != table.peak_phase else "strong"
+            amount = _amount(component.at(phase), component.tier_at(phase))
+            line.append(Span(right(amount, NUMBER + 1), role))
+        rows.append((count, line))
+    if table.correction_bytes:
+        amount = f"{table.tier}{signed_bytes(table.correction_bytes).rjust(NUMBER - 1)}"
+        change = changes.get(CORRECTION, 0)
+        line = _row(CORRECTION, amount, change, widths, stale, "dim" if stale else "")
+        rows.append((abs(table.correction_bytes), line))
+    return rows
+
+
+def _row(name: str, amount: str, change: int, widths: Widths, stale: bool, role: str) -> Line:
+    """The name of a row, its bytes at the peak, and by how much the last change of the plan moved them."""
+    name_width, change_width = widths
+    return [
+        Span(" " + left(_narrow(name, name_width), name_width), role),
+        Span(right(amount, NUMBER), role),
+        _change(change, change_width, stale),
+    ]
 
 
 def _largest(parts: list[tuple[int, Line]], room: int) -> list[Line]:
@@ -167,11 +193,11 @@ def _changes(table: MemoryTable, before: MemoryTable | None) -> dict[str, int]:
         return {}
     now, then = alike(table, before)
     old = components_of(then)
-    found = {name: count - old.get(name, 0) for name, count in components_of(now).items()}
-    found[CORRECTION] = now.correction_bytes - then.correction_bytes
+    changes = {name: count - old.get(name, 0) for name, count in components_of(now).items()}
+    changes[CORRECTION] = now.correction_bytes - then.correction_bytes
     for name in ("peak_bytes", "reserved_bytes", "device_bytes", "host_bytes"):
-        found[name] = getattr(now, name) - getattr(then, name)
-    return found
+        changes[name] = getattr(now, name) - getattr(then, name)
+    return changes
 
 
 def _remarks(view: PlanView, table: MemoryTable, width: int, room: int) -> list[Line]:
@@ -200,8 +226,7 @@ def _remarks(view: PlanView, table: MemoryTable, width: int, room: int) -> list[
 def _totals(
     table: MemoryTable,
     phases: tuple[str, ...],
-    name_width: int,
-    change_width: int,
+    widths: Widths,
     stale: bool,
     changes: dict[str, int],
 ) -> list[Line]:
@@ -215,11 +240,8 @@ def _totals(
     for name, key, tier in rows:
         first = name == "allocated"
         role = "dim" if stale else "strong" if first else ""
-        line = [
-            Span(" " + left(name, name_width), role),
-            Span(right(_amount(getattr(table, key), tier), NUMBER), role),
-            _change(changes.get(key, 0), change_width, stale),
-        ]
+        amount = _amount(getattr(table, key), tier)
+        line = _row(name, amount, changes.get(key, 0), widths, stale, role)
         if first:
             for phase in phases:
                 peak = phase == table.peak_phase and not stale
@@ -229,13 +251,9 @@ def _totals(
         lines.append(line)
         if key == "device_bytes":
             low, high = map(format_bytes, table.band_bytes)
-            words = f"{low} – {high}"
-            lines.append(
-                [
-                    Span(" " + left("  between", name_width), "dim"),
-                    Span(right(words, NUMBER + change_width), "dim"),
-                ]
-            )
+            name_width, change_width = widths
+            between = right(f"{low} – {high}", NUMBER + change_width)
+            lines.append([Span(" " + left("  between", name_width), "dim"), Span(between, "dim")])
     return lines
 
 
