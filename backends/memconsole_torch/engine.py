@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from memconsole.plan.models.model import Model
+from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.plan import Plan, Precision
 from memconsole.plan.training.compiler import imports_compiler
 from memconsole.plan.training.trained import frozen_names
@@ -98,6 +98,7 @@ class TorchEngine:
         self._device = device
         self._memory = devices.DeviceMemory(device)
         self._metrics: list[tuple[int, float, Tensor]] = []
+        """Step, learning rate, and on the device loss, gradient norm and loss scale (if any), of unread steps."""
         self._pending: tuple[float, Tensor, Tensor | float] | None = None
         """Learning rate, loss and loss scale of the gradients that wait for an update."""
         self._step = 0
@@ -131,32 +132,12 @@ class TorchEngine:
         source = adapters.Fingerprinted(weights, frozen_names(plan, model))
         self.module = loading.load(plan, model, self.task, source, self._device, self._split)
         self._base = source.fingerprint()
-        trained = adapters.trained_parameters(plan, model)
+        """The fingerprint of the frozen weights; None if no weight is frozen."""
         fsdp = plan.optimize.sharding == "fsdp" and self.gang.size > 1
-        self._rows = sharding.OwnRows(self.module) if fsdp else None
-        own: optimizers.Weights = self._rows or self.module
-        self._trained = [p for p in own.parameters() if p.requires_grad]
-        self._optimizer = optimizers.create(plan, own)
-        if plan.optimize.precision == "bf16-sr":
-            self._optimizer = rounding.Rounded(plan, self.module, self._optimizer)
-        self._scale: precision.LossScale | None = None
-        if loss_scale.is_scaled(plan.optimize.precision):
-            self._scale = precision.LossScale(self._device, self._total)
-        self._average: Average | None = None
-        if average.is_averaged(plan):
-            self._average = Average(own, [p.name for p in trained])
-        self._in_backward: InBackward | None = None
-        if plan.optimize.optimizer_in_backward:
-            assert isinstance(self._optimizer, optimizers.CombinedOptimizer)
-            self._in_backward = InBackward(self._optimizer)
-        o = plan.optimize
-        self._draws = dropout.apply(plan, self.module)
-        self._balance = experts.balance(plan, model, self.module.layers)
-        checkpointing.apply(self.module, o.gradient_checkpointing, o.lora_rank, compiled=o.compile)
-        if plan.optimize.activation_offload:
-            activation_offload.apply(self.module, self._run_directory)
-        if plan.optimize.compile:
-            compilation.apply(self.module)
+        self._rows = sharding.LocalRows(self.module) if fsdp else None
+        trained = adapters.trained_parameters(plan, model)
+        self._build_optimizer(plan, trained)
+        self._apply_techniques(plan, model)
         self._replicated: sharding.Replicated | None = None
         if isinstance(self.gang, Processes) and not fsdp:
             self._replicated = sharding.Replicated(self.module, self.gang.exchanges)
@@ -168,6 +149,42 @@ class TorchEngine:
             self._scale,
             based=self._base is not None,
         )
+        self._build_hybrid(plan, trained)
+        whole = (*model.parameters(), *adapters.adapters_of(self._plan, model))
+        self.parameters = sum(p.size for p in whole)
+        self.trainable_parameters = sum(p.size for p in trained)
+
+    def _build_optimizer(self, plan: Plan, trained: Sequence[Parameter]) -> None:
+        """Allocate the optimizer of the `trained` weights, their moving average and the loss scale."""
+        local: optimizers.Weights = self._rows or self.module
+        self._trained = [p for p in local.parameters() if p.requires_grad]
+        self._optimizer = optimizers.create(plan, local)
+        if plan.optimize.precision == "bf16-sr":
+            self._optimizer = rounding.Rounded(plan, self.module, self._optimizer)
+        self._scale: precision.LossScale | None = None
+        if loss_scale.is_scaled(plan.optimize.precision):
+            self._scale = precision.LossScale(self._device, self._sum_over_processes)
+        self._average: Average | None = None
+        if average.is_averaged(plan):
+            self._average = Average(local, [p.name for p in trained])
+        self._in_backward: InBackward | None = None
+        if plan.optimize.optimizer_in_backward:
+            assert isinstance(self._optimizer, optimizers.CombinedOptimizer)
+            self._in_backward = InBackward(self._optimizer)
+
+    def _apply_techniques(self, plan: Plan, model: Model) -> None:
+        """Change the module's forward pass as the plan asks."""
+        o = plan.optimize
+        self._draws = dropout.apply(plan, self.module)
+        self._balance = experts.balance(plan, model, self.module.layers)
+        checkpointing.apply(self.module, o.gradient_checkpointing, o.lora_rank, compiled=o.compile)
+        if o.activation_offload:
+            activation_offload.apply(self.module, self._run_directory)
+        if o.compile:
+            compilation.apply(self.module)
+
+    def _build_hybrid(self, plan: Plan, trained: Sequence[Parameter]) -> None:
+        """Prepare what the phases of a hybrid plan need: to release parts, to change the precision, to jump."""
         moves = not offload.same_memory(self._device)
         self._held = Held(self._device, self.saved.of, moves=moves, signed=self.saved.is_signed)
         self._compute: Precision = plan.optimize.precision
@@ -177,9 +194,6 @@ class TorchEngine:
             groups = {p.name: group_of(p) for p in trained}
             arguments = self.module, groups, self.task, self._to_device, narrow
             self._jumps = TorchJumps(*arguments, moves=moves)
-        whole = (*model.parameters(), *adapters.adapters_of(self._plan, model))
-        self.parameters = sum(p.size for p in whole)
-        self.trainable_parameters = sum(p.size for p in trained)
 
     def train_step(self, batch: Batch) -> None:
         """One optimizer step. Does not wait for the device."""
@@ -203,7 +217,7 @@ class TorchEngine:
             self._optimizer.number = self._step
         scale = 1.0 if self._scale is None else self._scale.now
         sums = summed_batches(self._plan)
-        share = sums * scale / max(1.0, batch.weight)
+        share = sums * scale / max(1.0, batch.weight)  # each micro-batch's loss is multiplied by it
         if self._balance is not None:
             parts = self._plan.optimize.accumulation_steps * self.gang.size
             self._balance.scale = sums * scale / parts
@@ -230,10 +244,11 @@ class TorchEngine:
         if self._pending is None:
             raise RuntimeError("there are no gradients to update with: call backward first")
         (rate, loss, scale), self._pending = self._pending, None
-        norm = self._updated() if self._in_backward is None else self._in_backward.take_norm()
+        norm = self._clip_and_step() if self._in_backward is None else self._in_backward.take_norm()
         if self._average is not None:
-            live = None if self._scale is None else torch.isfinite(norm).float()
-            self._average.follow(average.share(self._plan, self._step), live)
+            # With fp16, a step whose gradients are not finite is skipped: the average must not move either.
+            applied = None if self._scale is None else torch.isfinite(norm).float()
+            self._average.follow(average.share(self._plan, self._step), applied)
         self._step += 1
         self._updates += 1
         scaled = [] if self._scale is None else [scale]
@@ -279,7 +294,7 @@ class TorchEngine:
             (self._step, rate, torch.tensor([loss, math.nan], device=self._device))
         )
 
-    def _updated(self) -> Tensor:
+    def _clip_and_step(self) -> Tensor:
         """Clip the gradients, step, and free them. Returns their norm before clipping, a device
         scalar."""
         if self._rows is not None:
@@ -291,7 +306,7 @@ class TorchEngine:
         elif isinstance(self._optimizer, rounding.Rounded):
             norm = self._optimizer.take(gradients, most)
         else:
-            norm = optimizers.clip(gradients, most, self._total)
+            norm = optimizers.clip(gradients, most, self._sum_over_processes)
             self._optimizer.step()
         del gradients
         self._optimizer.zero_grad(set_to_none=True)
@@ -317,20 +332,20 @@ class TorchEngine:
         sums: list[Any] = []
         on_cpu = self._device.type == "cpu"
         weight = 0.0
-        with self._evaluated():
+        with self._evaluation_weights():
             for batch in batches:
                 weight += batch.weight
                 for arrays in batch.micro_batches():
                     rows = MicroBatch(share_of(self.gang, arrays), self._to_device)
                     with precision.forward_context(self._device, self._plan.optimize.precision):
-                        found = self.task.sums(self.module, rows)
-                    sums.append(found.tolist() if on_cpu else found)
+                        loss_and_measures = self.task.sums(self.module, rows)
+                    sums.append(loss_and_measures.tolist() if on_cpu else loss_and_measures)
         if not sums:
             return LossSum(0.0, weight)
-        found = torch.tensor(sums) if on_cpu else torch.stack(sums)
+        table = torch.tensor(sums) if on_cpu else torch.stack(sums)  # (micro-batches, 1 + measures)
         if isinstance(self.gang, Processes):
-            self.gang.total(found)
-        loss, *measures = (sum(column) for column in zip(*found.tolist(), strict=True))
+            self.gang.total(table)
+        loss, *measures = (sum(column) for column in zip(*table.tolist(), strict=True))
         return LossSum(loss, weight, tuple(measures))
 
     @torch.no_grad()
@@ -340,19 +355,19 @@ class TorchEngine:
         (arrays,) = batch.micro_batches()
         rows = len(next(iter(arrays.values())))
         shared = isinstance(self.gang, Processes) and rows % self.gang.size == 0
-        own = share_of(self.gang, arrays) if shared else arrays
+        local = share_of(self.gang, arrays) if shared else arrays
         with (
-            self._evaluated(),
+            self._evaluation_weights(),
             compilation.paused(),
             precision.forward_context(self._device, self._plan.optimize.precision),
         ):
-            found = self.task.outputs(self.module, MicroBatch(own, self._to_device)).float()
+            outputs = self.task.outputs(self.module, MicroBatch(local, self._to_device)).float()
         if shared:
             assert isinstance(self.gang, Processes)
-            whole = found.new_zeros((rows, *found.shape[1:]))
-            whole[self.gang.rank * len(found) : (self.gang.rank + 1) * len(found)] = found
-            found = self.gang.total(whole)
-        values: Array = found.cpu().numpy()
+            whole = outputs.new_zeros((rows, *outputs.shape[1:]))
+            whole[self.gang.rank * len(outputs) : (self.gang.rank + 1) * len(outputs)] = outputs
+            outputs = self.gang.total(whole)  # every other process has zeros in these rows
+        values: Array = outputs.cpu().numpy()
         return values
 
     def generate(
@@ -366,7 +381,7 @@ class TorchEngine:
         if not isinstance(self.module, Decoder):
             raise ValueError("this model continues no text")
         with (
-            self._evaluated(),
+            self._evaluation_weights(),
             compilation.paused(),
             precision.forward_context(self._device, self._plan.optimize.precision),
         ):
@@ -375,8 +390,8 @@ class TorchEngine:
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
         """Yield every tensor needed to continue exactly, one at a time, without a frozen base.
 
-        On a CPU the arrays are the live tensors: write or copy them before the next step. There is
-        no random state, because a step draws no random numbers from one.
+        On a CPU the arrays share memory with the tensors: write or copy them before the next step. There is
+        no state of a random generator: random numbers are computed from the plan's seed and the step.
         """
         self.synchronize()  # copies of offloaded state to the host may still be running
         for name, tensor in self.saved.named():
@@ -394,13 +409,13 @@ class TorchEngine:
         self._drop_gradients()
         self.restore("weights")
         self.restore("optimizer")
-        mine = dict(self.saved.named())
+        tensors = dict(self.saved.named())
         base = () if self._base is None else (adapters.FINGERPRINT,)
-        own = () if self._jumps is None else (UPDATES, *saved_snapshots(source).names)
-        check_names(source, (*mine, STEP, *base, *own))
+        hybrid = () if self._jumps is None else (UPDATES, *saved_snapshots(source).names)
+        check_names(source, (*tensors, STEP, *base, *hybrid))
         if self._base is not None:
             adapters.check_base(self._base, source.tensor(adapters.FINGERPRINT))
-        for name, tensor in mine.items():
+        for name, tensor in tensors.items():
             pretrained.copy_into(tensor, self.saved.held(name, source.tensor(name)), name)
         self._step = int(source.tensor(STEP))
         self._updates = self._step if self._jumps is None else int(source.tensor(UPDATES))
@@ -436,16 +451,17 @@ class TorchEngine:
             self._in_backward.drop_norms()
 
     @contextmanager
-    def _evaluated(self) -> Iterator[None]:
-        """A context in which the module has the weights to evaluate: their moving average if there is one."""
+    def _evaluation_weights(self) -> Iterator[None]:
+        """A context in which the module computes with the moving average of its weights, if there is one."""
         with nullcontext() if self._average is None else self._average.shown():
             yield
             if self._rows is not None:
-                self._rows.settle()
+                self._rows.reshard()
 
     @property
-    def _total(self) -> optimizers.Total | None:
-        """A function that adds up a scalar over processes that hold different rows of the gradients, if they do."""
+    def _sum_over_processes(self) -> optimizers.Total | None:
+        """A function that adds up a device scalar over all processes; None unless each process holds only
+        some rows of the gradients."""
         if self._rows is None or not isinstance(self.gang, Processes):
             return None
         return self.gang.total

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from memconsole_torch.techniques.optimizer import optimizers
-from memconsole_torch.techniques.sharding import OwnRows
+from memconsole_torch.techniques.sharding import LocalRows
 from memconsole_torch.techniques.weights.average import Average
 from memconsole_torch.techniques.weights.precision import LossScale
 from memconsole_trainer.engine import Array, Part
@@ -20,7 +20,7 @@ class Saved:
     """The tensors that a checkpoint of this engine contains, and those that can be released while it trains."""
 
     module: nn.Module
-    rows: OwnRows | None
+    rows: LocalRows | None
     """The rows of each weight that this process holds, if the weights are split."""
     optimizer: optimizers.Updating
     average: Average | None
@@ -29,18 +29,18 @@ class Saved:
     """Whether there is a frozen base: it is not saved, because it stays where it came from."""
 
     @property
-    def own(self) -> optimizers.Weights:
+    def local_weights(self) -> optimizers.Weights:
         """The weights that this process updates."""
         return self.rows or self.module
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every tensor of a checkpoint, as this process holds it."""
-        for name, tensor in self.own.named_parameters():
+        for name, tensor in self.local_weights.named_parameters():
             if not self.based or tensor.requires_grad:
                 yield f"model.{name}", tensor
         for name, tensor in self._averages():
             yield f"{average.PREFIX}{name}", tensor
-        for name, tensor in optimizers.slots(self.optimizer, self.own):
+        for name, tensor in optimizers.slots(self.optimizer, self.local_weights):
             yield f"optimizer.{name}", tensor
         if self.scale is not None:
             yield loss_scale.NAME, self.scale.state
@@ -48,9 +48,11 @@ class Saved:
     def of(self, part: Part) -> Iterator[Tensor]:
         """Yield the tensors of `part` that can be released."""
         if part == "gradients":
-            yield from (p.grad for p in self.own.parameters() if p.grad is not None)
+            yield from (p.grad for p in self.local_weights.parameters() if p.grad is not None)
         elif part == "optimizer":
-            yield from (tensor for _, tensor in optimizers.slots(self.optimizer, self.own))
+            yield from (
+                tensor for _, tensor in optimizers.slots(self.optimizer, self.local_weights)
+            )
         else:
             yield from self.module.parameters()
             yield from self.module.buffers()

@@ -43,7 +43,7 @@ class Replicated(DistributedDataParallel):
         self._ready: Mark | None = None
         for weight in module.parameters():
             if weight.requires_grad:
-                weight.register_post_accumulate_grad_hook(self._one_is_ready)
+                weight.register_post_accumulate_grad_hook(self._gradient_is_ready)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -51,12 +51,12 @@ class Replicated(DistributedDataParallel):
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
 
-    def _one_is_ready(self, _: Tensor) -> None:
-        """Record the time: one more gradient of this process is complete."""
+    def _gradient_is_ready(self, _: Tensor) -> None:
+        """Record the time at which a gradient of this process is complete."""
         self._ready = self._exchanges.mark()
 
     def count_exchange(self) -> None:
-        """Call after a backward pass: the time since this process's last gradient was an exchange."""
+        """Count the time since this process's last gradient as spent on the exchange. Call it after a backward pass."""
         if self._ready is not None:
             self._exchanges.count(self._ready)
             self._ready = None
@@ -92,8 +92,8 @@ def split(plan: Plan, mesh: DeviceMesh, module: nn.Module, exchanges: Exchanges)
         part.set_custom_reduce_scatter(Reduce(exchanges))
 
 
-class OwnRows:
-    """The rows of each weight that this process holds, as parameters of their own.
+class LocalRows:
+    """The rows of each weight that this process holds, as ordinary parameters.
 
     They share memory with the shards of `module`. An optimizer gets this object in place of the module.
     """
@@ -102,25 +102,25 @@ class OwnRows:
         self.model = module.model
         self._module = module
         self._shards: dict[str, DTensor] = {}
-        self._own: dict[str, nn.Parameter] = {}
+        self._local: dict[str, nn.Parameter] = {}
         for name, shard in module.named_parameters():
             assert is_shard(shard)
             self._shards[name] = shard
-            self._own[name] = nn.Parameter(shard.to_local().detach(), shard.requires_grad)
+            self._local[name] = nn.Parameter(shard.to_local().detach(), shard.requires_grad)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return iter(self._own.items())
+        return iter(self._local.items())
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        return iter(self._own.values())
+        return iter(self._local.values())
 
     def take_gradients(self) -> None:
         """Move the gradients of the shards to the rows, after a backward pass."""
         for name, shard in self._shards.items():
-            own, gradient = self._own[name], shard.grad
-            if shard.to_local().untyped_storage()._cdata != own.untyped_storage()._cdata:
+            local, gradient = self._local[name], shard.grad
+            if shard.to_local().untyped_storage()._cdata != local.untyped_storage()._cdata:
                 raise RuntimeError(f"the rows of {name} have moved")
-            own.grad = None if gradient is None else gradient.to_local()
+            local.grad = None if gradient is None else gradient.to_local()
             shard.grad = None
 
     def drop_gradients(self) -> None:
@@ -133,7 +133,7 @@ class OwnRows:
         None if it has none."""
         inner = name.partition(".")[2]
         for weight in (inner, inner.rpartition(".")[0]):
-            if weight in self._own:
+            if weight in self._local:
                 return weight
         return None
 
@@ -153,7 +153,7 @@ class OwnRows:
         )  # fmt: skip
         return spread.full_tensor()
 
-    def settle(self) -> None:
+    def reshard(self) -> None:
         """Free gathered weights after a forward pass without a backward pass."""
         for part in _parts(self._module):
             part.reshard()
