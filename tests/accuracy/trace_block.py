@@ -22,7 +22,7 @@ from memconsole.memory.activations.kernels import Kernels, Part
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
 from memconsole_torch import engine as torch_engine
-from memconsole_torch.models import capped_attention, codes, expert_products
+from memconsole_torch.models import capped_attention, codes, expert_matrices, expert_products
 from memconsole_torch.models.decoder import rotation
 from memconsole_torch.techniques.optimizer import optimizers
 from memconsole_torch.techniques.weights import precision
@@ -190,7 +190,7 @@ def _emulating(k: Kernels) -> Iterator[None]:
         stack.enter_context(patch.object(capped_attention, "QUERIES", QUERIES))
         stack.enter_context(patch.object(expert_products, "ROWS", EXPERT_ROWS))
         if k.single_experts:
-            stack.enter_context(patch.object(expert_products, "aligned", lambda *_: False))
+            stack.enter_context(patch.object(expert_matrices, "aligned", lambda *_: False))
         if k.frozen and not k.rank:  # no optimizer accepts that nothing is trained
             stack.enter_context(patch.object(optimizers, "create", lambda *_: None))
         yield

@@ -6,66 +6,31 @@ of 8. Otherwise they are computed expert by expert, for at most `ROWS` rows at a
 time is cast or decoded.
 
 For the backward pass the operators keep their inputs, the gates and ups of all pairs, and the order of the pairs. The
-output of an expert is not needed: the gradient of a share is the product of the expert's inner values and their gradient.
+output of an expert is not needed: the gradient of a share is the dot product of the expert's inner values and their gradient.
 
-Letters: N tokens, E experts, P pairs, H hidden size, F inner size of an expert.
+Letters in shapes: N tokens, E experts, P pairs, H hidden size, F inner size of an expert. In names, `gates` and `ups` are
+the outputs of the matrices `gate` and `up`; the inner values are silu(gates) · ups; `order` lists the pairs sorted by expert;
+`by_x` is the gradient of the loss with respect to x.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memconsole_torch.models.codes import decoded, decoded_part
+from memconsole_torch.models.expert_matrices import ExpertMatrices, grouped
 from memconsole_torch.models.linear import by_onednn, product
 from memconsole_torch.models.operator import operator
-from memconsole_trainer.techniques.base_storage import BLOCK
 
 ROWS = 1024
 """The most rows of an expert that are computed at a time, where experts are computed one by one."""
 PADDED = 64
-"""Rows are padded to a multiple of this for oneDNN, which keeps a kernel for each shape of a product. An expert's number of
-rows changes from batch to batch, so that kernels would fill hundreds of MiB."""
-ALIGNED = 8
-"""Widths of rows that `grouped_mm` takes are multiples of this: in 16 bits a row must begin at a multiple of 16 bytes."""
-
-
-class Held(NamedTuple):
-    """The matrices of all experts as they are stored: a weight, or codes and their scales."""
-
-    weight: Tensor
-    scales: Tensor | None
-    rows: int
-    """Rows of one expert."""
-    inputs: int
-
-    @property
-    def experts(self) -> int:
-        """The number of experts."""
-        if self.scales is None:
-            return len(self.weight) // self.rows
-        return len(self.weight) * BLOCK // (self.rows * self.inputs)
-
-    def matrix(self, expert: int, dtype: torch.dtype) -> Tensor:
-        """An expert's matrix (rows, inputs)."""
-        if self.scales is None:
-            return self.weight[expert * self.rows : (expert + 1) * self.rows].to(dtype)
-        shape = self.rows, self.inputs
-        start = expert * self.rows * self.inputs
-        return decoded_part(self.weight, self.scales, start, shape, dtype)
-
-    def matrices(self, dtype: torch.dtype) -> Tensor:
-        """Those of all experts (E, rows, inputs)."""
-        if self.scales is None:
-            return self.weight.to(dtype).view(-1, self.rows, self.inputs)
-        shape = self.experts * self.rows, self.inputs
-        return decoded(self.weight, self.scales, shape, dtype).view(-1, self.rows, self.inputs)
-
+"""The number of rows is padded to a multiple of this for oneDNN, which keeps a kernel for each shape of a product. An expert's
+number of rows changes from batch to batch: without padding, kernels would fill hundreds of MiB."""
 
 _IN = "Tensor gate, Tensor? gate_scales, Tensor up, Tensor? up_scales, int inner"
 
@@ -80,9 +45,9 @@ def experts_in(
     up_scales: Tensor | None,
     inner: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gates and ups (P, F) of rows x (N, H) that go to the experts `picked` (N, P / N), sorted by expert; the pair of each
-    row (P,); and how many rows each expert has (E,)."""
-    weights = _pair(x, gate, gate_scales, up, up_scales, inner)
+    """Gates and ups (P, F), sorted by expert, for rows x (N, H) and their experts `picked` (N, P / N); the order of the pairs
+    (P,); and the number of rows of each expert (E,)."""
+    weights = _gate_and_up(x, gate, gate_scales, up, up_scales, inner)
     flat = picked.flatten()
     order = flat.argsort(stable=True)
     counts = torch.zeros(weights[0].experts, dtype=torch.int64, device=x.device)
@@ -90,14 +55,14 @@ def experts_in(
     tokens = order // picked.shape[1]
     if grouped(x, inner):
         rows, ends = x.index_select(0, tokens), counts.cumsum(0, dtype=torch.int32)
-        found = [F.grouped_mm(rows, w.matrices(x.dtype).mT, offs=ends) for w in weights]
-        return found[0], found[1], order, counts
+        products = [F.grouped_mm(rows, w.all(x.dtype).mT, offs=ends) for w in weights]
+        return products[0], products[1], order, counts
     gates, ups = (x.new_empty(len(order), inner) for _ in range(2))
     for expert, parts in _by_expert(counts):
-        for held, into in zip(weights, (gates, ups), strict=True):
-            matrix = held.matrix(expert, x.dtype)
+        for matrices, outputs in zip(weights, (gates, ups), strict=True):
+            matrix = matrices.of(expert, x.dtype)
             for part in parts:
-                into[part] = _times(x.index_select(0, tokens[part]), matrix)
+                outputs[part] = _times(x.index_select(0, tokens[part]), matrix)
             del matrix
     return gates, ups, order, counts
 
@@ -121,40 +86,10 @@ def experts_in_backward(
     of_x: bool,
     of_weights: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients with respect to x and both weights; those that are not wanted have no elements."""
-    weights, slopes = _pair(x, gate, gate_scales, up, up_scales, inner), (by_gates, by_ups)
-    each = len(order) // len(x)
-    tokens = order // each
-    if grouped(x, inner):
-        ends = counts.cumsum(0, dtype=torch.int32)
-        by_weights = [gate.new_empty(0), up.new_empty(0)]
-        if of_weights:
-            rows = x.index_select(0, tokens)
-            for index, slope in enumerate(slopes):
-                found = F.grouped_mm(slope.mT, rows, offs=ends)
-                by_weights[index] = found.flatten(0, 1).to(gate.dtype)
-                del found
-            del rows
-        by_x = x.new_empty(0)
-        if of_x:
-            by_rows = F.grouped_mm(by_gates, weights[0].matrices(x.dtype), offs=ends)
-            by_rows += F.grouped_mm(by_ups, weights[1].matrices(x.dtype), offs=ends)
-            by_x = _summed(by_rows, _places(order, each)).to(x.dtype)
-        return by_x, by_weights[0], by_weights[1]
-    total = torch.zeros(x.shape if of_x else (0,), dtype=torch.float32, device=x.device)
-    by_weights = [torch.zeros_like(w) if of_weights else w.new_empty(0) for w in (gate, up)]
-    for expert, parts in _by_expert(counts):
-        for held, slope, by_weight in zip(weights, slopes, by_weights, strict=True):
-            if of_x:
-                matrix = held.matrix(expert, x.dtype)
-                for part in parts:
-                    total.index_add_(0, tokens[part], _times(slope[part], matrix.T).float())
-                del matrix
-            if of_weights:
-                own = by_weight[expert * inner : (expert + 1) * inner]
-                for part in parts:
-                    own += _outer(slope[part], x.index_select(0, tokens[part]))
-    return total.to(x.dtype), by_weights[0], by_weights[1]
+    """Gradients with respect to x (N, H), gate and up; those that are not wanted have no elements."""
+    weights = _gate_and_up(x, gate, gate_scales, up, up_scales, inner)
+    compute = _in_gradients_together if grouped(x, inner) else _in_gradients_one_by_one
+    return compute((by_gates, by_ups), x, order, counts, weights, of_x, of_weights)
 
 
 @operator(
@@ -173,24 +108,24 @@ def experts_out(
     hidden: int,
 ) -> Tensor:
     """The sum over each token's experts of share · down(silu(gate) · up), (N, H), for gates and ups (P, F)."""
-    held = Held(down, down_scales, hidden, gates.shape[1])
-    each = shares.shape[1]
+    matrices = ExpertMatrices(down, down_scales, hidden, gates.shape[1])
+    each = shares.shape[1]  # experts of a token
     if grouped(gates, hidden):
         ends = counts.cumsum(0, dtype=torch.int32)
         inner = F.silu(gates).mul_(ups)
-        found = F.grouped_mm(inner, held.matrices(gates.dtype).mT, offs=ends)
+        rows = F.grouped_mm(inner, matrices.all(gates.dtype).mT, offs=ends)
         del inner
-        return _summed(found, _places(order, each), shares).to(gates.dtype)
+        return _sum_by_token(rows, _places(order, each), shares).to(gates.dtype)
     total = torch.zeros(len(shares), hidden, dtype=torch.float32, device=gates.device)
-    own, tokens = shares.flatten()[order], order // each
+    pair_shares, tokens = shares.flatten()[order], order // each
     for expert, parts in _by_expert(counts):
-        matrix = held.matrix(expert, gates.dtype)
+        matrix = matrices.of(expert, gates.dtype)
         for part in parts:
             inner = F.silu(gates[part]).mul_(ups[part])
-            found = _times(inner, matrix).float()
+            rows = _times(inner, matrix).float()
             del inner
-            total.index_add_(0, tokens[part], found.mul_(own[part, None]))
-            del found
+            total.index_add_(0, tokens[part], rows.mul_(pair_shares[part, None]))
+            del rows
         del matrix
     return total.to(gates.dtype)
 
@@ -212,39 +147,20 @@ def experts_out_backward(
     of_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients with respect to gates, ups, shares and the weight, which has no elements if it is not wanted."""
-    hidden, each, dtype = gradient.shape[1], shares.shape[1], gates.dtype
-    held = Held(down, down_scales, hidden, gates.shape[1])
-    own, tokens = shares.flatten()[order, None], order // each  # (P, 1), (P,)
-    by_own = torch.empty_like(own)
+    matrices = ExpertMatrices(down, down_scales, gradient.shape[1], gates.shape[1])
+    pair_shares = shares.flatten()[order, None]  # (P, 1)
+    tokens = order // shares.shape[1]  # (P,)
     by_gates, by_ups = torch.empty_like(gates), torch.empty_like(ups)
-    by_weight = down.new_empty(0)
-    if grouped(gates, hidden):
-        ends = counts.cumsum(0, dtype=torch.int32)
-        rows = gradient.index_select(0, tokens)
-        back = F.grouped_mm(rows, held.matrices(dtype), offs=ends)
-        inner = _into(by_gates, by_ups, by_own, back, gates, ups, own)
-        del back
-        if of_weight:
-            rows.mul_(own)
-            by_weight = F.grouped_mm(rows.mT, inner, offs=ends).flatten(0, 1).to(down.dtype)
-    else:
-        by_weight = torch.zeros_like(down) if of_weight else by_weight
-        for expert, parts in _by_expert(counts):
-            matrix = held.matrix(expert, dtype)
-            for part in parts:
-                rows = gradient.index_select(0, tokens[part])
-                back = _times(rows, matrix.T)
-                each_own = own[part]
-                found = by_gates[part], by_ups[part], by_own[part]
-                inner = _into(*found, back, gates[part], ups[part], each_own)
-                del back
-                if of_weight:
-                    rows.mul_(each_own)
-                    by_weight[expert * hidden : (expert + 1) * hidden] += _outer(rows, inner)
-                del rows, inner
-            del matrix
-    by_shares = torch.empty_like(by_own.flatten())
-    by_shares[order] = by_own.flatten()
+    by_pair_shares = torch.empty_like(pair_shares)
+    compute = (
+        _out_gradients_together if grouped(gates, gradient.shape[1]) else _out_gradients_one_by_one
+    )
+    by_weight = compute(
+        gradient, (gates, ups, pair_shares), (by_gates, by_ups, by_pair_shares),
+        tokens, counts, matrices, of_weight,
+    )  # fmt: skip
+    by_shares = torch.empty_like(by_pair_shares.flatten())
+    by_shares[order] = by_pair_shares.flatten()
     return by_gates, by_ups, by_shares.view(shares.shape), by_weight
 
 
@@ -254,7 +170,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     inner = rest[-1]
     gates, ups = (x.new_empty(picked.numel(), inner) for _ in range(2))
-    count = Held(gate, gate_scales, inner, x.shape[1]).experts
+    count = ExpertMatrices(gate, gate_scales, inner, x.shape[1]).experts
     order = torch.empty_like(picked).flatten()
     return gates, ups, order, order.new_empty(count)
 
@@ -306,48 +222,163 @@ def _keep_out(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _out_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    found = experts_out_backward(gradient, *ctx.saved_tensors, ctx.trained)
-    by_gates, by_ups, by_shares, by_down = found
+    gradients = experts_out_backward(gradient, *ctx.saved_tensors, ctx.trained)
+    by_gates, by_ups, by_shares, by_down = gradients
     return by_gates, by_ups, None, None, by_shares, by_down if ctx.trained else None, None, None
 
 
 experts_in.register_autograd(_in_backward, setup_context=_keep_in)
 experts_out.register_autograd(_out_backward, setup_context=_keep_out)
 INNER_OPERATOR = experts_in.overload
+"""The operator whose outputs, gates and ups, selective checkpointing keeps."""
 
 
-def _into(
+def _in_gradients_together(
+    slopes: tuple[Tensor, Tensor],
+    x: Tensor,
+    order: Tensor,
+    counts: Tensor,
+    weights: tuple[ExpertMatrices, ExpertMatrices],
+    of_x: bool,
+    of_weights: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `experts_in` by one call for all experts. `slopes` are those with respect to gates and ups (P, F)."""
+    each = len(order) // len(x)  # experts of a token
+    ends = counts.cumsum(0, dtype=torch.int32)
+    by_weights = [w.weight.new_empty(0) for w in weights]
+    if of_weights:
+        rows = x.index_select(0, order // each)
+        for index, slope in enumerate(slopes):
+            by_weight = F.grouped_mm(slope.mT, rows, offs=ends)  # (E, F, H)
+            by_weights[index] = by_weight.flatten(0, 1).to(weights[index].weight.dtype)
+            del by_weight
+        del rows
+    by_x = x.new_empty(0)
+    if of_x:
+        by_rows = F.grouped_mm(slopes[0], weights[0].all(x.dtype), offs=ends)  # (P, H)
+        by_rows += F.grouped_mm(slopes[1], weights[1].all(x.dtype), offs=ends)
+        by_x = _sum_by_token(by_rows, _places(order, each)).to(x.dtype)
+    return by_x, by_weights[0], by_weights[1]
+
+
+def _in_gradients_one_by_one(
+    slopes: tuple[Tensor, Tensor],
+    x: Tensor,
+    order: Tensor,
+    counts: Tensor,
+    weights: tuple[ExpertMatrices, ExpertMatrices],
+    of_x: bool,
+    of_weights: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, expert by expert."""
+    tokens = order // (len(order) // len(x))
+    total = torch.zeros(x.shape if of_x else (0,), dtype=torch.float32, device=x.device)
+    by_weights = [
+        torch.zeros_like(w.weight) if of_weights else w.weight.new_empty(0) for w in weights
+    ]
+    for expert, parts in _by_expert(counts):
+        for matrices, slope, by_weight in zip(weights, slopes, by_weights, strict=True):
+            if of_x:
+                matrix = matrices.of(expert, x.dtype)
+                for part in parts:
+                    total.index_add_(0, tokens[part], _times(slope[part], matrix.T).float())
+                del matrix
+            if of_weights:
+                by_matrix = by_weight[expert * matrices.rows : (expert + 1) * matrices.rows]
+                for part in parts:
+                    by_matrix += _outer(slope[part], x.index_select(0, tokens[part]))
+    return total.to(x.dtype), by_weights[0], by_weights[1]
+
+
+def _out_gradients_together(
+    gradient: Tensor,
+    values: tuple[Tensor, Tensor, Tensor],
+    by_values: tuple[Tensor, Tensor, Tensor],
+    tokens: Tensor,
+    counts: Tensor,
+    matrices: ExpertMatrices,
+    of_weight: bool,
+) -> Tensor:
+    """Fill `by_values` with the gradients with respect to `values`: gates, ups (P, F) and shares (P, 1). One call
+    multiplies for all experts. Returns the gradient with respect to the weight, without elements if it is not wanted."""
+    weight, ends = matrices.weight, counts.cumsum(0, dtype=torch.int32)
+    rows = gradient.index_select(0, tokens)
+    by_inner = F.grouped_mm(rows, matrices.all(values[0].dtype), offs=ends)
+    inner = _fill_gradients(*by_values, by_inner, *values)
+    del by_inner
+    if not of_weight:
+        return weight.new_empty(0)
+    rows.mul_(values[2])
+    return F.grouped_mm(rows.mT, inner, offs=ends).flatten(0, 1).to(weight.dtype)
+
+
+def _out_gradients_one_by_one(
+    gradient: Tensor,
+    values: tuple[Tensor, Tensor, Tensor],
+    by_values: tuple[Tensor, Tensor, Tensor],
+    tokens: Tensor,
+    counts: Tensor,
+    matrices: ExpertMatrices,
+    of_weight: bool,
+) -> Tensor:
+    """The same, expert by expert."""
+    weight, hidden = matrices.weight, matrices.rows
+    by_weight = torch.zeros_like(weight) if of_weight else weight.new_empty(0)
+    for expert, parts in _by_expert(counts):
+        matrix = matrices.of(expert, values[0].dtype)
+        for part in parts:
+            rows = gradient.index_select(0, tokens[part])
+            by_inner = _times(rows, matrix.T)
+            gates, ups, shares = (v[part] for v in values)
+            by_gates, by_ups, by_shares = (v[part] for v in by_values)
+            inner = _fill_gradients(by_gates, by_ups, by_shares, by_inner, gates, ups, shares)
+            del by_inner
+            if of_weight:
+                rows.mul_(shares)
+                by_weight[expert * hidden : (expert + 1) * hidden] += _outer(rows, inner)
+            del rows, inner
+        del matrix
+    return by_weight
+
+
+def _fill_gradients(
     by_gates: Tensor,
     by_ups: Tensor,
-    by_own: Tensor,
-    back: Tensor,
+    by_shares: Tensor,
+    by_inner: Tensor,
     gates: Tensor,
     ups: Tensor,
-    own: Tensor,
+    shares: Tensor,
 ) -> Tensor:
-    """Fill in the gradients of gates, ups and shares. `back` is the gradient of the inner values before they are multiplied
-    by their share `own`; it is overwritten. Returns the inner values."""
+    """Fill in the gradients with respect to gates and ups (n, F) and shares (n, 1). Returns the inner values (n, F).
+
+    `by_inner` (n, F) is the gradient with respect to the inner values, not yet multiplied by the shares; it is overwritten.
+    """
     active = torch.ops.aten.silu.out(gates, out=by_ups)
     inner: Tensor = active * ups
     torch.sum(
-        torch.mul(back, inner, out=by_gates), -1, keepdim=True, dtype=by_own.dtype, out=by_own
-    )
-    back.mul_(own)
-    active.mul_(back)
-    torch.ops.aten.silu_backward.grad_input(back.mul_(ups), gates, grad_input=by_gates)
+        torch.mul(by_inner, inner, out=by_gates),
+        -1, keepdim=True, dtype=by_shares.dtype, out=by_shares,
+    )  # fmt: skip
+    by_inner.mul_(shares)
+    active.mul_(by_inner)
+    torch.ops.aten.silu_backward.grad_input(by_inner.mul_(ups), gates, grad_input=by_gates)
     return inner
 
 
-def _pair(
+def _gate_and_up(
     x: Tensor,
     gate: Tensor,
     gate_scales: Tensor | None,
     up: Tensor,
     up_scales: Tensor | None,
     inner: int,
-) -> tuple[Held, Held]:
+) -> tuple[ExpertMatrices, ExpertMatrices]:
+    """The matrices gate and up of all experts."""
     inputs = x.shape[1]
-    return Held(gate, gate_scales, inner, inputs), Held(up, up_scales, inner, inputs)
+    return ExpertMatrices(gate, gate_scales, inner, inputs), ExpertMatrices(
+        up, up_scales, inner, inputs
+    )
 
 
 def _by_expert(counts: Tensor) -> Iterator[tuple[int, list[slice]]]:
@@ -376,20 +407,21 @@ def _outer(slopes: Tensor, rows: Tensor) -> Tensor:
 
 
 def _padded(rows: Tensor) -> Tensor:
+    """`rows` and rows of zeros, up to a multiple of `PADDED`."""
     spare = -len(rows) % PADDED
     return F.pad(rows, (0, 0, 0, spare)) if spare else rows
 
 
 def _places(order: Tensor, each: int) -> Tensor:
-    """Where the rows of each token's pairs are, (N, P / N)."""
-    found = torch.empty_like(order)
-    found[order] = torch.arange(len(order), device=order.device)
-    return found.view(-1, each)
+    """The inverse of `order`: the row of each pair of each token, (N, P / N). `each` is P / N."""
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    return places.view(-1, each)
 
 
-def _summed(rows: Tensor, places: Tensor, shares: Tensor | None = None) -> Tensor:
-    """The sum of each token's rows at `places`, multiplied by their shares if given, in fp32. Always in the same order, so that
-    results are repeatable."""
+def _sum_by_token(rows: Tensor, places: Tensor, shares: Tensor | None = None) -> Tensor:
+    """The fp32 sum (N, H) of each token's rows (P, H), which are at its `places` (N, P / N), each multiplied by its share
+    (N, P / N) if `shares` are given. The order is always the same, so that results are repeatable."""
     total = torch.zeros(len(places), rows.shape[1], dtype=torch.float32, device=rows.device)
     for index in range(places.shape[1]):
         part = rows.index_select(0, places[:, index])
@@ -398,34 +430,3 @@ def _summed(rows: Tensor, places: Tensor, shares: Tensor | None = None) -> Tenso
         else:
             total.addcmul_(part, shares[:, index, None])
     return total
-
-
-def grouped(x: Tensor, width: int) -> bool:
-    """Whether one call computes the products of all experts for rows x and rows of `width` elements."""
-    return aligned(x.shape[1], width) and has_grouped(x.device, x.dtype)
-
-
-def aligned(*widths: int) -> bool:
-    """Whether rows of these widths begin where `grouped_mm` can read them."""
-    return all(width % ALIGNED == 0 for width in widths)
-
-
-@lru_cache(maxsize=8)
-def has_grouped(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this is a GPU on which the products that one call computes for all experts in 16 bits are right, tried with
-    small ones."""
-    if device.type != "cuda" or dtype.itemsize != 2:
-        return False
-    try:
-        rows, ends = torch.randn(32, 16, device=device).to(dtype), [8, 8, 32]
-        weights = torch.randn(3, 24, 16, device=device).to(dtype)
-        offsets = torch.tensor(ends, dtype=torch.int32, device=device)
-        y = F.grouped_mm(rows, weights.mT, offs=offsets)
-        wanted = torch.cat((rows[:8] @ weights[0].T, rows[8:] @ weights[2].T))
-        by_weights = F.grouped_mm(y.mT, rows, offs=offsets)
-        own = torch.stack((y[:8].mT @ rows[:8], torch.zeros_like(weights[1]), y[8:].mT @ rows[8:]))
-        return bool(
-            torch.allclose(y, wanted, 0.05, 0.5) and torch.allclose(by_weights, own, 0.05, 1.0)
-        )
-    except (AttributeError, RuntimeError):
-        return False

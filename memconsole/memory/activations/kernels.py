@@ -21,7 +21,7 @@ copied by CUDA's kernel into padded rows."""
 EXPERT_ROWS = 1024
 """`memconsole_torch.models.expert_products.ROWS`: the most rows of an expert that are computed at a time."""
 EXPERT_ALIGNED = 8
-"""`memconsole_torch.models.expert_products.ALIGNED`: widths that are no multiples of this keep a GPU from computing the
+"""`memconsole_torch.models.expert_matrices.ALIGNED`: widths that are no multiples of this keep a GPU from computing the
 products of all experts by one call."""
 CAPPED_QUERIES = 128
 """`memconsole_torch.models.capped_attention.QUERIES`: attention with capped scores or dropped weights is computed for so

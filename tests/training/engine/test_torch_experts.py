@@ -15,7 +15,7 @@ from memconsole.memory.activations.torch_step import moments
 from memconsole.memory.state.step_sizes import step_of
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
-from memconsole_torch.models import expert_products
+from memconsole_torch.models import expert_matrices, expert_products
 from memconsole_torch.models.experts import Experts
 from memconsole_torch.techniques.weights.quantized_base import QuantizedStack
 from memconsole_torch.tracing.trace_step import trace
@@ -101,7 +101,7 @@ def test_rows_that_one_call_cannot_read_are_computed_expert_by_expert(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`grouped_mm` refuses 16-bit rows whose width is no multiple of 8, on a CPU as on a GPU."""
-    monkeypatch.setattr(expert_products, "has_grouped", lambda *_: True)
+    monkeypatch.setattr(expert_matrices, "has_grouped", lambda *_: True)
     for hidden, inner in ((32, 23), (36, 24), (32, 24)):
         a = msgspec.structs.replace(MODEL, hidden_size=hidden, intermediate_size=inner)
         module = mixture(a, torch.bfloat16)

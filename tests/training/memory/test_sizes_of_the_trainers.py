@@ -27,7 +27,7 @@ FRAMEWORKS = {"memconsole_torch": "torch", "memconsole_jax": "jax", "memconsole_
         ("activations.jax_chunks.FEWEST_QUERIES", "jax.models.attention.FEWEST_QUERIES"),
         ("activations.jax_chunks.SCORE_BYTES", "jax.models.attention.SCORE_BYTES"),
         ("activations.kernels.CAPPED_QUERIES", "torch.models.capped_attention.QUERIES"),
-        ("activations.kernels.EXPERT_ALIGNED", "torch.models.expert_products.ALIGNED"),
+        ("activations.kernels.EXPERT_ALIGNED", "torch.models.expert_matrices.ALIGNED"),
         ("activations.kernels.EXPERT_ROWS", "torch.models.expert_products.ROWS"),
         ("activations.torch_timeline.CAPPED", "torch.techniques.activations.fused_loss.CAPPED"),
         ("activations.torch_timeline.CHUNK_TOKENS", "torch.techniques.activations.fused_loss.CHUNK_TOKENS"),
