@@ -36,7 +36,7 @@ import msgspec
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from memconsole.memory.activations.torch_step import behind_forward, moments
+from memconsole.memory.activations.torch_step import logits_after_forward, moments
 from memconsole.memory.coefficients import Runtime, runtime
 from memconsole.memory.exact import affine, allocator
 from memconsole.memory.state.step_sizes import Moment, step_of
@@ -95,7 +95,7 @@ def replayed(seed: int) -> Replay:
 
     own = at(length, expandable=True)
     largest = _largest(case)
-    behind = behind_forward(step_of(plan, architecture, "gpu"), largest)
+    behind = logits_after_forward(step_of(plan, architecture, "gpu"), largest)
     share = own.reserved_bytes / own.allocated_bytes
     elsewhere = []
     for other in {max(8, int(length * factor)) for factor in LENGTHS} - {length}:

@@ -69,6 +69,14 @@ MORE: dict[str, Settings] = {
     "hybrid": {"hybrid.mode": "balanced", "hybrid.warmup_steps": 4, "hybrid.memory": "compress"},
     "Gemma 3, bf16": {"optimize.precision": "bf16", "model.name": "{gemma3}"},
     "Qwen 3, bf16": {"optimize.precision": "bf16", "model.name": "{qwen3}"},
+    "mixture of experts": {"model.name": "{qwen3moe}"},
+    "mixture of experts, bf16": {"optimize.precision": "bf16", "model.name": "{qwen3moe}"},
+    "mixture of experts, bf16, Muon, chunked": {
+        "optimize.precision": "bf16",
+        "optimize.optimizer": "muon",
+        "optimize.fused_loss": True,
+        "model.name": "{qwen3moe}",
+    },
 }  # fmt: skip
 SHAPES: dict[str, dict[str, object]] = {
     "gemma3": {
@@ -80,6 +88,12 @@ SHAPES: dict[str, dict[str, object]] = {
     "qwen3": {
         "model_type": "qwen3", "vocab_size": 2048, "hidden_size": 128, "intermediate_size": 256,
         "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+        "max_position_embeddings": 256, "tie_word_embeddings": True,
+    },
+    "qwen3moe": {
+        "model_type": "qwen3_moe", "vocab_size": 2048, "hidden_size": 128, "moe_intermediate_size": 64,
+        "num_experts": 16, "num_experts_per_tok": 4, "norm_topk_prob": True, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 256,
         "max_position_embeddings": 256, "tie_word_embeddings": True,
     },
 }  # fmt: skip

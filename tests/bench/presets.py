@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from memconsole.runs.read.report.report import Story, read_story
+from memconsole.runs.read.report.report import RunEvents, read_events
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventreader import EventReader
@@ -179,11 +179,11 @@ def summary(preset: str, report: Mapping[str, Any], run: RunDirectory) -> dict[s
         },
         "estimated_bytes": memory["estimated"]["peak_bytes"],
         "measured_bytes": memory["measured"]["peak_bytes"],
-        "epoch_minutes": epoch_minutes(run, read_story(run)),
+        "epoch_minutes": epoch_minutes(run, read_events(run)),
     }
 
 
-def epoch_minutes(run: RunDirectory, story: Story) -> float:
+def epoch_minutes(run: RunDirectory, run_events: RunEvents) -> float:
     """The middle time of a step, evaluations not counted, times the steps of an epoch."""
     seconds = []
     for number in run.attempt_numbers():
@@ -192,7 +192,7 @@ def epoch_minutes(run: RunDirectory, story: Story) -> float:
             before = reader.position
             found = reader.read(1 << 20)
             seconds += [r.step_seconds for r in found if isinstance(r, events.Step)]
-    steps = story.state.steps_per_epoch
+    steps = run_events.state.steps_per_epoch
     assert steps is not None
     return statistics.median(seconds) * steps / 60
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import random
@@ -382,8 +383,10 @@ def test_a_finished_run_is_not_resumed(story: Story) -> None:
 def test_the_trainer_inherits_nothing_but_files(story: Story) -> None:
     story.start()
     story.wait_training()
-    folder = Path(f"/proc/{story.trainer}/fd")
-    targets = {int(fd.name): os.readlink(fd) for fd in folder.iterdir()}
+    targets = {}
+    for descriptor in Path(f"/proc/{story.trainer}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the trainer has closed it meanwhile
+            targets[int(descriptor.name)] = os.readlink(descriptor)
     assert targets[0] == "/dev/null"
     assert targets[1] == targets[2] == str(story.run.attempt_path(1) / "out.log")
     assert not [t for t in targets.values() if t.startswith(("pipe:", "socket:", "/dev/pts"))]

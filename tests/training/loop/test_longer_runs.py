@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from memconsole.cli.runs.train import weights_of
+from memconsole.cli.from_run import plan_from
 from memconsole.plan import catalog, plan_file
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check, check_start
@@ -195,7 +195,7 @@ def test_a_new_run_has_the_size_of_the_run_whose_weights_it_takes(
     monkeypatch.setenv("XDG_STATE_HOME", str(finished.path.parents[2]))
     open_plan = replace(finished.read_given_plan(), {"data.vocab_size": None})
     monkeypatch.setattr(RunDirectory, "read_given_plan", lambda self: open_plan)
-    begun = weights_of(finished.id)
+    begun = plan_from(finished.id)
     assert begun.data.tokenizer is not None
     assert catalog.architecture(begun) == catalog.architecture(open_plan)
 
@@ -205,17 +205,17 @@ def test_a_new_run_starts_from_the_weights_of_a_run(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(finished.path.parents[2]))
     best = best_step(finished)
-    begun = weights_of(finished.id)
+    begun = plan_from(finished.id)
     check(begun)
     assert begun.model.weights == str(finished.checkpoints_path / f"step-{best:09d}")
-    assert weights_of(f"{finished.id}@last").model.weights.endswith("step-000000008")  # type: ignore[union-attr]
+    assert plan_from(f"{finished.id}@last").model.weights.endswith("step-000000008")  # type: ignore[union-attr]
     assert origin(begun).words == f"from the weights of run {finished.id} (step-{best:09d})"
     assert shortly(begun) == "from the weights of run"
     assert begun.data.tokenizer == str(finished.path / "tokenizer.json")
     with pytest.raises(
         PlanError, match=f'@step-5": no such checkpoint; .* has step-{best}, step-8'
     ):
-        weights_of(f"{finished.id}@step-5")
+        plan_from(f"{finished.id}@step-5")
     model = catalog.model(begun)
     found = trained.starting_weights(begun, model)
     own = trained.read(finished.path, "best").checkpoint
@@ -247,7 +247,7 @@ def test_a_new_run_from_weights_has_a_rate_of_its_own_and_a_resumed_one_keeps_it
     for line in lines:
         assert line.strip().startswith("learning rate 0.002; weight decay 0.1: for 200 k")
         assert line.endswith("as set: warm-up 3 steps")
-    begun = weights_of(run.id)
+    begun = plan_from(run.id)
     assert (recipe.learning_rate(begun), recipe.weight_decay(begun)) == (2e-4, 0.01)
 
 
@@ -269,7 +269,7 @@ def test_a_run_that_began_with_another_runs_weights_goes_on_without_them(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     source = create_run(plan(text, train__max_steps=1, train__preflight=False))
     assert attempt(source) == 0, final(source)
-    begun = weights_of(source.id)
+    begun = plan_from(source.id)
     with pytest.raises(PlanError, match=r"add data\.tokenizer = .*tokenizer\.json"):
         check_start(replace(begun, {"data.tokenizer": None}))
     whole, broken = create_run(two := replace(begun, {"train.max_steps": 2})), create_run(two)
@@ -317,14 +317,14 @@ def test_frozen_weights_of_another_run_are_kept_when_that_is_deleted(
     source = create_run(plan(text, train__max_steps=1, train__preflight=False))
     assert attempt(source) == 0, final(source)
     adapted = {"optimize.lora_rank": 2, "optimize.freeze_base": True, "train.max_steps": 2}
-    first = borrowing(replace(weights_of(source.id), adapted))
+    first = borrowing(replace(plan_from(source.id), adapted))
     special = tokenizer_config.read(source.path)
     assert special.token("bos") is not None
     assert tokenizer_config.read(Path(first.read_plan().data.tokenizer or "").parent) == special
     shutil.rmtree(source.path)
     assert attempt(first, lambda phase, step: step == 1) == 75
     assert attempt(first) == 0, final(first)
-    second = borrowing(replace(weights_of(first.id), adapted))  # adapters on merged adapters
+    second = borrowing(replace(plan_from(first.id), adapted))  # adapters on merged adapters
     merged = trained.read(first.path).tensor("layers.0.mlp.up.weight")
     shutil.rmtree(first.path)
     found = trained.starting_weights(second.read_plan(), catalog.model(second.read_plan()))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memconsole.cli.runs.train import weights_of
+from memconsole.cli.from_run import plan_from
 from memconsole.plan import catalog, plan_file
 from memconsole.plan.data.made import Size
 from memconsole.plan.models.recommender import ITEMS_JSON
@@ -143,7 +143,7 @@ def test_a_run_from_anothers_weights_knows_its_items_after_the_ratings_have_grow
     path.write_bytes(
         ratings.read_bytes() + b"".join(b"1::%d::5::%d\n" % (n, 2 * 10**9 + n) for n in (98, 99))
     )
-    wanted = weights_of(first.id)
+    wanted = plan_from(first.id)
     second = create_run(wanted)
     second.plan_path.write_text(plan_file.dumps(borrowed.keep(second, wanted), full=True))
     items = json.loads((first.path / ITEMS_JSON).read_bytes())["numbers"]

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from memconsole.typed_json import decoder
 from memconsole_trainer.data.sources.documents import BlockDocuments, DataError
 from memconsole_trainer.data.sources.records import JsonLines
 
@@ -29,8 +31,7 @@ class JsonTexts(BlockDocuments):
     def __init__(self, lines: JsonLines, field: str) -> None:
         self._lines = lines
         self._field = field
-        row = msgspec.defstruct("Row", [("text", str | None, None)], rename={"text": field})
-        self._decoder: Any = msgspec.json.Decoder(row)
+        self._decoder = decoder(_line_with(field))
         self.total_bytes = lines.total_bytes
         fingerprint = hashlib.sha256(f"{lines.fingerprint}/{field}".encode()).hexdigest()
         super().__init__(lines.count, fingerprint, lines.files, field)
@@ -53,6 +54,12 @@ class JsonTexts(BlockDocuments):
                 yield self._decoder.decode(line).text
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise DataError(f"{path}: line {number:,}: {error}") from None
+
+
+@lru_cache(maxsize=64)
+def _line_with(field: str) -> type[Any]:
+    """A line whose text is in this field; its other fields are left out."""
+    return msgspec.defstruct("Line", [("text", str | None, None)], rename={"text": field})
 
 
 def json_texts(
