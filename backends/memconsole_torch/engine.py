@@ -184,7 +184,7 @@ class TorchEngine:
             compilation.apply(self.module)
 
     def _build_hybrid(self, plan: Plan, trained: Sequence[Parameter]) -> None:
-        """Prepare what the phases of a hybrid plan need: to release parts, to change the precision, to jump."""
+        """Prepare to release parts of the engine and to change its precision; for a hybrid plan, also to jump."""
         moves = not offload.same_memory(self._device)
         self._held = Held(self._device, self.saved.of, moves=moves, signed=self.saved.is_signed)
         self._compute: Precision = plan.optimize.precision

@@ -105,7 +105,6 @@ def build_plan(
 ) -> Plan:
     """The plan a command line describes, checked. `source` names a run whose weights it starts from. With `wait`, what its
     data decide is counted first. Raises `PlanError` and `RunError`."""
-    from memconsole.cli.from_run import plan_from
     from memconsole.inspection import count_items
     from memconsole.plan import catalog
     from memconsole.plan import plan as plans
@@ -121,6 +120,8 @@ def build_plan(
     if len(given) > 1:
         raise PlanError(f"{' and '.join(given)} exclude each other: a plan starts from one of them")
     if source is not None:
+        from memconsole.cli.from_run import plan_from
+
         plan = plan_from(source)
     elif preset:
         plan = catalog.preset(preset)

@@ -172,6 +172,16 @@ def qwen3(c: Config) -> Architecture:
     return llama(c, query_key_norm=True, max_positions=32_768, head_size=128)
 
 
+_GEMMA: dict[str, Any] = {
+    "activation": "gelu_tanh",
+    "norm_unit_offset": True,
+    "scale_embeddings": True,
+    "head_size": 256,
+    "tied_embeddings": True,
+}
+"""What all generations of Gemma have, the head's size and tied embeddings unless the file says otherwise."""
+
+
 def gemma(c: Config) -> Architecture:
     # Files from before transformers 4.39 say "gelu", but the model was trained with the tanh approximation.
     if c.missing("hidden_activation"):
@@ -182,14 +192,10 @@ def gemma(c: Config) -> Architecture:
     return _rms_decoder(
         c,
         family="gemma",
-        activation="gelu_tanh",
-        norm_unit_offset=True,
-        scale_embeddings=True,
+        **_GEMMA,
         rope_theta=theta,
         rope_scaling=scaling,
-        head_size=256,
         max_positions=8192,
-        tied_embeddings=True,
     )
 
 
@@ -202,9 +208,7 @@ def gemma2(c: Config) -> Architecture:
     return _rms_decoder(
         c,
         family="gemma2",
-        activation="gelu_tanh",
-        norm_unit_offset=True,
-        scale_embeddings=True,
+        **_GEMMA,
         post_norms=True,
         attention_scale=c.number("query_pre_attn_scalar", 256.0) ** -0.5,
         attention_cap=_cap(c, "attn_logit_softcapping", 50.0),
@@ -213,9 +217,7 @@ def gemma2(c: Config) -> Architecture:
         rope_local_theta=theta,
         sliding_window=window,
         global_every=every,
-        head_size=256,
         max_positions=8192,
-        tied_embeddings=True,
     )
 
 
@@ -234,9 +236,7 @@ def gemma3(c: Config) -> Architecture:
     return _rms_decoder(
         c,
         family="gemma3",
-        activation="gelu_tanh",
-        norm_unit_offset=True,
-        scale_embeddings=True,
+        **_GEMMA,
         query_key_norm=True,
         post_norms=True,
         attention_scale=c.number("query_pre_attn_scalar", 256.0) ** -0.5,
@@ -245,9 +245,7 @@ def gemma3(c: Config) -> Architecture:
         rope_scaling=scaling,
         sliding_window=window,
         global_every=every,
-        head_size=256,
         max_positions=131_072,
-        tied_embeddings=True,
     )
 
 

@@ -63,7 +63,7 @@ def launch(
         _copy_base_model(run, plan)
         if estimate is not None:
             _write_estimate(run, estimate)
-        _copy_frozen_weights(run, plan)
+        _link_frozen_weights(run, plan)
         if after is not None:
             waiting.wait_for(run, after)
         if plan.launch.on == "slurm":
@@ -105,8 +105,8 @@ def _copy_base_model(run: RunDirectory, plan: Plan) -> None:
         ) from None
 
 
-def _copy_frozen_weights(run: RunDirectory, plan: Plan) -> None:
-    """Copy frozen weights of another run into this one, and make the run's plan refer to the copy. Raises `RunError`."""
+def _link_frozen_weights(run: RunDirectory, plan: Plan) -> None:
+    """Link frozen weights of another run into this one, and make the run's plan refer to them. Raises `RunError`."""
     try:
         changed = borrowed.keep(run, plan)
         if changed != plan:

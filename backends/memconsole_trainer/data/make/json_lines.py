@@ -21,7 +21,7 @@ class Written(NamedTuple):
 
 
 def write_records(request: Request, bar: Bar, records: Iterable[dict[str, Any]]) -> Written:
-    """Write the first of an endless row of `records` to `request.out`: as many as `request.size` counts, or the fewest
+    """Write the first of endless `records` to `request.out`: as many as `request.size` counts, or the fewest
     that have its bytes."""
     wanted = request.size.count or request.size.size_bytes or 0
     number = size = 0

@@ -22,6 +22,9 @@ from memconsole_trainer.data.sources.records import JsonLines
 MOST_BYTES = 256 << 20
 """Larger files are left to the table reader, because each start of a run reads all lines to check them."""
 
+CHECKED_LINES = 4096
+"""Lines that are read together while all are checked."""
+
 
 class JsonTexts(BlockDocuments):
     """One field of the lines of `lines`. Implements `Documents`."""
@@ -30,7 +33,6 @@ class JsonTexts(BlockDocuments):
 
     def __init__(self, lines: JsonLines, field: str) -> None:
         self._lines = lines
-        self._field = field
         self._decoder = decoder(_line_with(field))
         self.total_bytes = lines.total_bytes
         fingerprint = hashlib.sha256(f"{lines.fingerprint}/{field}".encode()).hexdigest()
@@ -39,11 +41,11 @@ class JsonTexts(BlockDocuments):
     def holds_text(self) -> bool:
         """Whether the field of a line holds text. Reads all lines; raises `DataError` for one that is no object, or whose
         field holds something else."""
-        return sum(text is not None for text in self._all()) > 0
-
-    def _all(self) -> Iterator[str | None]:
-        for start in range(0, self._lines.count, self.block_size):
-            yield from self._decoded(start, min(start + self.block_size, self._lines.count))
+        found = 0
+        for start in range(0, self._lines.count, CHECKED_LINES):
+            stop = min(start + CHECKED_LINES, self._lines.count)
+            found += sum(text is not None for text in self._decoded(start, stop))
+        return found > 0
 
     def texts(self, start: int, stop: int) -> list[str]:
         return [text or "" for text in self._decoded(start, stop)]

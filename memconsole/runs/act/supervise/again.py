@@ -39,9 +39,9 @@ def begins_again(run: RunDirectory, verdict: Verdict) -> bool:
     that has happened `TRIES` times without a new checkpoint. A process that ended with an error of its own is
     not tried again, because it would fail again. Raises `OSError` and `PlanError`.
     """
-    if run.read_plan().device.count == 1:
-        return False
     if verdict.reason not in ("killed", "crashed") or verdict.signal is None:
+        return False
+    if run.read_plan().device.count == 1:
         return False
     saved = run.committed_checkpoints()
     step = step_of(saved[-1]) if saved else 0

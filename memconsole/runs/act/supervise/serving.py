@@ -37,9 +37,9 @@ class Serving:
     def adopt(self, attempt: int, alive: bool) -> None:
         """Go on serving an attempt that another supervisor has served until now."""
         self.attempt = attempt
-        reply = [a for a in requests.replies(self.run) if a.attempt == attempt and a.accepted]
+        accepted = [a for a in requests.replies(self.run) if a.attempt == attempt and a.accepted]
         now = boot_seconds()
-        self.stops = [(answer.who, now) for answer in reply if answer.command == "stop"]
+        self.stops = [(answer.who, now) for answer in accepted if answer.command == "stop"]
         if self.stops and alive:
             self._deadline = StopDeadline(now, self._durations.patience_seconds())
 

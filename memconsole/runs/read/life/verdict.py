@@ -236,11 +236,11 @@ def _by_exit_code(evidence: Evidence, code: int) -> Verdict:
     if code == ExitCode.DONE and final is not None:
         return _verdict(evidence, "finished", f"exit code 0 at step {final.step}", exit_code=code)
     if code == ExitCode.STOPPED:
-        supervisor = f"asked by {evidence.stopped_by}" if evidence.stopped_by else "by a signal"
+        cause = f"asked by {evidence.stopped_by}" if evidence.stopped_by else "by a signal"
         step = f" at step {final.step}" if final is not None else ""
         name = Path(final.checkpoint).name if final is not None and final.checkpoint else ""
         saved = f", saved as {name}" if name else ""
-        words = f"stopped{step}, {supervisor}{saved}"
+        words = f"stopped{step}, {cause}{saved}"
         return _verdict(evidence, "stopped", words, exit_code=code)
     failure = failure_of_code(code)
     if failure is not None:
