@@ -99,6 +99,7 @@ def test_large_files_are_left_to_the_table_reader(
     large = opened(path)
     assert isinstance(large, ColumnDocuments)
     assert texts(small) == texts(large) == ["one", "", "three"]
+    assert small.fingerprint == large.fingerprint
     assert small.block_hashes.state() == large.block_hashes.state()  # type: ignore[union-attr]
 
 

@@ -157,6 +157,13 @@ class BlockDocuments:
         """Texts `start` to `stop`. Raises `DataError`."""
         raise NotImplementedError
 
+    def fingerprint_of(self, count: int, description: str) -> str:
+        """A fingerprint of the first, the middle and the last of `count` texts, and of a `description` of the data."""
+        digest = hashlib.sha256(description.encode())
+        for index in {0, count // 2, max(count - 1, 0)} if count else ():
+            digest.update(self.texts(index, index + 1)[0].encode("utf-8", "replace"))
+        return digest.hexdigest()
+
     def read(self, start: int, stop: int) -> list[str]:
         texts = self.texts(start, stop)
         first, rest = divmod(start, self.block_size)
@@ -187,10 +194,8 @@ class ColumnDocuments(BlockDocuments):
         self._column = column
         rows = len(table)
         count = rows if max_examples is None else min(rows, max_examples)
-        digest = hashlib.sha256(f"{rows}/{column}/{names or table.column_names}".encode())
-        for index in {0, count // 2, max(count - 1, 0)} if count else ():
-            digest.update(self.texts(index, index + 1)[0].encode("utf-8", "replace"))
-        super().__init__(count, digest.hexdigest(), files, column)
+        fingerprint = self.fingerprint_of(count, f"{rows}/{column}/{names or table.column_names}")
+        super().__init__(count, fingerprint, files, column)
 
     def texts(self, start: int, stop: int) -> list[str]:
         try:

@@ -7,7 +7,6 @@ files are left to the table reader, which repairs or names what is wrong.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -35,7 +34,9 @@ class JsonTexts(BlockDocuments):
         self._lines = lines
         self._decoder = decoder(_line_with(field))
         self.total_bytes = lines.total_bytes
-        fingerprint = hashlib.sha256(f"{lines.fingerprint}/{field}".encode()).hexdigest()
+        names = [*lines.read(0, 1)[0].fields] if lines.count else []
+        # That of the table, so that a run may go on whichever reads the file.
+        fingerprint = self.fingerprint_of(lines.count, f"{lines.all_lines}/{field}/{names}")
         super().__init__(lines.count, fingerprint, lines.files, field)
 
     def holds_text(self) -> bool:

@@ -63,7 +63,7 @@ class JsonLines:
         self._plain = files if plain is None else plain
         self._files: list[tuple[Path, Any, Any]] = []
         """Path, bytes where the lines begin and end (n, 2), and line numbers from 1 (n,)."""
-        self.count = 0
+        self.count = self.all_lines = 0
         for path, inside in zip(files, self._plain, strict=True):
             try:
                 bounds, numbers = self._places(inside)
@@ -71,6 +71,7 @@ class JsonLines:
                 raise DataError(f"{path}: cannot be read: {error.strerror}") from None
             digest.update(f"{path.name}\0".encode("utf-8", "surrogateescape"))
             digest.update(bounds)
+            self.all_lines += len(bounds)
             left = None if max_examples is None else max_examples - self.count
             self._files.append((path, bounds[:left], numbers[:left]))
             self.count += len(self._files[-1][1])
