@@ -20,7 +20,7 @@ OF_THE_SYSTEM = {
 OF_PACKAGES = {
     "memconsole/devices/frameworks.py", "memconsole/memory/activations/block_programs.py",
     "memconsole/memory/coefficients.py",
-    "memconsole/memory/tracers/store.py", "memconsole/plan/catalog/__init__.py",
+    "memconsole/memory/tracers/store.py", "memconsole/plan/catalog/tables.py",
     "memconsole/web/server.py", "backends/memconsole_jax/tracing/trace_targets.py",
 }  # fmt: skip
 """They read files that were installed."""
