@@ -19,9 +19,10 @@ from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
 from memconsole.plan.training import recipe
 from memconsole.plan.training.origin import origin
-from memconsole.runs.record.directory import RunDirectory, RunError, list_runs
+from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.labels import NAME_CHARACTERS, shown_name
 from memconsole.runs.record.names import check_name
+from memconsole.runs.record.run_store import list_runs
 from memconsole.units import format_bytes, format_count, format_duration, format_step
 
 

@@ -22,7 +22,8 @@ from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.report.receipt import driver_version
 from memconsole.runs.read.state.reduce import PROFILING
-from memconsole.runs.record.directory import RECEIPT, RunError, runs_root
+from memconsole.runs.record.directory import RECEIPT, RunError
+from memconsole.runs.record.run_store import runs_root
 
 MOST_RUNS = 20
 """Only this many of the newest runs are used."""

@@ -97,7 +97,7 @@ async def hybrid(folder: Path) -> None:
 
 async def comparing(folder: Path) -> None:
     """Two runs' curves over each other."""
-    from memconsole.runs.record.directory import list_runs
+    from memconsole.runs.record.run_store import list_runs
 
     rates = ("2e-3", "2e-4")
     runs = [launched(f"rate {rate}", (*SHORT, f"train.learning_rate={rate}")) for rate in rates]
@@ -179,7 +179,7 @@ def launched(name: str, settings: tuple[str, ...], *options: str) -> str:
 async def until(run: str, far_enough: Callable[[Any], bool] = lambda _: False) -> bool:
     """Wait until the run is far enough, or has ended. Whether it went on for a moment."""
     from memconsole.runs.read.follow import Follower
-    from memconsole.runs.record.directory import find_run
+    from memconsole.runs.record.run_store import find_run
     from memconsole.runs.record.states import LIVE
 
     follower = Follower(find_run(run))

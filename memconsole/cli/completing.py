@@ -21,7 +21,8 @@ MOST = 200
 
 def run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Runs, newest first: by name where that is one word, else by id."""
-    from memconsole.runs.record.directory import RunError, list_runs
+    from memconsole.runs.record.directory import RunError
+    from memconsole.runs.record.run_store import list_runs
 
     try:
         runs = list_runs()
@@ -90,8 +91,9 @@ def kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
 
 def tags(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The tags that runs have."""
-    from memconsole.runs.record.directory import RunError, list_runs
+    from memconsole.runs.record.directory import RunError
     from memconsole.runs.record.labels import read_labels
+    from memconsole.runs.record.run_store import list_runs
 
     try:
         found = {tag for run in list_runs() for tag in read_labels(run.path).tags}
@@ -106,7 +108,7 @@ def checkpoints(
     """best, last, and the steps that the run of this command has kept."""
     from memconsole.errors import UserError
     from memconsole.runs.record.checkpoints.manifest import step_of
-    from memconsole.runs.record.directory import find_run
+    from memconsole.runs.record.run_store import find_run
 
     words = ["best", "last"]
     try:

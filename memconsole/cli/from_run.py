@@ -7,7 +7,7 @@ from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.plan import Plan, PlanError, quote, replace
 from memconsole.runs.record.checkpoints import base
 from memconsole.runs.record.checkpoints.manifest import step_of
-from memconsole.runs.record.directory import find_run
+from memconsole.runs.record.run_store import find_run
 
 
 def plan_from(named: str) -> Plan:

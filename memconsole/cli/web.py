@@ -31,7 +31,7 @@ def command(run: str | None, port: int, write: bool) -> None:
     except ModuleNotFoundError:
         raise UserError(f"to serve the console, {to_install('web')}") from None
     if run is not None:
-        from memconsole.runs.record.directory import find_run
+        from memconsole.runs.record.run_store import find_run
 
         run = find_run(run).id
     argv = [sys.executable, "-P", "-m", "memconsole", *(("attach", run) if run else ())]

@@ -36,8 +36,9 @@ from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.read.report.report import Report, report
 from memconsole.runs.record import files
 from memconsole.runs.record.checkpoints import base
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.records import ErrorRecord
+from memconsole.runs.record.run_store import create_run
 from memconsole.start import check_launch
 from memconsole_trainer.__main__ import run as run_attempt
 

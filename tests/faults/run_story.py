@@ -13,8 +13,9 @@ from pathlib import Path
 from memconsole.plan import plan as plans
 from memconsole.runs.act import family, launch
 from memconsole.runs.read.life.liveness import liveness
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.processes import locks
+from memconsole.runs.record.run_store import create_run
 
 SUPERVISE = """
 import sys

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memconsole.plan import plan_file
-from memconsole.runs.record.directory import create_run
+from memconsole.runs.record.run_store import create_run
 from tests.training.harness.runs import attempt, state_hashes
 
 INSIDE = """

@@ -25,11 +25,12 @@ from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.life.liveness import liveness, settled
 from memconsole.runs.read.report.report import report
 from memconsole.runs.record.checkpoints.manifest import step_of, verify
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventreader import EventReader
 from memconsole.runs.record.processes import locks
 from memconsole.runs.record.processes.heartbeat import read_heartbeat
+from memconsole.runs.record.run_store import create_run
 from tests.training.harness.runs import plan, state_hashes
 
 pytestmark = pytest.mark.slow

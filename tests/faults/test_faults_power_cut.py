@@ -22,8 +22,9 @@ from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.report.report import report
 from memconsole.runs.record.checkpoints.manifest import step_of
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.weights.checkpoint import Checkpoints
 from tests.training.harness import runs
 

@@ -19,9 +19,10 @@ from memconsole.runs.act import control, family, launch
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.life.liveness import Liveness, liveness
 from memconsole.runs.read.report.report import report
-from memconsole.runs.record.directory import RunDirectory, find_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.processes import locks
 from memconsole.runs.record.requests import replies
+from memconsole.runs.record.run_store import find_run
 
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta")
 SETTINGS = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from memconsole.runs.record.directory import runs_root
+from memconsole.runs.record.run_store import runs_root
 from memconsole_trainer.trackers.tracker import Figures, Told
 
 EXPERIMENT = "memconsole"

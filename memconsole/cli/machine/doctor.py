@@ -23,7 +23,7 @@ from memconsole.plan.machine.packages import NEEDS, missing_words
 from memconsole.plan.machine.processor import missing_instructions, slow_vectors
 from memconsole.plan.plan import installed_backends
 from memconsole.runs.act.supervise import on_end
-from memconsole.runs.record.directory import make_runs_root
+from memconsole.runs.record.run_store import make_runs_root
 from memconsole.sanitize import clean_line
 from memconsole.units import GIB, format_bytes
 

@@ -8,7 +8,7 @@ import sys
 import click
 
 from memconsole.cli.completing import run_names
-from memconsole.runs.record.directory import find_run
+from memconsole.runs.record.run_store import find_run
 
 
 @click.command()

@@ -8,7 +8,7 @@ from memconsole.cli.completing import run_names
 from memconsole.cli.options import checkpoint_option, device_option
 from memconsole.cli.runs.program import run_on_terminal
 from memconsole.cli.runs.sample import sampling_options, tell_unused
-from memconsole.runs.record.directory import find_run
+from memconsole.runs.record.run_store import find_run
 
 
 @click.command()

@@ -21,7 +21,8 @@ from memconsole.runs.read.shown.jumps import saved_word
 from memconsole.runs.read.shown.missing import marked, missing_words
 from memconsole.runs.read.shown.words import ended_words
 from memconsole.runs.read.state.figures import figures, loss_units
-from memconsole.runs.record.directory import RunDirectory, find_run
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.run_store import find_run
 from memconsole.units import format_bytes, format_measure
 
 _MOST = 24

@@ -28,8 +28,9 @@ from memconsole.plan.jobs.skypilot import skypilot
 from memconsole.plan.paths import anywhere, load
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.toggles.optimizations import check_trainable
-from memconsole.runs.record.directory import RunError, find_run
+from memconsole.runs.record.directory import RunError
 from memconsole.runs.record.files import write_atomic
+from memconsole.runs.record.run_store import find_run
 
 LEAST_TO_INSTALL_GIB = 8
 """GiB of host memory that a job asks for at least, because it installs memconsole."""

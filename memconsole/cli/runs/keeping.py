@@ -14,8 +14,9 @@ from memconsole.plan.machine.trackers import NAMES, check_trackers
 from memconsole.runs.act.delete import Begun, check_deletable, delete_run
 from memconsole.runs.act.trackers import start_trackers
 from memconsole.runs.record import labels
-from memconsole.runs.record.directory import RunDirectory, WriteError, find_run
+from memconsole.runs.record.directory import RunDirectory, WriteError
 from memconsole.runs.record.names import rename_run
+from memconsole.runs.record.run_store import find_run
 from memconsole.units import format_bytes
 
 

@@ -15,8 +15,9 @@ from memconsole.cli import output
 from memconsole.cli.completing import run_names
 from memconsole.regular_file import NotRegularError, open_regular
 from memconsole.runs.read.life.liveness import liveness
-from memconsole.runs.record.directory import RunDirectory, RunError, find_run
+from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.records import OUTPUT
+from memconsole.runs.record.run_store import find_run
 from memconsole.sanitize import clean
 from memconsole.units import format_bytes
 

@@ -9,7 +9,7 @@ import click
 from memconsole.cli.completing import run_names
 from memconsole.cli.options import checkpoint_option, device_option
 from memconsole.cli.runs.program import run_program
-from memconsole.runs.record.directory import find_run
+from memconsole.runs.record.run_store import find_run
 
 
 @click.command()

@@ -15,7 +15,7 @@ from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.report.report import report
 from memconsole.runs.read.shown.missing import MARK
 from memconsole.runs.read.shown.snapshot import Symptom
-from memconsole.runs.record.directory import find_run
+from memconsole.runs.record.run_store import find_run
 from memconsole.runs.record.states import OUT_OF_MEMORY
 from memconsole.units import format_measure
 

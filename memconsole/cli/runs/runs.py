@@ -15,7 +15,7 @@ from memconsole.runs.read.follow import status
 from memconsole.runs.read.shown.missing import MARK, missing_words
 from memconsole.runs.read.shown.status import RunStatus
 from memconsole.runs.read.shown.words import state_word
-from memconsole.runs.record.directory import list_runs
+from memconsole.runs.record.run_store import list_runs
 from memconsole.runs.record.states import LIVE
 from memconsole.units import format_bytes, format_duration, format_measure
 

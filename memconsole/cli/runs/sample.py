@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from memconsole.cli.completing import run_names
 from memconsole.cli.options import Number, checkpoint_option, device_option
 from memconsole.cli.runs.program import run_on_terminal, run_program
-from memconsole.runs.record.directory import find_run
+from memconsole.runs.record.run_store import find_run
 
 STANDARD_INPUT = "-"
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -28,9 +28,10 @@ from memconsole.runs.act.waiting import check_after, is_going
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.report.report import report
 from memconsole.runs.read.shown.snapshot import RunSnapshot
-from memconsole.runs.record.directory import RunDirectory, find_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.names import check_name
 from memconsole.runs.record.redaction import REDACTED
+from memconsole.runs.record.run_store import find_run
 from memconsole.runs.record.states import LIVE, OUT_OF_MEMORY
 from memconsole.start import check_launch, devices_then, start
 from memconsole.units import format_bytes

@@ -11,8 +11,9 @@ from memconsole.plan.training.origin import checkpoint_of
 from memconsole.runs.act.family import wake
 from memconsole.runs.act.trackers import end_trackers
 from memconsole.runs.read.life.liveness import liveness, settled
-from memconsole.runs.record.directory import RunDirectory, RunError, list_runs
+from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.processes import locks
+from memconsole.runs.record.run_store import list_runs
 
 
 class Begun:

@@ -25,11 +25,12 @@ from memconsole.runs.act.trackers import start_trackers
 from memconsole.runs.read.life.liveness import liveness, refusal, settled
 from memconsole.runs.record import consent
 from memconsole.runs.record.checkpoints import base, borrowed
-from memconsole.runs.record.directory import RunDirectory, RunError, WriteError, create_run
+from memconsole.runs.record.directory import RunDirectory, RunError, WriteError
 from memconsole.runs.record.files import write_atomic
 from memconsole.runs.record.processes.identity import user_name
 from memconsole.runs.record.records import StartRecord
 from memconsole.runs.record.redaction import recorded_environment
+from memconsole.runs.record.run_store import create_run
 from memconsole.user_folders import NoHomeError, cache_folder
 
 START_SECONDS = 60.0

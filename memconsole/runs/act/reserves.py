@@ -7,9 +7,10 @@ import shutil
 
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record import files
-from memconsole.runs.record.directory import RunDirectory, list_runs
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.processes import locks
 from memconsole.runs.record.processes.identity import host_name
+from memconsole.runs.record.run_store import list_runs
 
 
 def free_reserves() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memconsole.runs.record import labels
-from memconsole.runs.record.directory import LATEST, RUN_ID, RunDirectory, RunError, list_runs
+from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.labels import NAME_CHARACTERS
+from memconsole.runs.record.run_store import LATEST, RUN_ID, list_runs
 from memconsole.sanitize import clean_line
 
 

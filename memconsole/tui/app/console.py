@@ -217,7 +217,8 @@ class ConsoleApp(NavigatingApp, inherit_bindings=False):
 
     def edit_plan_of(self, run_id: str) -> None:
         """Open a run's plan in the plan screen."""
-        from memconsole.runs.record.directory import RunError, find_run
+        from memconsole.runs.record.directory import RunError
+        from memconsole.runs.record.run_store import find_run
 
         try:
             plan = find_run(run_id).read_given_plan()

@@ -90,7 +90,8 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
     def _follow(self, reference: str, stop: threading.Event) -> None:
         """Post one frozen snapshot per tick, but none until the last one has been drawn."""
         from memconsole.runs.read.follow import Follower
-        from memconsole.runs.record.directory import RunError, find_run
+        from memconsole.runs.record.directory import RunError
+        from memconsole.runs.record.run_store import find_run
 
         try:
             run = find_run(reference)
@@ -196,7 +197,8 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
     def resume(self, run_id: str) -> None:
         """Start the next attempt of a run."""
         from memconsole.runs.act.launch import resume
-        from memconsole.runs.record.directory import RunError, find_run
+        from memconsole.runs.record.directory import RunError
+        from memconsole.runs.record.run_store import find_run
 
         try:
             run = find_run(run_id)
@@ -211,7 +213,8 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
     def request(self, run_id: str, what: Order) -> None:
         """Send a run an order; see `control.request`."""
         from memconsole.runs.act import control
-        from memconsole.runs.record.directory import RunError, find_run
+        from memconsole.runs.record.directory import RunError
+        from memconsole.runs.record.run_store import find_run
 
         try:
             control.request(find_run(run_id), what, "console")

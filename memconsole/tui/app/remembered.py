@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from memconsole.runs.record import files
-from memconsole.runs.record.directory import RunError, make_runs_root, runs_root
+from memconsole.runs.record.directory import RunError
+from memconsole.runs.record.run_store import make_runs_root, runs_root
 
 NAME = "console.json"
 

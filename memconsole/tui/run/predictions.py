@@ -6,7 +6,8 @@ from memconsole.devices.reading import Devices
 from memconsole.memory.table import Estimate
 from memconsole.plan.plan import Plan
 from memconsole.runs.record import files
-from memconsole.runs.record.directory import RunDirectory, RunError, find_run
+from memconsole.runs.record.directory import RunDirectory, RunError
+from memconsole.runs.record.run_store import find_run
 from memconsole.tui.plan.pricing import price
 
 

@@ -10,7 +10,8 @@ from memconsole.memory.verdict import Verdict
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.remedies import remedies_of
 from memconsole.runs.read.report.report import report
-from memconsole.runs.record.directory import RunError, find_run
+from memconsole.runs.record.directory import RunError
+from memconsole.runs.record.run_store import find_run
 from memconsole.tui.draw.words import verdict_mark
 from memconsole.tui.screens.pick import Choice
 from memconsole.units import format_bytes

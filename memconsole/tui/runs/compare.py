@@ -92,7 +92,8 @@ class CompareRunsScreen(ConsoleModal, inherit_bindings=False):
     def _follow(self) -> None:
         """Read the runs once, and then at each tick while one is live."""
         from memconsole.runs.read.follow import Follower
-        from memconsole.runs.record.directory import RunError, find_run
+        from memconsole.runs.record.directory import RunError
+        from memconsole.runs.record.run_store import find_run
 
         followers, problem = [], ""
         for name in self._ids:

@@ -10,7 +10,8 @@ from memconsole.runs.read.follow import status
 from memconsole.runs.read.life.liveness import Liveness, liveness
 from memconsole.runs.read.shown.status import RunStatus
 from memconsole.runs.record import labels
-from memconsole.runs.record.directory import RunDirectory, RunError, list_runs
+from memconsole.runs.record.directory import RunDirectory, RunError
+from memconsole.runs.record.run_store import list_runs
 from memconsole.runs.record.states import LIVE
 
 MOST = 500

@@ -19,8 +19,9 @@ from memconsole.runs.read.shown.missing import MARK
 from memconsole.runs.read.shown.status import RunStatus
 from memconsole.runs.read.shown.words import state_word
 from memconsole.runs.record import labels
-from memconsole.runs.record.directory import RunDirectory, find_run, runs_root
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.names import rename_run
+from memconsole.runs.record.run_store import find_run, runs_root
 from memconsole.runs.record.states import LIVE
 from memconsole.tui.draw.comparing import MOST_RUNS
 from memconsole.tui.keys.rows import bindings

@@ -82,8 +82,9 @@ class CommandScreen(ConsoleModal, inherit_bindings=False):
 
         A read-only console only asks.
         """
-        from memconsole.runs.record.directory import RunError, make_runs_root
+        from memconsole.runs.record.directory import RunError
         from memconsole.runs.record.files import write_atomic
+        from memconsole.runs.record.run_store import make_runs_root
 
         text = command_of(self._plan)
         self.app.copy_to_clipboard(text)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from memconsole.runs.read.report.report import report
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from tests.training.harness.runs import attempt, plan, state_hashes, told
 
 SETTINGS = {

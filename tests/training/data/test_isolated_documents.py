@@ -18,7 +18,8 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.tasks.language import MASKED
 from memconsole.runs.act.trainer.attempt import Attempt
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.__main__ import run as run_attempt
 from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.data.stream import BatchShape

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from memconsole_torch import devices
 from tests.training.harness.runs import attempt, plan, state_hashes, told
 

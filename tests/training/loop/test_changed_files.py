@@ -13,9 +13,10 @@ import pytest
 
 from memconsole.runs.act import launch
 from memconsole.runs.record import consent
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.failures.failure import ExitCode
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchStream, Item
 from memconsole_trainer.weights.trained import read

@@ -11,8 +11,9 @@ from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.tasks import TASKS
 from memconsole.plan.tasks.judging import scores_of
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.loop.progress import Progress
 from tests.training.harness.runs import attempt, final, plan, told
 

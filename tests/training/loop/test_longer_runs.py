@@ -24,8 +24,9 @@ from memconsole.plan.training.origin import origin, shortly
 from memconsole.runs.act.launch import resume
 from memconsole.runs.record.checkpoints import borrowed
 from memconsole.runs.record.checkpoints.manifest import MANIFEST, step_of
-from memconsole.runs.record.directory import RunDirectory, RunError, create_run
+from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.engine import WeightsError
 from memconsole_trainer.loop.progress import Progress, fingerprint, stretch
 from memconsole_trainer.weights import trained

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.data import disk_cache
 from memconsole_trainer.data.sources import unpacked
 from memconsole_trainer.data.text.blocks import token_key

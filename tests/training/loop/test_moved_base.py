@@ -18,9 +18,10 @@ from memconsole.plan.plan import PlanError, replace
 from memconsole.plan.training import resuming
 from memconsole.runs.act import launch
 from memconsole.runs.record.checkpoints import base
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.failures.failure import ExitCode
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.data.text.tokens.tokenizer import train
 from memconsole_trainer.weights import export, trained
 from memconsole_trainer.weights.export_run import export_run

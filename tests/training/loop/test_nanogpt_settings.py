@@ -11,8 +11,8 @@ import pytest
 from memconsole.plan.check import check
 from memconsole.plan.plan import SETTINGS, Plan, PlanError, replace
 from memconsole.plan.sections.words import meant
-from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.schedule import learning_rate
 from tests.training.harness.runs import attempt, plan, told
 

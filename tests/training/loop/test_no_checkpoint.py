@@ -10,8 +10,9 @@ import pytest
 
 from memconsole.runs.act import launch, restart
 from memconsole.runs.record.checkpoints import manifest, verified
-from memconsole.runs.record.directory import RunDirectory, RunError, create_run
+from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.weights.checkpoint import Checkpoints
 from tests.training.harness.runs import attempt, final, plan, state_hashes, told
 

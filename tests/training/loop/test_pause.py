@@ -11,9 +11,10 @@ import pytest
 
 from memconsole.plan.plan import Plan, replace
 from memconsole.runs.act.trainer.attempt import Attempt
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventreader import EventReader
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.__main__ import run as run_attempt
 
 PAUSE_SECONDS = 1.5

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.training.resuming import changed
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.data.text.rows.pairs import SCORED, each_once
 from memconsole_trainer.tasks.preference import FILE
 from tests.training.harness.runs import TINY, attempt, final, state_hashes, told

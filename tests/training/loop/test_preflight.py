@@ -17,11 +17,12 @@ from memconsole.plan.plan import Plan, replace
 from memconsole.plan.tasks.language import MASKED
 from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.record import files
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.failures.failure import ExitCode
 from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventreader import EventReader
 from memconsole.runs.record.records import ErrorRecord
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.__main__ import run as run_attempt
 from memconsole_trainer.data.stream import BatchShape
 from memconsole_trainer.engine import Batch

@@ -16,8 +16,9 @@ from memconsole.runs.act import control, launch
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.read.report.report import report
 from memconsole.runs.record import files, requests
-from memconsole.runs.record.directory import RunDirectory, RunError, create_run
+from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from tests.training.harness.runs import attempt, plan, state_hashes, told
 
 

@@ -17,8 +17,8 @@ from memconsole.plan.plan import Plan, replace
 from memconsole.plan.training.trained import frozen_names
 from memconsole.runs.read.report.report import BestLine, report
 from memconsole.runs.record.checkpoints import borrowed
-from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.data.make.__main__ import make
 from memconsole_trainer.data.make.maker import Request
 from tests.training.harness.runs import attempt, state_hashes, told

@@ -12,8 +12,9 @@ import pytest
 
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.training.resuming import changed
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.data.make.equipment import record
 from memconsole_trainer.data.text.tokens.tokenizer import train
 from memconsole_trainer.loop import training

@@ -15,8 +15,8 @@ from memconsole.plan.data.made import Size, kind, parse_options
 from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.runs.read.report.report import report
-from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.data.make.__main__ import make
 from memconsole_trainer.data.make.maker import Request
 from memconsole_trainer.data.windows.file import WindowFile

@@ -13,8 +13,9 @@ import pytest
 
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer import export, predict
 from memconsole_trainer.data.windows.file import WindowFile
 from memconsole_trainer.data.windows.split import HELD, WindowSplit

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.loop.scalars import scalars
 from memconsole_trainer.loop.tensorboard import FOLDER, TensorBoard, crc32c, record
 from tests.training.harness.runs import attempt, plan, told

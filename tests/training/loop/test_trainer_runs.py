@@ -24,8 +24,9 @@ from memconsole.plan.plan import replace
 from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.read.report.report import report
 from memconsole.runs.record.checkpoints.manifest import step_of
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.__main__ import run as run_attempt
 from memconsole_trainer.data.text.tokens.tokenizer import train
 from tests.training.harness.runs import attempt, final, plan, state_hashes, told

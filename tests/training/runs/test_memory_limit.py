@@ -19,7 +19,8 @@ from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.life.ladder import present_plan, rungs
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.read.shown.snapshot import RunSnapshot
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.run_store import create_run
 from memconsole.runs.record.states import LIVE
 from memconsole_trainer.host import memory_limit
 from tests.faults.run_story import SUPERVISE

@@ -14,8 +14,9 @@ from memconsole.plan import catalog
 from memconsole.plan.data.made import Size, kind, parse_options
 from memconsole.plan.plan import replace
 from memconsole.runs.record.checkpoints.manifest import step_of
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.data.make.__main__ import make
 from memconsole_trainer.data.make.maker import Request
 from tests.training.harness.runs import attempt, final, told

@@ -21,8 +21,9 @@ from memconsole.cli.main import cli
 from memconsole.errors import UserError
 from memconsole.plan.catalog.windows import DATASETS
 from memconsole.plan.plan import DataChoice, Plan, replace
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer import chat, export, predict, sample
 from memconsole_trainer.data.ratings.baselines import ranked
 from memconsole_trainer.data.ratings.histories import Histories

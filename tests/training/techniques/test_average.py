@@ -13,7 +13,7 @@ import torch
 from memconsole.memory.formula import memory_table
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs.record.directory import create_run
+from memconsole.runs.record.run_store import create_run
 from memconsole_jax.tracing import trace as jax_trace
 from memconsole_jax.tracing import trace_targets
 from memconsole_torch.tracing import trace_step

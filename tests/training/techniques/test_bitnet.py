@@ -20,8 +20,8 @@ from safetensors.numpy import load_file
 from memconsole.cli.main import cli
 from memconsole.plan.models.architecture import parameters
 from memconsole.plan.tasks.language import MASKED
-from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.models.pretrained import load
 from memconsole_trainer.data.stream import BatchShape

@@ -12,9 +12,9 @@ import pytest
 from memconsole.plan import catalog
 from memconsole.plan.models.files import check_weights, conversion
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.failures.failure import ExitCode
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.weights.trained import starting_weights
 from tests.training.harness.runs import attempt, plan, told
 

@@ -19,7 +19,8 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.templates.chat import Message
 from memconsole.plan.templates.choice import template_of
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.chat import forget
 from memconsole_trainer.chat import main as chat
 from memconsole_trainer.data.sources.records import Record

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from memconsole.cli.main import cli
 from memconsole.cli.runs import program
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs.record.directory import create_run
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer import chat, sample
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, train
 from memconsole_trainer.engine import OnTokens, Sampling

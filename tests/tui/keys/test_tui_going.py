@@ -11,7 +11,7 @@ import pytest
 
 from memconsole.path_completion import completed, completions
 from memconsole.plan.plan import Plan
-from memconsole.runs.record.directory import create_run, runs_root
+from memconsole.runs.record.run_store import create_run, runs_root
 from memconsole.tui.app import remembered as kept
 from memconsole.tui.app.remembered import Remembered, remember, remembered
 from memconsole.tui.draw.themes import DARK, LIGHT

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memconsole.plan.plan import Plan
-from memconsole.runs.record.directory import create_run
+from memconsole.runs.record.run_store import create_run
 from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.screens.base import READ_ONLY
 from memconsole.tui.screens.confirm import ConfirmScreen

@@ -9,7 +9,7 @@ import pytest
 from textual.drivers.linux_driver import LinuxDriver
 
 from memconsole.plan.plan import Plan
-from memconsole.runs.record.directory import create_run
+from memconsole.runs.record.run_store import create_run
 from memconsole.tui.app.clicks import ClickDriver
 from memconsole.tui.keys.rows import for_screen
 from memconsole.tui.run.charts import chosen

@@ -12,7 +12,7 @@ import pytest
 from textual import events
 
 from memconsole.plan.plan import Plan
-from memconsole.runs.record.directory import create_run
+from memconsole.runs.record.run_store import create_run
 from memconsole.tui.keys.rows import MAIN, for_screen
 from memconsole.tui.runs.screen import RunsScreen
 from memconsole.tui.screens.command import CommandScreen

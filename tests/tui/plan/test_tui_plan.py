@@ -13,8 +13,9 @@ from memconsole.plan import plan as plans
 from memconsole.plan.paths import load
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS, press
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.processes import locks
+from memconsole.runs.record.run_store import create_run
 from memconsole.tui.app.messages import Launched
 from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.screens.base import HELD_SECONDS

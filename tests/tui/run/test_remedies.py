@@ -12,7 +12,8 @@ import pytest
 from memconsole.memory.answers.advice import remedies
 from memconsole.plan.plan import Plan, replace
 from memconsole.runs.act.control import request
-from memconsole.runs.record.directory import RunDirectory, RunError, list_runs
+from memconsole.runs.record.directory import RunDirectory, RunError
+from memconsole.runs.record.run_store import list_runs
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.console import ConsoleApp
 from memconsole.tui.plan.dialogs.launching import LaunchScreen

@@ -11,9 +11,10 @@ import pytest
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.life.newest import newest_live
 from memconsole.runs.record import files, labels
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.processes import locks
 from memconsole.runs.record.records import ExitRecord
+from memconsole.runs.record.run_store import create_run
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.runs import runs_list
 from memconsole.tui.runs import screen as runs_screen

@@ -14,8 +14,8 @@ from memconsole.memory.table import Estimate
 from memconsole.plan.plan import Plan, replace
 from memconsole.runs.read.shown.snapshot import Help, RunSnapshot, Symptom
 from memconsole.runs.read.state.stages import Stage
-from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.log import events
+from memconsole.runs.record.run_store import create_run
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.app.parting import parting_words
@@ -196,7 +196,7 @@ async def test_read_only_offers_nothing_that_changes_a_run(make_console: Make) -
 
 
 def list_runs_made() -> list[object]:
-    from memconsole.runs.record.directory import list_runs
+    from memconsole.runs.record.run_store import list_runs
 
     return list(list_runs())
 

@@ -15,12 +15,13 @@ from memconsole.plan.differences import differing
 from memconsole.plan.plan import Plan
 from memconsole.runs.act.delete import delete_run
 from memconsole.runs.record import files
-from memconsole.runs.record.directory import RunDirectory, create_run, list_runs
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.labels import read_labels
 from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventlog import EventWriter
 from memconsole.runs.record.processes import locks
 from memconsole.runs.record.records import ExitRecord
+from memconsole.runs.record.run_store import create_run, list_runs
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.draw.comparing import PricedPlan, chart_lines, plan_rows, run_rows
 from memconsole.tui.draw.ink import plain

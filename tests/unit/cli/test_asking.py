@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 from memconsole.cli.main import cli
 from memconsole.plan.plan import Plan
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.run_store import create_run
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ from memconsole.cli.runs import train
 from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, PlanError, apply_settings
 from memconsole.plan.plan_file import loads
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.processes.identity import user_name
+from memconsole.runs.record.run_store import create_run
 from memconsole.start import check_launch
 from memconsole.tui.screens.prompt import path_refusal
 

@@ -12,7 +12,8 @@ from memconsole.cli import output
 from memconsole.cli.runs import train
 from memconsole.cli.runs.progress import ProgressLines
 from memconsole.plan.plan import Plan
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.run_store import create_run
 from tests.shell import COMMAND
 
 FULL = Path("/dev/full")

@@ -15,8 +15,9 @@ from memconsole.runs.act import launch, restart
 from memconsole.runs.act.delete import delete_run
 from memconsole.runs.record import consent
 from memconsole.runs.record.checkpoints.manifest import STATE
-from memconsole.runs.record.directory import RunDirectory, RunError, create_run
+from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.processes import locks
+from memconsole.runs.record.run_store import create_run
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.runs.record import labels
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.run_store import create_run
 
 ENGINE = "from memconsole.cli.main import main; main()"
 

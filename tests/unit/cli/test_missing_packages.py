@@ -12,7 +12,8 @@ from memconsole.memory.tracers.tracer import Tracer
 from memconsole.plan.machine import packages
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.runs.act.launch import resume
-from memconsole.runs.record.directory import RunDirectory, create_run, list_runs
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.run_store import create_run, list_runs
 from memconsole.start import check_launch, start
 
 PLAN = replace(Plan(), {"device.name": "cpu"})

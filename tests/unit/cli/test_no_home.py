@@ -10,7 +10,8 @@ import pytest
 from memconsole import user_folders
 from memconsole.plan.plan import Plan, replace
 from memconsole.runs.act.launch import launch
-from memconsole.runs.record.directory import RunError, list_runs
+from memconsole.runs.record.directory import RunError
+from memconsole.runs.record.run_store import list_runs
 from memconsole.tui.keys.keymap import read_keymap
 
 FOLDERS = ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME", "HF_HUB_CACHE")

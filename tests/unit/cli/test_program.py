@@ -13,7 +13,8 @@ from click.testing import CliRunner
 from memconsole.cli.main import cli
 from memconsole.cli.runs import program
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.run_store import create_run
 
 CALLED = """
 import sys, types

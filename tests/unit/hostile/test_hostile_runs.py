@@ -26,8 +26,8 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.report.report import report
 from memconsole.runs.record import files
-from memconsole.runs.record.directory import (
-    RunDirectory,
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.run_store import (
     create_run,
     find_run,
     list_runs,

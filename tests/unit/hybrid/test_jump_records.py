@@ -14,9 +14,9 @@ from memconsole.runs.read.shown.jumps import jump_words
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.state.facts import RunFacts
 from memconsole.runs.read.state.reduce import RunState, reduce
-from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventlog import EventWriter
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.control.tally import Tally
 from memconsole_trainer.loop.scalars import scalars
 

@@ -18,8 +18,8 @@ from memconsole.plan import plan as plans
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan
 from memconsole.remedies import died, remedies_of
-from memconsole.runs.record.directory import runs_root
 from memconsole.runs.record.failures.shortfall import shortfall
+from memconsole.runs.record.run_store import runs_root
 
 GIB = 2**30
 PLAN = plans.replace(

@@ -30,7 +30,7 @@ from memconsole.memory.estimate import estimate, table_of
 from memconsole.memory.exact.sharpen import alike
 from memconsole.memory.table import Estimate, MemoryTable, Tier
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs.record.directory import runs_root
+from memconsole.runs.record.run_store import runs_root
 from memconsole.start import check_launch, start
 
 SLOW = pytest.mark.slow

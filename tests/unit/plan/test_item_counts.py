@@ -17,7 +17,7 @@ from memconsole.plan.catalog import item_counts
 from memconsole.plan.check import check
 from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole.runs.record.directory import create_run
+from memconsole.runs.record.run_store import create_run
 from memconsole.start import check_launch, start
 from memconsole.tui.plan.widgets.plan_summary import summary_lines
 from memconsole.tui.views.plan_view import PlanView

@@ -29,7 +29,7 @@ from memconsole.plan.jobs.jobset import jobset
 from memconsole.plan.jobs.skypilot import GPUS, TPUS, skypilot
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.plan_file import dumps, loads
-from memconsole.runs.record.directory import create_run
+from memconsole.runs.record.run_store import create_run
 
 ON_H100 = {"device.name": "h100-80gb", "train.max_steps": 20}
 MADE = {

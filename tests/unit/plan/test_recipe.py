@@ -16,7 +16,8 @@ from memconsole.plan.plan import OptimizerName, Plan, PlanError, replace
 from memconsole.plan.plan_file import dumps, loads
 from memconsole.plan.training import recipe
 from memconsole.plan.training.recipe import kept_rate, learning_rate
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.run_store import create_run
 
 DEFAULT = catalog.default_plan()
 

@@ -19,7 +19,8 @@ from memconsole.plan import plan_file
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.report.receipt import Receipt
-from memconsole.runs.record.directory import RunDirectory, find_run, make_runs_root
+from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.run_store import find_run, make_runs_root
 from memconsole.tui.run.predictions import kept_estimate
 
 DATA = Path(__file__).parents[2] / "data"

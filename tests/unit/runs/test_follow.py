@@ -23,10 +23,11 @@ from memconsole.runs.read.state.reduce import RunState, reduce
 from memconsole.runs.read.state.saved_state import SavedState, write_saved
 from memconsole.runs.read.state.stages import stage_words
 from memconsole.runs.read.state.stall import stall_limit_seconds
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventlog import EventWriter
 from memconsole.runs.record.processes.heartbeat import HeartbeatWriter
+from memconsole.runs.record.run_store import create_run
 
 
 class Clock:

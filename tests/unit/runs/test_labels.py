@@ -16,11 +16,12 @@ from memconsole.runs.read.follow import Follower, status
 from memconsole.runs.read.report.report import report
 from memconsole.runs.read.shown.words import KILLED, REFUSED, ended_why, ended_words, state_word
 from memconsole.runs.record import files, labels
-from memconsole.runs.record.directory import RunDirectory, create_run, find_run, list_runs
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventlog import EventWriter
 from memconsole.runs.record.processes import locks
 from memconsole.runs.record.records import ExitRecord
+from memconsole.runs.record.run_store import create_run, find_run, list_runs
 from memconsole.runs.record.states import LIVE, State, Verdict
 
 

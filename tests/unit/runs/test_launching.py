@@ -17,7 +17,7 @@ from memconsole.memory.estimate import estimate
 from memconsole.memory.run_time import steps_are_known
 from memconsole.plan.data.counted import keep_counted
 from memconsole.plan.plan import Plan, replace
-from memconsole.runs.record.directory import create_run
+from memconsole.runs.record.run_store import create_run
 from memconsole.tui.plan.widgets.plan_summary import _train
 from memconsole.tui.views.plan_view import PlanView
 

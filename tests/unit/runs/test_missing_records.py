@@ -18,9 +18,10 @@ from memconsole.cli.runs.progress import ProgressLines
 from memconsole.runs.read.follow import Follower, status
 from memconsole.runs.read.report.receipt import write_receipt
 from memconsole.runs.read.report.report import report
-from memconsole.runs.record.directory import RunDirectory, find_run, runs_root
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventlog import EventWriter
+from memconsole.runs.record.run_store import find_run, runs_root
 
 RUN = Path(__file__).parents[2] / "data" / "golden_run"
 """A finished run of 14 steps with evaluations after steps 7, 10 and 14, the best one last."""

@@ -16,10 +16,11 @@ from memconsole.runs.read.report.receipt import write_receipt
 from memconsole.runs.read.state.ranks import SILENT, RankFacts, own_seconds, slowest
 from memconsole.runs.read.state.reduce import RunState, begin_attempt, forget_memory, reduce
 from memconsole.runs.record import files
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events, readings
 from memconsole.runs.record.log.eventlog import EventWriter
 from memconsole.runs.record.log.events import RankReading, Ranks
+from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.engine import MemoryReading
 from memconsole_trainer.loop import ranks as loop_ranks
 from memconsole_trainer.loop.ranks import RankReadings, rank_count

@@ -16,7 +16,7 @@ from memconsole.runs.read.report.comparison import EstimatedTable, MemoryLine, c
 from memconsole.runs.read.report.receipt import Receipt, driver_version, write_receipt
 from memconsole.runs.read.report.report import report
 from memconsole.runs.record import files
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.failures.shortfall import (
     Shortfall,
     held_bytes,
@@ -26,6 +26,7 @@ from memconsole.runs.record.failures.shortfall import (
 from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventlog import EventWriter
 from memconsole.runs.record.records import ExitRecord
+from memconsole.runs.record.run_store import create_run
 from memconsole.runs.record.states import Verdict
 
 BUDGET = Budget(

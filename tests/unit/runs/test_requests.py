@@ -14,8 +14,9 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.act import control
 from memconsole.runs.read.life.liveness import Liveness
 from memconsole.runs.record import requests
-from memconsole.runs.record.directory import RunError, create_run
+from memconsole.runs.record.directory import RunError
 from memconsole.runs.record.processes import locks
+from memconsole.runs.record.run_store import create_run
 
 
 def test_a_paused_run_is_not_waited_for_to_record_its_steps(

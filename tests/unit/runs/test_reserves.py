@@ -11,9 +11,10 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.act import launch
 from memconsole.runs.act.reserves import free_reserves
 from memconsole.runs.record import files, spares
-from memconsole.runs.record.directory import RunDirectory, RunError, create_run
+from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.processes import identity, locks
 from memconsole.runs.record.records import AttemptRecord, JobRecord
+from memconsole.runs.record.run_store import create_run
 
 
 @pytest.fixture

@@ -14,12 +14,13 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.act.trainer.attempt import Attempt, Fenced
 from memconsole.runs.read.state.reduce import RunState, reduce
 from memconsole.runs.record import files
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventreader import EventReader
 from memconsole.runs.record.processes import locks
 from memconsole.runs.record.processes.heartbeat import read_heartbeat
 from memconsole.runs.record.records import ErrorRecord, FinalRecord
+from memconsole.runs.record.run_store import create_run
 
 
 @pytest.fixture

@@ -25,17 +25,10 @@ from memconsole.runs.act.delete import delete_run
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.read.life.newest import find_live, find_paused
 from memconsole.runs.record import files
-from memconsole.runs.record.directory import (
-    RUN_ID,
-    RunDirectory,
-    RunError,
-    create_run,
-    find_run,
-    list_runs,
-    make_runs_root,
-)
+from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.processes import locks
 from memconsole.runs.record.records import PAUSED, ExitRecord, RunRecord
+from memconsole.runs.record.run_store import RUN_ID, create_run, find_run, list_runs, make_runs_root
 from memconsole.runs.record.states import Verdict
 
 

@@ -26,10 +26,11 @@ from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.shown.unsaved import unsaved_words
 from memconsole.runs.read.shown.words import state_word
 from memconsole.runs.record import files, requests, spares
-from memconsole.runs.record.directory import RunDirectory, RunError, create_run, list_runs
+from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.failures.failure import cause_of, words_of
 from memconsole.runs.record.processes.heartbeat import HEARTBEAT_BYTES, Heartbeat
 from memconsole.runs.record.redaction import OutputStream
+from memconsole.runs.record.run_store import create_run, list_runs
 from memconsole.tui.run.header import header_lines
 from memconsole.tui.views.run_view import RunView
 

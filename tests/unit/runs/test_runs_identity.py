@@ -15,8 +15,9 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.act import control
 from memconsole.runs.act.supervise import daemon
 from memconsole.runs.record import requests
-from memconsole.runs.record.directory import RunDirectory, RunError, create_run
+from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.processes import identity
+from memconsole.runs.record.run_store import create_run
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 

@@ -14,7 +14,6 @@ from memconsole.runs.act import environment
 from memconsole.runs.act.environment import device_kind, trainer_environment
 from memconsole.runs.act.supervise.stop_deadline import LONGEST_SECONDS, SeenDurations, StopDeadline
 from memconsole.runs.read.life.verdict import Evidence, classify, gather
-from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.failures.failure import (
     ExitCode,
     cause_of,
@@ -24,6 +23,7 @@ from memconsole.runs.record.failures.failure import (
 from memconsole.runs.record.failures.oom import oom_kills
 from memconsole.runs.record.processes.heartbeat import Heartbeat, HeartbeatWriter, read_heartbeat
 from memconsole.runs.record.records import ErrorRecord, FinalRecord, OomCounts
+from memconsole.runs.record.run_store import create_run
 
 KILL, BUS, TERM = signal.SIGKILL, signal.SIGBUS, signal.SIGTERM
 DONE = FinalRecord(exit_code=0, step=10, reason="finished")

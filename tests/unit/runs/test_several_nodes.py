@@ -15,9 +15,9 @@ from memconsole.runs.act.supervise.supervision import Supervisor
 from memconsole.runs.act.together import Meeting, here, meeting, on_every_node
 from memconsole.runs.act.trainer.attempt import STOPPING
 from memconsole.runs.record import files
-from memconsole.runs.record.directory import create_run
 from memconsole.runs.record.records import ErrorRecord
 from memconsole.runs.record.requests import Request
+from memconsole.runs.record.run_store import create_run
 
 TWO = replace(
     Plan(),

@@ -20,10 +20,11 @@ from memconsole.runs.act.trainer.member import Member
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.read.life.verdict import verdict
 from memconsole.runs.record import files
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.failures import failed_process
 from memconsole.runs.record.processes import locks
 from memconsole.runs.record.records import ErrorRecord, FinalRecord
+from memconsole.runs.record.run_store import create_run
 from memconsole.runs.record.states import Verdict
 from memconsole_trainer import stopping
 from memconsole_trainer.loop.progress import fingerprint

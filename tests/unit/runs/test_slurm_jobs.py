@@ -13,7 +13,7 @@ from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.life import slurm
 from memconsole.runs.read.life.liveness import Liveness, liveness
 from memconsole.runs.record import files
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.processes.heartbeat import HeartbeatWriter
 from memconsole.runs.record.records import (
     AttemptRecord,
@@ -23,6 +23,7 @@ from memconsole.runs.record.records import (
     JobPlace,
     JobRecord,
 )
+from memconsole.runs.record.run_store import create_run
 from memconsole.runs.record.states import Verdict
 
 ON_SLURM = replace(Plan(), {"launch.on": "slurm", "device.name": "cpu"})

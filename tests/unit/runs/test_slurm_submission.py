@@ -21,10 +21,11 @@ from memconsole.runs.act.slurm import place, script, submission_environment, sub
 from memconsole.runs.read.life import slurm
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record import files
-from memconsole.runs.record.directory import RunDirectory, RunError, create_run
+from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.processes.heartbeat import read_heartbeat
 from memconsole.runs.record.records import ExitRecord, JobPlace
 from memconsole.runs.record.requests import replies
+from memconsole.runs.record.run_store import create_run
 
 ON_SLURM = replace(Plan(), {"launch.on": "slurm", "device.name": "cpu"})
 

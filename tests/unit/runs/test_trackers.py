@@ -21,10 +21,11 @@ from memconsole.runs.act.delete import delete_run
 from memconsole.runs.act.trackers import start_trackers
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.record import files
-from memconsole.runs.record.directory import RunDirectory, create_run
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventlog import EventWriter
 from memconsole.runs.record.records import ExitRecord
+from memconsole.runs.record.run_store import create_run
 from memconsole.runs.record.states import Verdict
 from memconsole.runs.record.trackers import FOLDER, Sent, read_sent
 from memconsole_trainer.trackers.forward import AFTER_END_SECONDS, RETRY_SECONDS, forward, told

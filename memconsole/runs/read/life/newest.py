@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from memconsole.runs.read.life.liveness import Liveness, liveness
-from memconsole.runs.record.directory import LATEST, RunDirectory, find_run, list_runs
+from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.requests import pause_asked
+from memconsole.runs.record.run_store import LATEST, find_run, list_runs
 
 
 def newest_live() -> RunDirectory | None:

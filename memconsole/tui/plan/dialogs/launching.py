@@ -11,8 +11,9 @@ from memconsole.memory.table import Estimate
 from memconsole.memory.verdict import Verdict
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.runs.act.waiting import check_after, is_going
-from memconsole.runs.record.directory import RunDirectory, RunError, list_runs
+from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.names import check_name
+from memconsole.runs.record.run_store import list_runs
 from memconsole.tui.draw.ink import Line, Span, left, wrap
 from memconsole.tui.draw.words import VERDICTS
 from memconsole.tui.keys.rows import bindings

@@ -102,7 +102,8 @@ class PlanFiles:
     def _others(self) -> dict[str, tuple[str, Callable[[], Plan]]]:
         """Name → (note, how to get the plan)."""
         from memconsole.plan import catalog
-        from memconsole.runs.record.directory import RunError, list_runs
+        from memconsole.runs.record.directory import RunError
+        from memconsole.runs.record.run_store import list_runs
 
         found: dict[str, tuple[str, Callable[[], Plan]]] = {}
         undo = self._owner.view.undo
