@@ -23,7 +23,7 @@ from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.names import rename_run
 from memconsole.runs.record.run_store import find_run, runs_root
 from memconsole.runs.record.states import LIVE
-from memconsole.tui.draw.comparing import MOST_RUNS
+from memconsole.tui.draw.comparing_runs import MOST_RUNS
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.runs.rows import detail_lines, filtered, head_line, run_line
 from memconsole.tui.runs.runs_list import RunList, list_statuses

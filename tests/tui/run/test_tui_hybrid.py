@@ -11,7 +11,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.record.log import events
-from memconsole.tui.draw.comparing import run_rows
+from memconsole.tui.draw.comparing_runs import run_rows
 from memconsole.tui.draw.ink import Line
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.plan.screen import PlanScreen

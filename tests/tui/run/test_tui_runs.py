@@ -23,7 +23,8 @@ from memconsole.runs.record.processes import locks
 from memconsole.runs.record.records import ExitRecord
 from memconsole.runs.record.run_store import create_run, list_runs
 from memconsole.runs.record.states import Verdict
-from memconsole.tui.draw.comparing import PricedPlan, chart_lines, plan_rows, run_rows
+from memconsole.tui.draw.comparing_plans import PricedPlan, plan_rows
+from memconsole.tui.draw.comparing_runs import chart_lines, run_rows
 from memconsole.tui.draw.ink import plain
 from memconsole.tui.plan.dialogs.side_by_side import ComparePlansScreen
 from memconsole.tui.plan.pricing import price

@@ -13,7 +13,7 @@ from memconsole.tui.plan.dialogs.owner import PlanOwner
 from memconsole.tui.plan.pricing import price
 
 if TYPE_CHECKING:
-    from memconsole.tui.draw.comparing import PricedPlan
+    from memconsole.tui.draw.comparing_plans import PricedPlan
 
 _NEWEST_RUNS = 20
 """The newest runs are offered for comparing."""
@@ -125,7 +125,7 @@ class PlanFiles:
         return found
 
     def _priced_under(self, name: str, plan: Plan) -> PricedPlan:
-        from memconsole.tui.draw.comparing import PricedPlan
+        from memconsole.tui.draw.comparing_plans import PricedPlan
 
         priced = price(plan, self._owner.view.devices, self._owner.lookup)
         return PricedPlan(name, plan, priced.estimate, priced.problem)

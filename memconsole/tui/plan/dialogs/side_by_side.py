@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
-from memconsole.tui.draw.comparing import PricedPlan, plan_rows
+from memconsole.tui.draw.comparing_plans import PricedPlan, plan_rows
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.screens.base import ConsoleModal
 from memconsole.tui.widgets.text_lines import TextLines
