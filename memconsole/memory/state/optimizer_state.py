@@ -64,6 +64,8 @@ def state_bytes(optimizer: str, trained: Group, *, compressed: bool = False) -> 
         return 4 * trained.factored
     if optimizer == "muon":
         return 4 * trained.orthogonal + 8 * (n - trained.orthogonal)
+    if optimizer == "apollo-mini":
+        return 4 * trained.projections + 8 * (n - trained.projected)
     return 4 * n  # lion and sgd have one moment
 
 
@@ -87,6 +89,8 @@ def step_temporaries(backend: str, kind: str, optimizer: str, trained: Group) ->
         # torch's buffers always have the size of a full slice. Code tables come on top.
         widened = min(trained.largest, most) if backend == "jax" else most
         return SLICE_BYTES[backend] * widened + TABLE_BYTES
+    if optimizer == "apollo-mini":  # other weights are updated as AdamW updates them
+        return 4 * trained.pair if unfused else 0
     if optimizer == "muon":  # JAX copies one layer's weight before it takes matrices from it
         return 4 * (trained.orthogonalizing + (trained.several if backend == "jax" else 0))
     if backend == "torch":
@@ -140,13 +144,15 @@ def update_bytes(
         quantizable=size if large and not outside else 0,
         tables=size if large and outside else 0,
         orthogonal=size,
+        projected=size if matrix and not outside else 0,
+        projections=matrices * (2 * max(one_shape) + 1) if matrix and not outside else 0,
         largest=size,
         pair=size,
         pair_twice=2 * size,
         orthogonalizing=at_once * orthogonalizing(one_shape) if matrix else 0,
         together=at_once * size // matrices,
     )
-    if optimizer == "muon" and (outside or not matrix):
+    if optimizer in ("muon", "apollo-mini") and (outside or not matrix):
         optimizer = "adamw"
     copied_state = state_bytes(optimizer, one, compressed=compressed) if offloaded else 0
     if rounded and matrix:
@@ -163,8 +169,10 @@ def rounded_temporaries(kind: str, optimizer: str, one: Group, *, compressed: bo
     rule's own temporaries. Adafactor and Muon need whole matrices instead of a slice."""
     if optimizer == "muon" and not one.orthogonal:
         optimizer = "adamw"
+    if optimizer == "apollo-mini" and not one.projected:
+        optimizer = "adamw"
     size = one.together
-    if optimizer not in ("adafactor", "muon"):
+    if optimizer not in ("adafactor", "apollo-mini", "muon"):
         size = min(one.largest, ROUNDED_SLICE["torch"][kind != "cpu"])
     part = msgspec.structs.replace(one, elements=size, largest=size, pair=size, pair_twice=2 * size)
     of_rule = compressed_temporaries if compressed else step_temporaries

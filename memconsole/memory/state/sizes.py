@@ -56,6 +56,10 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     factored: int = 0
     """Adafactor second moments: rows + columns of matrices, every element of vectors
     (Shazeer & Stern 2018, algorithm 4)."""
+    projected: int = 0
+    """Elements of matrices that APOLLO-Mini projects to rank 1."""
+    projections: int = 0
+    """Elements of its state of them: two moments as long as a matrix's longer side, and a norm."""
     sides: tuple[int, ...] = ()
     """(in, out) of one matrix that has an adapter; empty for several weights."""
     adapted: int = 0
@@ -82,6 +86,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
             small=self.small + times * other.small,
             coded_blocks=self.coded_blocks + times * other.coded_blocks,
             factored=self.factored + times * other.factored,
+            projected=self.projected + times * other.projected,
+            projections=self.projections + times * other.projections,
             sides=() if self.tensors else other.sides,
             adapted=self.adapted + times * other.adapted,
             adapter_width=self.adapter_width + times * other.adapter_width,
@@ -201,6 +207,8 @@ def group(weights: Iterable[Parameter], before: int = 0) -> Group:
                 small=p.size if p.role in ("norm", "bias") else 0,
                 coded_blocks=-(-p.size // STORAGE_BLOCK) if held else 0,
                 factored=p.matrices * sum(p.matrix_shape),
+                projected=p.size if held else 0,
+                projections=p.matrices * (2 * max(p.matrix_shape) + 1) if held else 0,
                 sides=p.shape[::-1] if matrix else (),
                 adapted=int(matrix),
                 adapter_width=sum(p.shape) if matrix else 0,

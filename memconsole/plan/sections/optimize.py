@@ -11,7 +11,9 @@ from memconsole.plan.sections.section import Section, about
 Precision = Literal["fp32", "bf16", "fp16", "bf16-sr"]
 Checkpointing = Literal["none", "selective", "attention", "full"]
 BaseStorage = Literal["bf16", "int8", "nf4"]
-OptimizerName = Literal["adamw", "adamw-8bit", "adamw8-all", "adafactor", "lion", "muon", "sgd"]
+OptimizerName = Literal[
+    "adamw", "adamw-8bit", "adamw8-all", "adafactor", "apollo-mini", "lion", "muon", "sgd"
+]
 EIGHT_BIT: tuple[OptimizerName, ...] = ("adamw-8bit", "adamw8-all")
 """Optimizers whose moments are stored in 8 bits."""
 OptimizerOffload = Literal["none", "cpu", "pinned", "compressed"]

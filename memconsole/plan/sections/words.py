@@ -79,7 +79,7 @@ WORDS: dict[str, str] = {
     "optimize.precision": "dtype amp mixed bfloat16 bf16 fp16 half float16 autocast",
     "optimize.gradient_checkpointing": "remat recompute activation_checkpointing",
     "optimize.accumulation_steps": "grad_accum grad_accumulation gradient_accumulation_steps gas accum",
-    "optimize.optimizer": "optim adam adamw lion adafactor muon sgd 8bit bitsandbytes",
+    "optimize.optimizer": "optim adam adamw lion adafactor apollo galore muon sgd 8bit bitsandbytes",
     "optimize.optimizer_offload": "cpu_offload zero_offload deepspeed",
     "optimize.activation_offload": "cpu_offload",
     "optimize.optimizer_in_backward": "lomo fused_backward overlap",

@@ -29,7 +29,7 @@ def _memory(plan: Plan) -> str | None:
     h, o = plan.hybrid, plan.optimize
     if h.memory != "none" and o.optimizer_offload != "none":
         return "the state always waits on the host; set optimize.optimizer_offload = none"
-    if h.memory == "compress" and o.optimizer in (*EIGHT_BIT, "adafactor"):
+    if h.memory == "compress" and o.optimizer in (*EIGHT_BIT, "adafactor", "apollo-mini"):
         return f"the state of {o.optimizer} is compact already; set hybrid.memory = cpu or pinned"
     return None
 

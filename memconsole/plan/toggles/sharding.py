@@ -15,6 +15,7 @@ from memconsole.plan.toggles.optimization import (
 
 _WHOLE_MATRICES = {
     "adafactor": "its update takes means over whole matrices, but each device holds only some rows",
+    "apollo-mini": "its update takes norms of whole matrices, but each device holds only some rows",
     "muon": "its update orthogonalizes whole matrices, but each device holds only some rows",
     **dict.fromkeys(EIGHT_BIT, "a device's rows may end inside a block of 8-bit state"),
 }

@@ -22,7 +22,7 @@ def _optimizer_result(before: Any, after: Any) -> Result:
 
 
 def _adapters_alone(plan: Plan, kind: str) -> str | None:
-    narrow = plan.optimize.lora_rank and plan.optimize.optimizer in EIGHT_BIT
+    narrow = plan.optimize.lora_rank and plan.optimize.optimizer in (*EIGHT_BIT, "apollo-mini")
     return "adapters keep their optimizer state in 32 bits" if narrow else None
 
 
@@ -35,14 +35,16 @@ OPTIMIZER = Optimization(
     keyboard="4",
     label="optimizer",
     short="optimizer",
-    help="bytes of state per parameter: adamw 8, lion and sgd 4, muon 4 for matrices, 8-bit 2 in blocks (-all: also embedding, head), adafactor about 0",
+    help="bytes of state per parameter: adamw 8, lion and sgd 4, muon 4 for matrices, 8-bit 2 in blocks (-all: also embedding, head), apollo-mini 0 for matrices, adafactor about 0",
     costs="another update rule learns differently; 8-bit embeddings are less stable",
-    values=fixed("adamw", "adamw-8bit", "adamw8-all", "adafactor", "lion", "muon", "sgd"),
+    values=fixed(
+        "adamw", "adamw-8bit", "adamw8-all", "adafactor", "apollo-mini", "lion", "muon", "sgd"
+    ),
     conflicts={},
     result=_optimizer_result,
     reach=Reach.UPDATE,
     touches=("optimizer state",),
-    remedy=RemedyRule(rank=40, values=fixed(*EIGHT_BIT, "adafactor")),
+    remedy=RemedyRule(rank=40, values=fixed(*EIGHT_BIT, "apollo-mini", "adafactor")),
     says=_optimizer_said,
     saves_nothing=_adapters_alone,
     evaluating=switched({"optimize.optimizer": "sgd", "train.beta1": 0.0}),  # has no state at all
@@ -55,6 +57,7 @@ _NARROW = (
 _COMPACT = {
     **dict.fromkeys(EIGHT_BIT, _NARROW),
     "adafactor": "its state is a row and a column of each matrix, too little to compress; set optimizer_offload = pinned",
+    "apollo-mini": "its state is two vectors for each matrix, too little to compress; set optimizer_offload = pinned",
 }
 """Optimizers whose state cannot be compressed, and why."""
 

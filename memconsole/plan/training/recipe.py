@@ -26,6 +26,7 @@ OF_OPTIMIZER: dict[OptimizerName, float] = {
     "adamw-8bit": 1.0,
     "adamw8-all": 1.0,
     "muon": 1.0,  # its updates have the size of AdamW's (Liu et al. 2025, §2.2)
+    "apollo-mini": 1.0,  # its updates have the size of AdamW's
     "lion": 0.3,  # 3 to 10 times smaller (Chen et al. 2023, §5)
     "adafactor": 10.0,  # its rate is a share of each weight's size (Shazeer and Stern 2018, §8)
     "sgd": 200.0,

@@ -22,11 +22,13 @@ from memconsole.plan.sections.optimize import EIGHT_BIT
 from memconsole.plan.training.recipe import weight_decay
 from memconsole_jax import target
 from memconsole_jax.layout.stacking import stacked
+from memconsole_jax.techniques.optimizer.apollo import Settings, scale_by_apollo_mini
 from memconsole_jax.techniques.optimizer.compressed import Place, compressed
 from memconsole_jax.techniques.optimizer.muon import scale_by_muon
 from memconsole_jax.techniques.optimizer.quantized_adam import scale_by_quantized_adam
 from memconsole_jax.techniques.optimizer.slices import in_slices
 from memconsole_trainer.techniques.adapters import trained_parameters
+from memconsole_trainer.techniques.apollo import is_projected
 from memconsole_trainer.techniques.blockwise import is_quantized
 from memconsole_trainer.techniques.compressed import is_compressed
 from memconsole_trainer.techniques.muon import is_orthogonalized
@@ -66,6 +68,13 @@ def transformation(
         }
         rest = optax.scale_by_adam(t.beta1, t.beta2, t.epsilon)
         return optax.chain(kept(scale_by_muon(matrices, rest)), decay)
+    if name == "apollo-mini":
+        projected = {
+            s.name: s.members[0].matrix_shape for s in trained if is_projected(s.members[0])
+        }
+        rest = optax.scale_by_adam(t.beta1, t.beta2, t.epsilon)
+        settings = Settings(t.beta1, t.beta2, t.epsilon, t.seed)
+        return optax.chain(scale_by_apollo_mini(projected, rest, settings), decay)
     if name == "lion":
         rule = optax.scale_by_lion(t.beta1, t.beta2)
         return optax.chain(in_slices(rule, layered) if is_sliced(plan) else kept(rule), decay)

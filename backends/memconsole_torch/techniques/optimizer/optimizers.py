@@ -22,18 +22,25 @@ from memconsole.plan.models.model import Parameter
 from memconsole.plan.plan import OptimizerName, Plan
 from memconsole.plan.training.recipe import weight_decay
 from memconsole_torch.techniques.optimizer import offload
+from memconsole_torch.techniques.optimizer.apollo import ApolloMini
 from memconsole_torch.techniques.optimizer.compressed import Compressed
 from memconsole_torch.techniques.optimizer.matrices import in_parts, matrices
 from memconsole_torch.techniques.optimizer.muon import Muon
 from memconsole_torch.techniques.optimizer.quantized_adam import QuantizedAdamW
 from memconsole_torch.techniques.optimizer.rule import FusedAdamW, FusedSGD, OwnRule, Rule
 from memconsole_trainer.techniques.adapters import trained_parameters
+from memconsole_trainer.techniques.apollo import is_projected
 from memconsole_trainer.techniques.blockwise import is_quantized
 from memconsole_trainer.techniques.compressed import is_compressed
 from memconsole_trainer.techniques.muon import is_orthogonalized
 
 Total: TypeAlias = Callable[[Tensor], Tensor]
 """Adds up a device scalar over processes."""
+_OF_MATRICES: dict[OptimizerName, Callable[[Parameter], bool]] = {
+    "muon": is_orthogonalized,
+    "apollo-mini": is_projected,
+}
+"""Rules for matrices, and whether a weight is one that they update."""
 _TINY = float(torch.finfo(torch.float32).tiny)
 
 
@@ -97,7 +104,7 @@ def create(plan: Plan, module: Weights) -> Updating:
         return CombinedOptimizer(
             [_alone(plan, module, p, i, host) for i, p in enumerate(trained)], host
         )
-    if name != "muon":
+    if name not in _OF_MATRICES:
         return _over(plan, module, trained, name)
     rules: dict[OptimizerName, list[Parameter]] = {}
     for p in trained:
@@ -130,8 +137,9 @@ def _alone(
 
 
 def _rule(name: OptimizerName, parameter: Parameter) -> OptimizerName:
-    """The rule of one weight: with Muon, all but matrices use AdamW."""
-    return "adamw" if name == "muon" and not is_orthogonalized(parameter) else name
+    """The rule of one weight: a rule of matrices leaves the other weights to AdamW."""
+    own = _OF_MATRICES.get(name)
+    return name if own is None or own(parameter) else "adamw"
 
 
 def _over(plan: Plan, module: Weights, weights: Sequence[Parameter], name: OptimizerName) -> Rule:
@@ -165,6 +173,8 @@ def _over(plan: Plan, module: Weights, weights: Sequence[Parameter], name: Optim
         optimizer, slots = Muon(groups), ("momentum",)
     elif name == "adafactor":
         return Adafactor(groups)
+    elif name == "apollo-mini":
+        return ApolloMini(groups, (t.beta1, t.beta2), t.epsilon, t.seed)
     else:
         own = dict(module.named_parameters())
         narrow = [own[p.name] for p in weights if is_quantized(name, p)]

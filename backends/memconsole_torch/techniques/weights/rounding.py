@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from memconsole.plan.plan import Plan
 from memconsole_torch.kernels import launch
+from memconsole_torch.techniques.optimizer.apollo import ApolloMini
 from memconsole_torch.techniques.optimizer.compressed import Compressed
 from memconsole_torch.techniques.optimizer.matrices import rows_at_a_time
 from memconsole_torch.techniques.optimizer.muon import Muon
@@ -167,7 +168,9 @@ class Rounded(CombinedOptimizer):
 
 def _looks_at_matrices(part: Rule) -> bool:
     """Whether the rule needs whole matrices instead of any elements."""
-    return isinstance(part.rule if isinstance(part, Compressed) else part, (Adafactor, Muon))
+    return isinstance(
+        part.rule if isinstance(part, Compressed) else part, (Adafactor, ApolloMini, Muon)
+    )
 
 
 def _cut(name: str, value: Any, cut: slice, weight: Tensor) -> Any:
