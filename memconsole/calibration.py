@@ -16,10 +16,12 @@ from memconsole import regular_file, typed_json
 from memconsole.memory.answers.pace import LEAST_STEPS, Slowdown, paced, slowdown
 from memconsole.memory.answers.receipts import Machine, Measured, calibrated, kin_of, setup_of
 from memconsole.memory.estimate import model_of, table_of
-from memconsole.memory.seconds import seconds_per_unit
+from memconsole.memory.seconds import step_seconds
+from memconsole.memory.state.data import units_per_step
 from memconsole.memory.table import Estimate, MemoryTable
 from memconsole.plan.machine.budget import Budget
-from memconsole.plan.plan import Plan
+from memconsole.plan.paths import with_absolute_model
+from memconsole.plan.plan import Plan, PlanError
 from memconsole.runs.read.report.receipt import driver_version
 from memconsole.runs.read.state.reduce import PROFILING
 from memconsole.runs.record.directory import RECEIPT, RunError
@@ -57,6 +59,8 @@ class _ReceiptFields(msgspec.Struct, kw_only=True):
     shortfall: _Lacked | None = None
     missing_records: int = 0
     tokens_per_second: float | None = None
+    step_seconds: float | None = None
+    """Older receipts have `tokens_per_second` alone."""
 
 
 def calibrated_here(plan: Plan, found: Estimate) -> Estimate:
@@ -118,7 +122,7 @@ class Receipts:
         """`found` with its table calibrated by runs of the same setup and its times by runs of the
         same setup or of models of like size, if its device is local.
         """
-        device = found.table.budget
+        device, plan = found.table.budget, with_absolute_model(plan)
         if not device.local:
             return found
         by = self.slowdown(plan, device)
@@ -129,6 +133,7 @@ class Receipts:
     def calibrate_table(self, plan: Plan, table: MemoryTable) -> MemoryTable:
         """`table` calibrated by runs of the same setup, or of setups with other optimizations, if its
         device is local."""
+        plan = with_absolute_model(plan)
         device, runs = table.budget, self._kin(plan)
         if not device.local or not runs:
             return table
@@ -152,6 +157,7 @@ class Receipts:
 
     def slowdown(self, plan: Plan, device: Budget) -> Slowdown | None:
         """What `pace.slowdown` finds for a local device, remembered until there is another receipt."""
+        plan = with_absolute_model(plan)
         with self._lock:
             every = self._all[-MOST_RUNS:]
         if not every or not device.local:
@@ -163,7 +169,7 @@ class Receipts:
                 plan,
                 machine,
                 runs,
-                lambda p: 1 / seconds_per_unit(p, model_of(p), device),
+                lambda p: step_seconds(p, model_of(p), device),
                 lambda p: sum(each.size for each in model_of(p).parameters()),
             )
         return self._slowdowns[key]
@@ -213,8 +219,18 @@ class Receipts:
             versions=stored.versions,
             peak_bytes=peak,
             at_least=lacked is not None,
-            units_per_second=stored.tokens_per_second if stored.steps >= LEAST_STEPS else None,
+            step_seconds=_step_seconds(stored, plan) if stored.steps >= LEAST_STEPS else None,
         )
+
+
+def _step_seconds(stored: _ReceiptFields, plan: Plan) -> float | None:
+    """The typical seconds of a run's step; for a receipt that has only its speed, those of a step without padding."""
+    if stored.step_seconds or not stored.tokens_per_second:
+        return stored.step_seconds
+    try:
+        return units_per_step(plan, model_of(plan)) / stored.tokens_per_second
+    except (PlanError, ValueError):
+        return None
 
 
 def _with_heap(stored: dict[str, Any]) -> dict[str, Any]:

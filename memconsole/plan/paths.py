@@ -52,19 +52,45 @@ def absolute(plan: Plan) -> Plan:
     return _in_folder(plan, current_folder(), _source)
 
 
+def with_absolute_model(plan: Plan) -> Plan:
+    """`plan` with absolute paths of its model, weights and tokenizer, as a run keeps them. Cheap for a catalog model; the
+    same plan if the current folder was deleted."""
+    places: dict[str, Place] = {
+        "data.tokenizer": _path,
+        "model.name": _model,
+        "model.decoder": _model,
+        "model.weights": _weights,
+    }
+    given = {
+        key: text for key in places if (text := get(plan, key)) and text not in catalog.models()
+    }
+    if not given:
+        return plan
+    try:
+        folder = current_folder()
+    except PlanError:
+        return plan
+    return replace(plan, {key: places[key](text, folder) for key, text in given.items()})
+
+
 def anywhere(plan: Plan) -> Plan:
     """`plan` for a process in another folder: with absolute paths, also for the catalog's files of this folder.
 
     Raises `PlanError`, also if such a file has not been made.
     """
     check_made(plan)
-    moved = _in_folder(plan, current_folder(), _made_source)
+    moved = located(plan)
     checkpoint = checkpoint_of(moved)
     if checkpoint is None:
         return moved
     return replace(
         moved, {"model.weights": str(checkpoint.resolve())}
     )  # `best` is a link that moves on
+
+
+def located(plan: Plan) -> Plan:
+    """`plan` with absolute paths, also for the catalog's files of this folder, which need not be there. Raises `PlanError`."""
+    return _in_folder(plan, current_folder(), _made_source)
 
 
 def check_made(plan: Plan) -> None:

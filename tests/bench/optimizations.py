@@ -76,6 +76,7 @@ ROUNDED: Settings = {
     "optimize.optimizer_offload": "compressed",
 }
 EIGHT: Settings = {"optimize.optimizer": "adamw-8bit"}
+APOLLO: Settings = {"optimize.optimizer": "apollo-mini"}
 EIGHT_ALL: Settings = {"optimize.optimizer": "adamw8-all"}
 
 
@@ -102,6 +103,7 @@ ROWS: dict[str, Settings] = {
     "Lion": {"optimize.optimizer": "lion"},
     "SGD": {"optimize.optimizer": "sgd"},
     "Muon": {"optimize.optimizer": "muon"},
+    "APOLLO-Mini": APOLLO,
     "optimizer in backward": IN_BACKWARD,
     "optimizer offload": {"optimize.optimizer_offload": "pinned"},
     "optimizer offload, compressed": {"optimize.optimizer_offload": "compressed"},
@@ -153,6 +155,7 @@ LARGE: dict[str, Settings] = {
     "8-bit AdamW": EIGHT,
     "8-bit AdamW, embedding too": EIGHT_ALL,
     "Adafactor": {"optimize.optimizer": "adafactor"},
+    "APOLLO-Mini": APOLLO,
     "bf16 weights, stochastically rounded": {"optimize.precision": "bf16-sr"},
     "bf16 weights and state, stochastically rounded": ROUNDED,
     "bf16 weights and state in backward": {**ROUNDED, **IN_BACKWARD},

@@ -4,7 +4,8 @@ Each run gives one ratio: its measured time divided by its estimated time.
 
 - Runs of the plan's own setup correct the estimate in full, by their median ratio. Without such runs, those that differ in
   optimizations alone do.
-- Without these, those of other setups of the backend are used, weighted by the size of their models. A model with a
+- Without these, those of the plan's model with other data settings are used; without any of the model, those of other
+  setups of the backend. They are weighted by the size of their models. A model with a
   tenth to ten times the parameters counts as one run. Outside this range the weight falls, to zero at a hundredth and at a
   hundred times. The weighted median of the ratios is used, so that several runs outvote one. It is limited to a factor of
   two for each run counted, because the machine may have been busy during one of them.
@@ -21,6 +22,7 @@ import msgspec
 
 from memconsole.memory.answers.receipts import Machine, Measured, kin_of, same_machine, setup_of
 from memconsole.memory.table import Estimate, Tier
+from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, PlanError
 
 LEAST_STEPS = 5
@@ -28,8 +30,8 @@ LEAST_STEPS = 5
 MOST_BY_ONE = 2.0
 """The largest factor, either way, by which one run of another setup corrects a plan."""
 
-Rate = Callable[[Plan], float]
-"""Estimates tokens (or the task's units) per second of a plan, by formula."""
+Seconds = Callable[[Plan], float]
+"""Estimates the seconds of a plan's step, by formula."""
 Size = Callable[[Plan], int]
 """The number of parameters of a plan's model."""
 
@@ -45,23 +47,24 @@ class Slowdown(msgspec.Struct, frozen=True):
 
 
 def slowdown(
-    plan: Plan, machine: Machine, runs: Iterable[Measured], rate: Rate, size: Size
+    plan: Plan, machine: Machine, runs: Iterable[Measured], seconds: Seconds, size: Size
 ) -> Slowdown | None:
     """How much slower the steps of `plan` are than estimated; None if no run can be used."""
     known = [
         run
         for run in runs
-        if run.units_per_second
+        if run.step_seconds
         and run.plan.backend == plan.backend
         and run.plan.device.count == plan.device.count
         and same_machine(run, machine)
     ]
     kin = [run for run in known if kin_of(run.plan) == kin_of(plan)]
     own = [run for run in kin if setup_of(run.plan) == setup_of(plan)] or kin
+    of_model = [run for run in known if run.plan.model == catalog.with_sizes(plan).model]
     told = []
-    for run in own or known:
+    for run in own or of_model or known:
         try:
-            told.append((rate(run.plan) / (run.units_per_second or 1.0), size(run.plan)))
+            told.append(((run.step_seconds or 1.0) / seconds(run.plan), size(run.plan)))
         except (PlanError, ValueError, ZeroDivisionError):
             continue
     if own and told:

@@ -59,8 +59,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Live tensor bytes at the peak."""
     at_least: bool = False
     """True if the run ran out of memory: its peak would have been at least `peak_bytes`."""
-    units_per_second: float | None = None
-    """Its typical rate in tokens (or the task's units); None if it took too few steps to tell."""
+    step_seconds: float | None = None
+    """The typical seconds of a step; None if it took too few steps to tell."""
 
 
 class Machine(msgspec.Struct, frozen=True):

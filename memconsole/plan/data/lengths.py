@@ -11,6 +11,7 @@ import msgspec
 
 from memconsole.plan import catalog
 from memconsole.plan.catalog.sources import PIECE_BYTES
+from memconsole.plan.paths import located
 from memconsole.plan.plan import Plan
 
 VERSION = 2
@@ -41,6 +42,7 @@ def percentile(ordered: list[int], share: float) -> int:
 
 def lengths_key(plan: Plan) -> str:
     """The cache key of the lengths: the data on disk, the selected part, and the tokenizer. Raises `PlanError`."""
+    plan = located(plan)  # so that the console finds what a run has counted
     entry, data = catalog.dataset(plan), plan.data
     parts: list[object] = [
         VERSION, entry.kind, entry.where, entry.config, entry.bytes, entry.documents, data.source, data.text_column,

@@ -26,7 +26,7 @@ OF_OPTIMIZER: dict[OptimizerName, float] = {
     "adamw-8bit": 1.0,
     "adamw8-all": 1.0,
     "muon": 1.0,  # its updates have the size of AdamW's (Liu et al. 2025, §2.2)
-    "apollo-mini": 1.0,  # its updates have the size of AdamW's
+    "apollo-mini": 4.0,  # one factor for a whole matrix; the authors' script for 350 M takes 0.01
     "lion": 0.3,  # 3 to 10 times smaller (Chen et al. 2023, §5)
     "adafactor": 10.0,  # its rate is a share of each weight's size (Shazeer and Stern 2018, §8)
     "sgd": 200.0,

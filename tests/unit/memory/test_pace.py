@@ -14,6 +14,7 @@ from memconsole.memory.answers.pace import LEAST_STEPS, Slowdown, likeness, pace
 from memconsole.memory.answers.receipts import Machine, Measured
 from memconsole.memory.estimate import estimate
 from memconsole.memory.table import Tier
+from memconsole.plan.paths import anywhere
 from memconsole.plan.plan import Plan, replace
 from memconsole.tui.draw import ink
 from memconsole.tui.plan.dialogs.launching import launchable
@@ -30,15 +31,15 @@ HOST = budget(PLAN, None)
 def a_run(plan: Plan, rate: float | None, **changes: Any) -> Measured:
     known: dict[str, Any] = {
         "plan": plan, "device_name": HERE.device_name, "device_total_bytes": 2**34, "driver": None,
-        "versions": HERE.versions, "peak_bytes": 2**27, "units_per_second": rate,
+        "versions": HERE.versions, "peak_bytes": 2**27, "step_seconds": rate and 1000.0 / rate,
     }  # fmt: skip
     return Measured(**(known | changes))
 
 
 def found(*runs: Measured) -> float | None:
-    """The factor of `PLAN`, where every plan is estimated at 1,000 units per second."""
+    """The factor of `PLAN`, where every step is estimated at one second and has 1,000 units."""
     slower = slowdown(
-        PLAN, HERE, runs, lambda plan: 1000.0, lambda plan: plan.model.target_params or 1_000_000
+        PLAN, HERE, runs, lambda plan: 1.0, lambda plan: plan.model.target_params or 1_000_000
     )
     return slower.factor if slower is not None else None
 
@@ -147,11 +148,14 @@ def test_only_runs_of_the_same_kind_of_plan_mark_the_time_as_calibrated(
     assert shown(replace(PLAN, {"backend": "jax"})) == (1.0, "~ estimated")
 
 
-def written(root: Path, name: str, plan: Plan, rate: float, steps: int) -> None:
+def written(
+    root: Path, name: str, plan: Plan, rate: float, steps: int, seconds: float | None = None
+) -> None:
     (root / name).mkdir()
     receipt = {
         "device_name": HOST.name, "versions": HERE.versions, "plan": msgspec.to_builtins(plan),
         "steps": steps, "measured": {"peak_bytes": 2**27}, "tokens_per_second": rate,
+        "step_seconds": seconds,
     }  # fmt: skip
     (root / name / "receipt.json").write_bytes(msgspec.json.encode(receipt))
 
@@ -189,3 +193,51 @@ def test_a_launch_tells_the_time_and_the_memory_that_the_plan_told(
     assert launched.step_seconds == said.step_seconds == pytest.approx(2 * plain.step_seconds)
     assert launched.table.tier == said.table.tier == Tier.CALIBRATED
     assert launched.table.peak_bytes == said.table.peak_bytes != plain.table.peak_bytes
+
+
+def test_padding_does_not_make_the_steps_of_a_plan_slower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run whose rows are half padding counts half of the tokens a second in steps that take as long."""
+    machine = Machine(HOST.name, HERE.versions)
+    monkeypatch.setattr(Receipts, "_machine", lambda self, name, kind: machine)
+    plain = estimate(PLAN, HOST)
+    written(tmp_path, "run", PLAN, plain.tokens_per_second / 2, 50, plain.step_seconds)
+    receipts = Receipts(tmp_path)
+    receipts.refresh()
+    assert receipts.calibrate(PLAN, plain).step_seconds == pytest.approx(plain.step_seconds)
+
+
+def test_runs_of_the_model_with_other_data_count_before_those_of_other_models() -> None:
+    others = [a_run(OTHER, 250.0)] * 5
+    isolated = replace(PLAN, {"data.isolate_documents": True})
+    assert found(*others, a_run(isolated, 900.0)) == pytest.approx(1 / 0.9)
+
+
+def test_a_model_named_by_a_relative_path_is_that_of_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "vocab_size": 512, "max_position_embeddings": 256,
+    }  # fmt: skip
+    (tmp_path / "m" / "llama").mkdir(parents=True)
+    (tmp_path / "m" / "llama" / "config.json").write_bytes(msgspec.json.encode(config))
+    machine = Machine(HOST.name, HERE.versions)
+    monkeypatch.setattr(Receipts, "_machine", lambda self, name, kind: machine)
+    monkeypatch.chdir(tmp_path)
+    relative = replace(PLAN, {"model.name": "m/llama"})
+    plain = estimate(relative, HOST)
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    kept = anywhere(relative)
+    assert kept.model.name == str(tmp_path / "m" / "llama")
+    written(runs, "run", kept, plain.tokens_per_second / 3, 50)
+    receipts = Receipts(runs)
+    receipts.refresh()
+    for name in ("m/llama", "./m/llama", str(tmp_path / "m/llama")):
+        plan = replace(PLAN, {"model.name": name})
+        seen = receipts.calibrate(plan, plain)
+        assert seen.step_seconds == pytest.approx(3 * plain.step_seconds), name
+        assert seen.time_from == "by runs here"
+        assert seen.table.band_from == "1 measured run of this setup"

@@ -192,7 +192,7 @@ def test_the_document_has_the_keys_the_design_promises(run: RunDirectory) -> Non
         "plan_problem",
     ]
     assert document["verdict"] == {"reason": "finished", "evidence": "exit code 0"}
-    assert set(document["steps"][0]) == {"step", "loss", "tokens_per_second"}
+    assert set(document["steps"][0]) == {"step", "loss", "tokens_per_second", "step_seconds"}
     measured = {"step", "loss", "bits_per_byte", "metrics", "train_loss"}
     assert set(document["evaluations"][0]) == measured
     assert set(document["epochs"][0]) == {"epoch", "train_loss", "validation_loss", "minutes"}

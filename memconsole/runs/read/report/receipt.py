@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from memconsole.runs.read.report.comparison import Comparison, MeasuredLine
 from memconsole.runs.read.report.ranks import RankLine
 from memconsole.runs.read.report.report import (
     UNENDED,
-    StepLine,
     StoredEstimate,
     VerdictLine,
     read_events,
@@ -60,6 +60,9 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     The last step has no estimate.
     """
     tokens_per_second: float | None
+    """The median of the recorded speeds. Padding does not count."""
+    step_seconds: float | None = None
+    """The median of the recorded seconds of a step. A slow first step, which compiles, does not change it."""
     average_epoch_minutes: float | None
     written_wall: float
     """When the receipt was written, in seconds since 1970. Recorded for people who read the file."""
@@ -99,7 +102,8 @@ def write_receipt(run: RunDirectory) -> Receipt:
         comparison=report.memory.comparison,
         shortfall=report.memory.shortfall,
         ladder=report.ladder,
-        tokens_per_second=_typical_speed(run_events.steps),
+        tokens_per_second=_median(step.tokens_per_second for step in run_events.steps),
+        step_seconds=_median(step.step_seconds for step in run_events.steps),
         average_epoch_minutes=report.average_epoch_minutes,
         written_wall=time.time(),
         missing_records=report.missing_records,
@@ -117,7 +121,7 @@ def driver_version(kind: str, root: Path = Path("/")) -> str | None:
     return clean_line(content.decode("utf-8", "replace").strip(), 80) or None if content else None
 
 
-def _typical_speed(steps: list[StepLine]) -> float | None:
-    """The median of the reported speeds; a slow first step, which compiles, does not change it."""
-    speeds = sorted(step.tokens_per_second for step in steps)
-    return speeds[len(speeds) // 2] if speeds else None
+def _median(values: Iterable[float]) -> float | None:
+    """The upper median; None without values."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2] if ordered else None

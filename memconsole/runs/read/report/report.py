@@ -62,6 +62,7 @@ class StepLine(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     loss: float | None
     tokens_per_second: float
+    step_seconds: float
 
 
 class EvaluationLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,6 +204,7 @@ def read_events(run: RunDirectory) -> RunEvents:
                     step=record.step,
                     loss=record.loss,
                     tokens_per_second=record.tokens_per_second,
+                    step_seconds=record.step_seconds,
                 )
             )
         odd = state.odd
