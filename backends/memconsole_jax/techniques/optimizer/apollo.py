@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import optax
-from jax import Array
+from jax import Array, lax
 
 from memconsole_trainer.techniques.apollo import (
     EPSILON,
@@ -72,16 +73,36 @@ def scale_by_apollo_mini(
         updates: Tree = {}
         moments: tuple[Tree, Tree, Tree] = {}, {}, {}
         for name, gradient in inside.items():
-            before = state.mu[name], state.nu[name], state.size[name]
-            each = gradient.reshape(-1, *matrices[name])  # (n, out, in)
-            own = tuple(x.reshape(len(each), -1) for x in before)
-            scaled, *new = _update(each, own, after.count, settings)
-            updates[name] = scaled.reshape(gradient.shape)
-            for tree, x, old in zip(moments, new, before, strict=True):
-                tree[name] = x.reshape(old.shape)
+            before = gradient, state.mu[name], state.nu[name], state.size[name]
+            one = partial(_of_weight, matrices[name], after.count, settings)
+            updates[name], *new = _each_layer(one, before) if gradient.ndim > 2 else one(before)
+            for tree, x in zip(moments, new, strict=True):
+                tree[name] = x
         return {n: {**updates, **others}[n] for n in gradients}, ApolloState(*moments, after)
 
     return optax.GradientTransformation(init, update)
+
+
+Arrays = tuple[Array, ...]
+
+
+def _each_layer(change: Callable[[Arrays], Arrays], stacks: Arrays) -> Arrays:
+    """`change` for each layer of stacks (L, ...), in a loop that overwrites them: temporaries are those of one layer."""
+
+    def one(layer: Array, stacks: Arrays) -> Arrays:
+        new = change(tuple(x[layer] for x in stacks))
+        return tuple(x.at[layer].set(part) for x, part in zip(stacks, new, strict=True))
+
+    return lax.fori_loop(0, len(stacks[0]), one, stacks)
+
+
+def _of_weight(shape: tuple[int, ...], count: Array, settings: Settings, before: Arrays) -> Arrays:
+    """The update and the new state of a weight (rows, in) with matrices of `shape`, from its gradient and state."""
+    gradient, *moments = before
+    each = gradient.reshape(-1, *shape)  # (n, out, in)
+    own = tuple(x.reshape(len(each), -1) for x in moments)
+    new = _update(each, own, count, settings)
+    return tuple(x.reshape(old.shape) for x, old in zip(new, before, strict=True))
 
 
 def drawn(length: int, seed: int, period: Array) -> Array:
