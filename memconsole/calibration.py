@@ -19,8 +19,8 @@ from memconsole.memory.estimate import model_of, table_of
 from memconsole.memory.seconds import step_seconds
 from memconsole.memory.state.data import units_per_step
 from memconsole.memory.table import Estimate, MemoryTable
+from memconsole.plan.data.paths import with_absolute_model
 from memconsole.plan.machine.budget import Budget
-from memconsole.plan.paths import with_absolute_model
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.runs.read.report.receipt import driver_version
 from memconsole.runs.read.state.reduce import PROFILING

@@ -13,11 +13,11 @@ from memconsole.memory.estimate import Lookup, estimate
 from memconsole.memory.table import Estimate
 from memconsole.plan import catalog
 from memconsole.plan.check import check, check_start
+from memconsole.plan.data.paths import anywhere, check_made
 from memconsole.plan.data.readable import check_readable
 from memconsole.plan.jobs.on_node import check_job
 from memconsole.plan.machine.packages import check_packages
 from memconsole.plan.machine.trackers import check_trackers
-from memconsole.plan.paths import anywhere, check_made
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole.plan.training.recipe import open_settings, settled

@@ -59,7 +59,7 @@ def assignments(
 ) -> list[CompletionItem]:
     """Keys of the plan as `key=`, and after it the values that it may have, or the path that is typed."""
     from memconsole.plan import plan as plans
-    from memconsole.plan.paths import FILES
+    from memconsole.plan.data.paths import FILES
 
     key, assigned, value = incomplete.partition("=")
     if not assigned:

@@ -109,7 +109,7 @@ def build_plan(
     from memconsole.plan import catalog
     from memconsole.plan import plan as plans
     from memconsole.plan.check import check
-    from memconsole.plan.paths import load
+    from memconsole.plan.data.paths import load
     from memconsole.plan.plan import PlanError
 
     given = [

@@ -37,6 +37,8 @@ def nothing_saved(
         return f"the peak is {peak}, where there {_are(row.touches[0])}"
     if costs and row.outweighed:
         return row.outweighed(present, changed)
+    if costs and after.peak_phase == before.peak_phase:
+        return f"needs more memory in {peak}, where the peak is"
     if costs:
         return f"needs more memory: the peak is then {phase_words(after.peak_phase)}"
     return f"the peak is {peak}, which this does not change"
@@ -60,5 +62,5 @@ def _are(component: str) -> str:
 def _host(before: MemoryTable, after: MemoryTable) -> str:
     if after.host_bytes < before.host_bytes:
         saved = before.host_bytes - after.host_bytes
-        return f"saves host memory, not device memory ({format_bytes(saved)})"
+        return f"the host holds {format_bytes(saved)} less, the device as much"
     return "data waits in host memory, not on the device"

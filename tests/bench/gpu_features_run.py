@@ -29,7 +29,7 @@ from memconsole.cli.options import build_plan
 from memconsole.devices.probe import read_once
 from memconsole.devices.reading import Devices
 from memconsole.plan import catalog
-from memconsole.plan.paths import anywhere
+from memconsole.plan.data.paths import anywhere
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.training.recipe import open_settings, settled
 from memconsole.runs.act.trainer.attempt import Attempt

@@ -35,16 +35,16 @@ from memconsole.memory.table import MemoryTable
 from memconsole.memory.tracers.exact_book import ExactBook
 from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
+from memconsole.plan.data.paths import absolute
 from memconsole.plan.differences import differing
 from memconsole.plan.machine.budget import SEVERAL, Budget
-from memconsole.plan.paths import absolute
 from memconsole.plan.plan import Plan, PlanError, quote
 from memconsole.plan.plan_file import dumps
 from memconsole.plan.sections.words import meant
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 from memconsole.plan.toggles.sharding import SAID
 from memconsole.plan.training import recipe
-from memconsole.plan.training.origin import SCRATCH, frozen_at_random, shortly
+from memconsole.plan.training.origin import frozen_at_random, refused_base
 from memconsole.units import MIB, parse_bytes
 
 LEAST_BUDGET = MIB
@@ -233,12 +233,6 @@ def with_machine(
     return keep | {"optimize.compile"}, (f"torch.compile stays off: {missing} is missing here",)
 
 
-_NO_BASE = (
-    "train refuses adapters on random weights: name a directory or a hub id with weights as model.name; "
-    "model.weights = random trains them anyway, and little is learned"
-)
-
-
 def report_of(
     plan: Plan,
     found: Fit,
@@ -255,8 +249,8 @@ def report_of(
         notes += ("the first steps compile" if torch else "each block is compiled at the start",)
     if frozen := frozen_at_random(fitted):
         notes += (frozen,)
-    elif fitted.optimize.lora_rank and shortly(fitted) == SCRATCH:
-        notes += (_NO_BASE,)
+    if refused := refused_base(fitted):
+        notes += (refused,)
     for row in OPTIMIZATIONS:
         refusal = row.refusal(fitted, kind=device.kind)
         if refusal:

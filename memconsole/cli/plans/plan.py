@@ -33,8 +33,8 @@ from memconsole.memory.table import Estimate, MemoryTable, Saving, Tier
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.data.left_out import left_out
+from memconsole.plan.data.paths import absolute
 from memconsole.plan.machine.budget import Budget
-from memconsole.plan.paths import absolute
 from memconsole.plan.plan import Plan
 from memconsole.plan.plan_file import dumps
 from memconsole.plan.tasks import task_of

@@ -13,6 +13,7 @@ from memconsole.inspection import count_items
 from memconsole.memory.estimate import estimate
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check
+from memconsole.plan.data.paths import anywhere, load
 from memconsole.plan.jobs.document import yaml
 from memconsole.plan.jobs.host_memory import asked_gib
 from memconsole.plan.jobs.installing import package
@@ -25,7 +26,6 @@ from memconsole.plan.jobs.job import (
 )
 from memconsole.plan.jobs.jobset import IMAGE, any_node_words, jobset, node_labels
 from memconsole.plan.jobs.skypilot import skypilot
-from memconsole.plan.paths import anywhere, load
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole.runs.record.directory import RunError

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import click
 
-from memconsole.plan.paths import current_folder
+from memconsole.plan.data.paths import current_folder
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.sanitize import clean
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from memconsole.plan import catalog
 from memconsole.plan.catalog.entries import DatasetEntry
-from memconsole.plan.catalog.folders import known_folder
+from memconsole.plan.catalog.folders import PACKED, known_folder
+from memconsole.plan.catalog.line_sizes import share_of_first
 from memconsole.plan.catalog.parquet_sizes import ColumnSize, column_size
 from memconsole.plan.catalog.sources import BYTES_PER_TOKEN, PIECE_BYTES
 from memconsole.plan.data.counted import counted_tokens
@@ -197,9 +198,19 @@ def _source_tokens(data: DataChoice) -> int | None:
         return entry.tokens
     if entry.file_bytes and entry.bytes:
         return int(entry.tokens * _first_bytes(entry.file_bytes, data.max_examples) / entry.bytes)
-    if not entry.documents:
+    if entry.documents:
+        return int(entry.tokens * min(1.0, data.max_examples / entry.documents))
+    return _first_records(entry, data.max_examples)
+
+
+def _first_records(entry: DatasetEntry, records: int) -> int | None:
+    """Tokens of the first `records` lines of a file of records; None of other data."""
+    if entry.kind != "file" or entry.format not in ("jsonl", "csv") or not entry.bytes:
         return None
-    return int(entry.tokens * min(1.0, data.max_examples / entry.documents))
+    path = Path(entry.where)
+    text_bytes = entry.bytes * PACKED.get(path.suffix.lower(), 1.0)
+    share = share_of_first(path, text_bytes, records)
+    return None if share is None or entry.tokens is None else max(1, int(entry.tokens * share))
 
 
 def _text_size(entry: DatasetEntry, column: str) -> ColumnSize | None:

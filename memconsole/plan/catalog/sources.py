@@ -147,6 +147,8 @@ def _local(
     if status.st_size == 0:
         raise source_error(source, "the file is empty")
     file = _file(source, path, form, status.st_size, None)
+    if form == "text":
+        file = msgspec.structs.replace(file, file_bytes=(status.st_size,))
     return _packed(file, PACKED.get(path.suffix.lower(), 1.0))
 
 

@@ -13,7 +13,7 @@ from memconsole.once_per_version import once_per_version
 from memconsole.plan import catalog
 from memconsole.plan.catalog.cells import separator
 from memconsole.plan.catalog.compression import first_lines
-from memconsole.plan.catalog.encodings import HEAD_BYTES, is_binary
+from memconsole.plan.catalog.encodings import HEAD_BYTES, encoding_of, is_binary
 from memconsole.plan.catalog.entries import DatasetEntry
 from memconsole.plan.catalog.folders import folder, plain_suffix
 from memconsole.plan.models.files import tokenizer_file
@@ -126,6 +126,8 @@ def _check_first(plan: Plan, entry: DatasetEntry, found: Template | None) -> Non
     try:
         if entry.format == "text" and _is_binary(path):
             raise PlanError(f"{path}: holds binary data, not text", "data.source")
+        if entry.format != "text" and (encoding := _encoding(path)) != "utf-8":
+            raise PlanError(f"{path}: is {encoding.upper()}; save it as UTF-8", "data.source")
         read = {"csv": _header, "jsonl": _first_record}.get(entry.format)
         record = read(path) if read is not None else None
     except OSError:
@@ -194,6 +196,13 @@ def _is_binary(path: Path) -> bool:
 
 
 @once_per_version(16)
+def _encoding(path: Path) -> str:
+    """The encoding of a file of records, by its first bytes."""
+    with open_regular(path) as file:
+        return encoding_of(next(first_lines(file, path.suffix.lower(), HEAD_BYTES), b""))
+
+
+@once_per_version(16)
 def _header(path: Path) -> dict[str, Any]:
     """The columns of a table by name, without their types; empty if the first line does not tell them."""
     with open_regular(path) as file:
@@ -201,7 +210,10 @@ def _header(path: Path) -> dict[str, Any]:
     line = first.decode("utf-8-sig", "replace")
     if not line.endswith("\n") or line.count('"') % 2:
         return {}
-    names = next(csv.reader([line], delimiter=separator(plain_suffix(path.name), line)), [])
+    try:
+        names = next(csv.reader([line], delimiter=separator(plain_suffix(path.name), line)), [])
+    except csv.Error:  # as for a cell of more than 131,072 characters
+        return {}
     return dict.fromkeys(names) if all(names) and len(set(names)) == len(names) else {}
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from memconsole.plan import catalog
 from memconsole.plan.catalog.sources import PIECE_BYTES
-from memconsole.plan.paths import located
+from memconsole.plan.data.paths import located
 from memconsole.plan.plan import Plan
 
 VERSION = 2

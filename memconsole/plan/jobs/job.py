@@ -11,8 +11,8 @@ from memconsole.plan import catalog, plan_file
 from memconsole.plan.catalog.ratings import metadata_beside
 from memconsole.plan.catalog.sources import HUB_PREFIX
 from memconsole.plan.data.mixture import MIX, parts
+from memconsole.plan.data.paths import FILES
 from memconsole.plan.jobs.on_node import on_node
-from memconsole.plan.paths import FILES
 from memconsole.plan.plan import Plan, PlanError, get, quote, replace
 from memconsole.plan.processes import nodes
 

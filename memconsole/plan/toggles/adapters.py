@@ -18,7 +18,7 @@ from memconsole.plan.toggles.optimization import (
     fixed,
     switched,
 )
-from memconsole.plan.training.origin import frozen_at_random
+from memconsole.plan.training.origin import frozen_at_random, refused_base
 from memconsole.plan.training.trained import adapter_scale
 
 RANKS = (8, 16, 64)
@@ -79,7 +79,7 @@ def _adapters_said(plan: Plan, kind: str) -> str | None:
 
 
 def _random_base(plan: Plan, kind: str, length: Length) -> tuple[str, ...]:
-    return tuple(filter(None, [frozen_at_random(plan)]))
+    return tuple(filter(None, [frozen_at_random(plan), refused_base(plan)]))
 
 
 LORA = Optimization(

@@ -98,6 +98,22 @@ def frozen_at_random(plan: Plan) -> str:
     )
 
 
+def refused_base(plan: Plan) -> str:
+    """One sentence on a frozen base without trained weights, which `check_origin` refuses; empty if there is none."""
+    o = plan.optimize
+    if (
+        not (o.freeze_base or o.lora_rank)
+        or plan.model.weights == RANDOM
+        or shortly(plan) != SCRATCH
+    ):
+        return ""
+    what = "adapters on" if o.lora_rank else "a frozen base of"
+    return (
+        f"train refuses {what} random weights: name a directory or a hub id with weights as model.name; "
+        f"model.weights = {RANDOM} trains them anyway, and little is learned"
+    )
+
+
 def check_origin(plan: Plan) -> None:
     """Raise `PlanError` if the plan can be priced, but its first weights are not what a person
     expects, or have no tokenizer."""

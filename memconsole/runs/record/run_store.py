@@ -15,7 +15,7 @@ from pathlib import Path
 
 from memconsole.plan import plan as plans
 from memconsole.plan import plan_file
-from memconsole.plan.paths import current_folder
+from memconsole.plan.data.paths import current_folder
 from memconsole.plan.plan import Plan
 from memconsole.private_files import private_folder
 from memconsole.runs.record import files

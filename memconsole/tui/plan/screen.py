@@ -41,7 +41,8 @@ from memconsole.tui.plan.widgets.solved import Solution, Solved
 from memconsole.tui.plan.widgets.toggle_detail import ToggleDetail
 from memconsole.tui.plan.widgets.toggles import Toggles
 from memconsole.tui.screens.base import SMALLEST, ConsoleScreen
-from memconsole.tui.views.plan_view import ExactState, PlanView, previous_value
+from memconsole.tui.views.plan_view import ExactState, PlanView
+from memconsole.units import value_word
 
 if TYPE_CHECKING:
     from memconsole.memory.estimate import Lookup
@@ -250,10 +251,8 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
         self._step(row, 1)
 
     def _step(self, row: Optimization, direction: int) -> None:
-        if direction > 0:
-            self.change(lambda plan: press(row, plan, row.next_value(plan)))
-        else:
-            self.change(lambda plan: press(row, plan, previous_value(row, plan)))
+        value = self.view.next_value(row) if direction > 0 else self.view.previous_value(row)
+        self.change(lambda plan: press(row, plan, value))
 
     def action_undo(self) -> None:
         self.notice("")
@@ -357,13 +356,10 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
         """Pin or unpin the selected optimization."""
         row = self.view.row
         pinned = self.view.pinned ^ {row.key}
-        words = (
-            f"pinned: {self.shown_key('fit')} leaves it alone"
-            if row.key in pinned
-            else "not pinned any more"
-        )
+        kept = row.key in pinned
+        words = f"{self.shown_key('fit')} {'keeps' if kept else 'may change'} {row.label}"
         self._show(replace(self.view, pinned=pinned))
-        self.notice(f"{row.label} is {words}")
+        self.notice(f"{words} = {value_word(row.value(self.view.plan))}" if kept else words)
 
     # Launch
 

@@ -10,7 +10,7 @@ from textual.containers import Vertical
 
 from memconsole.plan import plan as plans
 from memconsole.plan import plan_file
-from memconsole.plan.paths import absolute
+from memconsole.plan.data.paths import absolute
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.draw.ink import Line, Span, rule
 from memconsole.tui.keys.rows import bindings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memconsole.devices.reading import Devices
 from memconsole.memory.table import Estimate, MemoryTable, Saving
@@ -90,9 +90,28 @@ class PlanView:
 
     def next_saving(self, row: Optimization) -> Saving | None:
         """What the next key press on `row` would save."""
-        wanted = row.next_value(self.plan)
+        wanted = self.next_value(row)
         found = self.savings_of(row.key)
         return next((s for s in found if same_value(s.value, wanted)), None)
+
+    def next_value(self, row: Optimization) -> Any:
+        """What a key press selects: the following value that can be trained, the first after the last; the following one
+        if none can, so that its press tells why."""
+        return self._step(row, 1)
+
+    def previous_value(self, row: Optimization) -> Any:
+        """The same in the other direction."""
+        return self._step(row, -1)
+
+    def _step(self, row: Optimization, direction: int) -> Any:
+        values, present = row.values(self.plan), row.value(self.plan)
+        if present not in values:
+            return values[0]
+        place = values.index(present)
+        others = [values[(place + direction * n) % len(values)] for n in range(1, len(values))]
+        refused = [s.value for s in self.savings_of(row.key) if not s.available]
+        possible = (v for v in others if not any(same_value(v, other) for other in refused))
+        return next(possible, others[0] if others else present)
 
     def changed(self, plan: Plan) -> PlanView:
         """The view with a new plan: the old one can be undone, the estimate is stale."""
@@ -138,11 +157,3 @@ class PlanView:
 def same_value(a: object, b: object) -> bool:
     """Equal in type and value, so that `True` is not `1`."""
     return type(a) is type(b) and a == b if isinstance(a, bool) or isinstance(b, bool) else a == b
-
-
-def previous_value(row: Optimization, plan: Plan) -> object:
-    """The value before the current one; before the first comes the last."""
-    values = row.values(plan)
-    present = row.value(plan)
-    found: object = values[values.index(present) - 1] if present in values else values[0]
-    return found

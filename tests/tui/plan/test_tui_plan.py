@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from memconsole.plan import plan as plans
-from memconsole.plan.paths import load
+from memconsole.plan.data.paths import load
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.plan.toggles.optimizations import OPTIMIZATIONS, press
+from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS, press
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.processes import locks
 from memconsole.runs.record.run_store import create_run
@@ -66,7 +66,7 @@ async def test_each_optimization_is_stepped_by_its_own_key(make_console: Make) -
         await settle(pilot)
         for row in OPTIMIZATIONS:
             plan = app.plan_screen.view.plan
-            wanted = row.next_value(plan)
+            wanted = app.plan_screen.view.next_value(row)
             await pilot.press(KeyTable().toggle_key(row.key))
             assert app.plan_screen.view.row is row
             refused = ""
@@ -524,3 +524,32 @@ async def test_a_notice_of_the_launch_is_gone_when_one_comes_back(make_console: 
         await settle(pilot)
         assert app.screen is app.plan_screen
         assert "launching" not in screen_text(app)
+
+
+async def test_a_key_passes_over_values_that_cannot_be_trained(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(160, 48)) as pilot:
+        await settle(pilot)
+        screen = app.plan_screen
+        changes = {"backend": "jax", "device.name": "h100-80gb"}
+        screen.change(lambda plan: plans.replace(plan, changes))
+        await settle(pilot)
+        row = BY_KEY["optimize.optimizer_offload"]
+        seen = []
+        for _ in range(3):
+            await pilot.press(KeyTable().toggle_key(row.key))
+            await settle(pilot)
+            seen.append(row.value(screen.view.plan))
+        assert seen == ["pinned", "compressed", "none"], "JAX has no value cpu"
+        await pilot.press("left")
+        await settle(pilot)
+        assert row.value(screen.view.plan) == "compressed"
+
+
+async def test_adapters_on_random_weights_are_told_before_the_launch(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(160, 48)) as pilot:
+        await settle(pilot)
+        await pilot.press(KeyTable().toggle_key("optimize.lora_rank"))
+        await settle(pilot)
+        assert "train refuses adapters on random weights" in " ".join(screen_text(app).split())

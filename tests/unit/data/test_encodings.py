@@ -13,6 +13,7 @@ from memconsole.plan import catalog
 from memconsole.plan.catalog import folders
 from memconsole.plan.catalog.folders import folder
 from memconsole.plan.check import check
+from memconsole.plan.data.check_records import check_records
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_trainer.data.inspect import inspect
 from memconsole_trainer.data.sources.documents import FileDocuments
@@ -133,7 +134,10 @@ def test_bytes_that_are_no_utf_8_are_counted_once(kind: str, tmp_path: Path) -> 
         path.write_bytes(b"words \xff\xfe\xfd\n" + b"more words\n" * 500)
         told, number = f"1 of {opened(path).count} documents", 3
     made = plan(path, **changes)
-    words = f"{path}: {told} hold {number} U+FFFD, in place of bytes that are not UTF-8; save the text as UTF-8"
+    words = (
+        f"{path}: {told} hold {number} U+FFFD, in place of bytes that are not UTF-8, or of half an escaped pair "
+        "(\\ud800); save the text as UTF-8"
+    )
     teller = _Told()
     open_data(made, catalog.model(made), tmp_path, teller, {})
     assert [said for said in teller.said if "UTF-8" in said] == [words]
@@ -154,3 +158,26 @@ def test_many_documents_without_text_are_warned_of(
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = f"{path}: {empty} of 40 documents hold no text; they are not learned"
     assert inspect(plan(path)).warning == (words if warned else "")
+
+
+def test_a_table_in_utf_16_is_refused_before_launch_and_one_in_latin_1_is_read(
+    tmp_path: Path,
+) -> None:
+    wide, latin = tmp_path / "wide.csv", tmp_path / "latin.csv"
+    wide.write_bytes("text,note\ncafé,1\n".encode("utf-16"))
+    latin.write_bytes(b"text,note\n" + "café,1\n".encode("latin-1") * 20)
+    lines = tmp_path / "wide.jsonl"
+    lines.write_bytes('{"text": "café"}\n'.encode("utf-16"))
+    for path in (wide, lines):
+        with pytest.raises(PlanError, match="is UTF-16-LE; save it as UTF-8"):
+            check_records(replace(Plan(), {"data.source": str(path)}))
+    plan = replace(Plan(), {"data.source": str(latin)})
+    check_records(plan)
+    source = open_source(plan, 300)
+    assert source.read(0, 1)[0] == "caf\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_header_that_no_table_has_is_left_to_the_trainer(tmp_path: Path) -> None:
+    path = tmp_path / "long.csv"
+    path.write_text("text," + "x" * 200_000 + "\na,b\n")
+    check_records(replace(Plan(), {"data.source": str(path)}))

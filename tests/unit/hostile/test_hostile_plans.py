@@ -16,7 +16,7 @@ from memconsole.memory.estimate import estimate
 from memconsole.plan import catalog, plan_file
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check
-from memconsole.plan.paths import load
+from memconsole.plan.data.paths import load
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.keys.keymap import read_keymap
 from memconsole.tui.screens.prompt import path_refusal

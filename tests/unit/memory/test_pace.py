@@ -14,7 +14,7 @@ from memconsole.memory.answers.pace import LEAST_STEPS, Slowdown, likeness, pace
 from memconsole.memory.answers.receipts import Machine, Measured
 from memconsole.memory.estimate import estimate
 from memconsole.memory.table import Tier
-from memconsole.plan.paths import anywhere
+from memconsole.plan.data.paths import anywhere
 from memconsole.plan.plan import Plan, replace
 from memconsole.tui.draw import ink
 from memconsole.tui.plan.dialogs.launching import launchable

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from memconsole.plan.paths import load
+from memconsole.plan.data.paths import load
 from memconsole.plan.plan import (
     SETTINGS,
     Plan,

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from memconsole.cli.main import cli
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check
-from memconsole.plan.paths import absolute, anywhere, load
+from memconsole.plan.data.paths import absolute, anywhere, load
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.plan_file import dumps, loads
 

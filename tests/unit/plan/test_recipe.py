@@ -11,7 +11,7 @@ import pytest
 from memconsole.cli.options import build_plan
 from memconsole.plan import catalog
 from memconsole.plan.check import check
-from memconsole.plan.paths import load
+from memconsole.plan.data.paths import load
 from memconsole.plan.plan import OptimizerName, Plan, PlanError, replace
 from memconsole.plan.plan_file import dumps, loads
 from memconsole.plan.training import recipe

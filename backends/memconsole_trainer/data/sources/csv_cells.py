@@ -10,6 +10,9 @@ from memconsole.regular_file import open_regular
 
 HEADER_BYTES = 1 << 20
 """A longer header is not read to its end to find the separator."""
+REPLACING = {"encoding_errors": "replace"}
+"""The option of `datasets` for tables with bytes that are not UTF-8, which become U+FFFD. Other tables are read without it,
+so that they keep their fingerprints."""
 
 
 def separator(path: Path) -> str:
@@ -23,7 +26,8 @@ def columns(path: Path) -> list[str]:
     """The names of the columns of a table."""
     import pandas
 
-    return [str(name) for name in pandas.read_csv(path, sep=separator(path), nrows=0).columns]
+    table = pandas.read_csv(path, sep=separator(path), nrows=0, encoding_errors="replace")
+    return [str(name) for name in table.columns]
 
 
 def options(path: Path) -> dict[str, Any]:

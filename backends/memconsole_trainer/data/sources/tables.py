@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ def load_table(
     except Exception as error:
         if kind == "jsonl":
             return _repaired_lines(files, used)
+        if kind == "csv" and isinstance(error.__cause__ or error, UnicodeDecodeError):
+            return _built(kind, files, None, csv_cells.REPLACING)
         if len(files) == 1 or kind == "arrow":
             raise _unreadable(kind, files[0], error) from error
     return _joined(kind, files, used)
@@ -73,7 +75,13 @@ def column_types(features: Any) -> dict[str, str]:
     return {name: str(getattr(feature, "dtype", "nested")) for name, feature in features.items()}
 
 
-def _built(kind: str, files: Sequence[Path], columns: Collection[str] | None) -> Any:
+def _built(
+    kind: str,
+    files: Sequence[Path],
+    columns: Collection[str] | None,
+    more: Mapping[str, Any] | None = None,
+) -> Any:
+    """The table of `files`; `more` are options of its reader."""
     import datasets  # takes 1.5 s, so only when a table is read
     from datasets.data_files import DataFilesDict, DataFilesList
     from datasets.utils.logging import disable_progress_bar
@@ -92,6 +100,7 @@ def _built(kind: str, files: Sequence[Path], columns: Collection[str] | None) ->
         data_files=DataFilesDict({"train": DataFilesList([str(p) for p in files], stamps)}),
         hash=datasets.__version__,
         **options,
+        **(more or {}),
     )
     if form == "json" and not os.path.exists(builder.cache_dir):
         for path in files:

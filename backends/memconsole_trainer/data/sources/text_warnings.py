@@ -29,7 +29,7 @@ def text_warnings(name: str, source: Documents) -> tuple[str, ...]:
     if replaced:
         warnings.append(
             f"{name}: {replaced:,} of {len(numbers):,} documents{which} hold {sum(found):,} U+FFFD, in place of "
-            "bytes that are not UTF-8; save the text as UTF-8"
+            "bytes that are not UTF-8, or of half an escaped pair (\\ud800); save the text as UTF-8"
         )
     if empty > EMPTY_SHARE * len(numbers):
         warnings.append(

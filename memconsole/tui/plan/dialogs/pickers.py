@@ -108,7 +108,7 @@ class Pickers:
 
     def _edit_setting(self, key: str) -> None:
         from memconsole.plan import catalog
-        from memconsole.plan.paths import FILES
+        from memconsole.plan.data.paths import FILES
         from memconsole.tui.screens.prompt import PromptScreen
 
         setting = plans.SETTINGS[key]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memconsole.plan import plan_file
-from memconsole.plan.paths import absolute, load
+from memconsole.plan.data.paths import absolute, load
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.plan.dialogs.owner import PlanOwner
 from memconsole.tui.plan.pricing import price

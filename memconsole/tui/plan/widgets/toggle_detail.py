@@ -93,7 +93,7 @@ def _notes(view: PlanView, width: int) -> list[Line]:
 def _next(view: PlanView, width: int) -> list[Line]:
     """What the next key press does."""
     key, saving = view.keys.shown("plan", "toggle"), view.next_saving(view.row)
-    words = f"→ {value_word(view.row.next_value(view.plan))}"
+    words = f"→ {value_word(view.next_value(view.row))}"
     if saving is not None:
         does = consequence(saving)
         words += f": ({does})" if view.stale else f": {does}"

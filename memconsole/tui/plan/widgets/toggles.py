@@ -67,7 +67,7 @@ def toggle_line(view: PlanView, row: Optimization, width: int, current: bool) ->
         Span(left(value_word(value), word), role if on else ""),
     ]
     if nexts:
-        line.append(Span(left(f"→ {value_word(row.next_value(plan))}", 15), "dim"))
+        line.append(Span(left(f"→ {value_word(view.next_value(row))}", 15), "dim"))
     line.append(saving_span(saving, view.stale, saved))
     if factor:
         line.append(Span(right(time_word(saving), factor), "dim"))
