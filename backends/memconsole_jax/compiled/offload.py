@@ -236,9 +236,9 @@ class OffloadedStep:
         self._layers = list(jnp.arange(layers, dtype=jnp.int32, device=waiting.device))
 
     def __call__(
-        self, trained: TrainState, kept: Tree, arrays: Tree, rates: Array
+        self, trained: TrainState, frozen: Tree, arrays: Tree, rates: Array
     ) -> tuple[TrainState, Array]:
-        found = self.backward(trained.weights, trained.precision, kept, arrays)
+        found = self.backward(trained.weights, trained.precision, frozen, arrays)
         return self.update(trained, found, rates), found.metrics
 
     def update(self, trained: TrainState, found: Backward, rates: Array) -> TrainState:

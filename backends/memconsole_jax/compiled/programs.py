@@ -48,7 +48,7 @@ class Programs:
     plan: Plan
     model: Model
     trained: dict[str, Stack]
-    kept: dict[str, Stack]
+    frozen: dict[str, Stack]
     kind: str
     places: Places
     disk: Disk = field(default_factory=Disk)
@@ -67,13 +67,13 @@ class Programs:
         activations go to `directory`, the run's. Raises ValueError if some layers of a weight are trained and others are
         not."""
         trained, whole = stacked(trained_parameters(plan, model)), stacks(model)
-        kept = {name: s for name, s in whole.items() if name not in trained}
+        frozen = {name: s for name, s in whole.items() if name not in trained}
         parted = [n for n, s in trained.items() if s.shape != whole.get(n, s).shape]
         if parted:
             raise ValueError(f"{parted[0]}: all layers of a weight are trained, or none is")
         devices = device if isinstance(device, tuple) else (device,)
         places = Places(devices, split=plan.optimize.sharding == "fsdp")
-        return cls(plan, model, trained, kept, kind, places, Disk(directory))
+        return cls(plan, model, trained, frozen, kind, places, Disk(directory))
 
     @property
     def sharding(self) -> Any:
@@ -82,25 +82,25 @@ class Programs:
 
     def place(self, name: str) -> Any:
         """Where a weight is."""
-        stack = (self.trained | self.kept)[name]
+        stack = (self.trained | self.frozen)[name]
         return self.places.weight(stack.shape, layered=stack.layered)
 
     def is_rounded(self, name: str) -> bool:
         """Whether a weight is rounded to 16 bits when loaded: it is frozen and used in 16-bit
         compute, or it is trained in 16 bits."""
-        first = (self.trained | self.kept)[name].members[0]
+        first = (self.trained | self.frozen)[name].members[0]
         if rounding.is_rounded(self.plan, first):
             return True
-        return first.name in self.frozen and stored_narrow(self.plan, first)
+        return first.name in self.base_names and stored_narrow(self.plan, first)
 
     @cached_property
-    def frozen(self) -> frozenset[str]:
+    def base_names(self) -> frozenset[str]:
         """The canonical names of the model's weights that are not trained."""
         return frozenset(frozen_names(self.plan, self.model))
 
     def is_quantized(self, name: str) -> bool:
         """Whether a weight is stored as codes."""
-        return is_quantized(self.plan, self.kept[name].members[0])
+        return is_quantized(self.plan, self.frozen[name].members[0])
 
     def dtype(self, name: str) -> Any:
         """The storage dtype of a weight. On a CPU rounded values stay in fp32, because XLA for CPUs
@@ -135,9 +135,9 @@ class Programs:
         }
 
     @property
-    def kept_shapes(self) -> dict[str, Any]:
+    def frozen_shapes(self) -> dict[str, Any]:
         shapes: dict[str, Any] = {}
-        for name, s in self.kept.items():
+        for name, s in self.frozen.items():
             if self.is_quantized(name):
                 found = stored_shapes(s, self.plan.optimize.base_storage)
                 shapes |= {n: self.shape(*described) for n, described in found.items()}
@@ -229,7 +229,9 @@ class Programs:
         places = self._places_of((self._state, self.shape((2,))))
         step = train_step(self.plan, self.model, self._update, self.disk, places)
         with self.places.programmed():
-            return step.lower(self._state, self.kept_shapes, self.trained_arrays, self.shape((2,)))
+            return step.lower(
+                self._state, self.frozen_shapes, self.trained_arrays, self.shape((2,))
+            )
 
     def _places_of(self, shapes: Any) -> Any:
         """The shardings of a program's results that replace arrays of these `shapes`; None if there is one device."""
@@ -242,7 +244,7 @@ class Programs:
         step = jax.jit(backward_pass(self.plan, self.model, self.disk))
         arrays = self.trained_arrays
         with self.places.programmed():
-            return step.lower(self.trained_shapes, self.precision_shape, self.kept_shapes, arrays)
+            return step.lower(self.trained_shapes, self.precision_shape, self.frozen_shapes, arrays)
 
     def lower_update(self, found: Any) -> Any:
         """Lower only the update of a step. `found` holds the shapes of the backward pass's
@@ -292,7 +294,7 @@ class Programs:
         sums = self.shape((2, 1 + self.task.sums(self.model)))
         step = evaluation_step(self.plan, self.model, self._places_of(sums))
         with self.places.programmed():
-            return step.lower(sums, self.evaluated_shapes, self.kept_shapes, arrays)
+            return step.lower(sums, self.evaluated_shapes, self.frozen_shapes, arrays)
 
     @property
     def _update(self) -> Any:
@@ -312,9 +314,9 @@ class FusedStep:
         self._fused, self._programs = fused, programs
 
     def __call__(
-        self, trained: TrainState, kept: Tree, arrays: Tree, rates: Any
+        self, trained: TrainState, frozen: Tree, arrays: Tree, rates: Any
     ) -> tuple[TrainState, jax.Array]:
-        found: tuple[TrainState, jax.Array] = self._fused(trained, kept, arrays, rates)
+        found: tuple[TrainState, jax.Array] = self._fused(trained, frozen, arrays, rates)
         return found
 
     @cached_property

@@ -67,7 +67,7 @@ def _planned(plan: Plan, model: Model, place: Target, interrupt: tracing.Interru
     programs = Programs.of(plan, model, place.kind, place.devices)
     state = 0 if programs.waits_on_host else _bytes(programs.state_shapes)
     held = {
-        "weights": _bytes(programs.trained_shapes) + _bytes(programs.kept_shapes),
+        "weights": _bytes(programs.trained_shapes) + _bytes(programs.frozen_shapes),
         "optimizer state": state + _bytes(programs.average_shapes),
     }
     batch = _bytes(programs.arrays(*programs.batch_axes))
