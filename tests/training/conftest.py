@@ -74,7 +74,7 @@ def _compile_late() -> Iterator[None]:
 
             def train_late(programs: Programs) -> Any:
                 # A step in parts takes its parts from what is lowered.
-                late = not programs.waits_on_host
+                late = not programs.keeps_state_on_host
                 return Late(lambda: train(programs)) if late else train(programs)
 
             def compile_late(programs: Programs) -> compiling.Compiled:

@@ -48,7 +48,9 @@ class Programs:
     plan: Plan
     model: Model
     trained: dict[str, Stack]
+    """The weights that the optimizer updates, by stacked name."""
     frozen: dict[str, Stack]
+    """All other weights: those of a frozen base, and those that the loss does not depend on."""
     kind: str
     places: Places
     disk: Disk = field(default_factory=Disk)
@@ -81,7 +83,7 @@ class Programs:
         return self.places.whole
 
     def place(self, name: str) -> Any:
-        """Where a weight is."""
+        """The sharding of a weight."""
         stack = (self.trained | self.frozen)[name]
         return self.places.weight(stack.shape, layered=stack.layered)
 
@@ -95,7 +97,8 @@ class Programs:
 
     @cached_property
     def base_names(self) -> frozenset[str]:
-        """The canonical names of the model's weights that are not trained."""
+        """The canonical names of the weights of a frozen base; empty if the task trains every weight that the loss depends
+        on."""
         return frozenset(frozen_names(self.plan, self.model))
 
     def is_quantized(self, name: str) -> bool:
@@ -110,10 +113,9 @@ class Programs:
 
     @property
     def trained_shapes(self) -> dict[str, Any]:
-        found = self.trained.items()
         return {
             name: self.shape(stack.shape, self.dtype(name), self.place(name))
-            for name, stack in found
+            for name, stack in self.trained.items()
         }
 
     @property
@@ -139,8 +141,8 @@ class Programs:
         shapes: dict[str, Any] = {}
         for name, s in self.frozen.items():
             if self.is_quantized(name):
-                found = stored_shapes(s, self.plan.optimize.base_storage)
-                shapes |= {n: self.shape(*described) for n, described in found.items()}
+                codes = stored_shapes(s, self.plan.optimize.base_storage)
+                shapes |= {n: self.shape(*described) for n, described in codes.items()}
             else:
                 shapes[name] = self.shape(s.shape, self.dtype(name), self.place(name))
         return shapes
@@ -149,21 +151,21 @@ class Programs:
     def state_shapes(self) -> Any:
         """The optimizer's state, in its layout on the host if it is kept there."""
         state = jax.eval_shape(self._update.init, self.trained_shapes)
-        if self.waits_on_host:
-            state = offload.divided(state, self.trained)
+        if self.keeps_state_on_host:
+            state = offload.split_layers(state, self.trained)
         return jax.tree_util.tree_map_with_path(self._state_shape, state)
 
     def _state_shape(self, path: Any, x: Any) -> jax.ShapeDtypeStruct:
         """The shape of one array of the state. An array with the shape of its weight is placed as that weight is."""
         names = (str(getattr(key, "key", "")) for key in path)
-        own = next((name for name in names if name in self.trained), None)
-        alike = own is not None and self.trained[own].shape == x.shape
-        return self.shape(x.shape, x.dtype, self.place(own) if own and alike else None)
+        weight = next((name for name in names if name in self.trained), None)
+        same_shape = weight is not None and self.trained[weight].shape == x.shape
+        return self.shape(x.shape, x.dtype, self.place(weight) if weight and same_shape else None)
 
     @property
-    def waits_on_host(self) -> bool:
+    def keeps_state_on_host(self) -> bool:
         """Whether the optimizer's state is in host memory between steps."""
-        return offload.waits_on_host(self.plan, self.kind)
+        return offload.keeps_state_on_host(self.plan, self.kind)
 
     @cached_property
     def task(self) -> Task:
@@ -198,10 +200,10 @@ class Programs:
     @property
     def trained_arrays(self) -> dict[str, Any]:
         """Shapes of the arrays of a training step: a batch, and the random bits of dropout."""
-        found = self.arrays(*self.batch_axes)
+        shapes = self.arrays(*self.batch_axes)
         if drops(self.plan):
-            found[dropout.BITS] = self.shape((self.batch_axes[0], 2), jnp.uint32)
-        return found
+            shapes[dropout.BITS] = self.shape((self.batch_axes[0], 2), jnp.uint32)
+        return shapes
 
     @property
     def evaluated_shapes(self) -> dict[str, Any]:
@@ -210,8 +212,8 @@ class Programs:
 
     def lower_initialize(self) -> Any:
         """Lower the program that makes the optimizer's first state."""
-        if self.waits_on_host:
-            return offload.FirstState(self._waiting)
+        if self.keeps_state_on_host:
+            return offload.InitialState(self._host_layout)
         places = self._places_of(self.state_shapes)
         return jax.jit(self._update.init, out_shardings=places).lower(self.trained_shapes)
 
@@ -219,13 +221,13 @@ class Programs:
         """Compile one optimizer step, which may be `lowered` already. Call the result like
         `step.train_step`."""
         compiled = (lowered or self.lower_train()).compile()
-        return compiled if self.waits_on_host else FusedStep(compiled, self)
+        return compiled if self.keeps_state_on_host else FusedStep(compiled, self)
 
     def lower_train(self) -> Any:
         """Lower one optimizer step: one program, or several if the optimizer's state is on the
         host."""
-        if self.waits_on_host:
-            return self._lower_apart()
+        if self.keeps_state_on_host:
+            return self._lower_offloaded()
         places = self._places_of((self._state, self.shape((2,))))
         step = train_step(self.plan, self.model, self._update, self.disk, places)
         with self.places.programmed():
@@ -246,11 +248,10 @@ class Programs:
         with self.places.programmed():
             return step.lower(self.trained_shapes, self.precision_shape, self.frozen_shapes, arrays)
 
-    def lower_update(self, found: Any) -> Any:
-        """Lower only the update of a step. `found` holds the shapes of the backward pass's
-        result."""
+    def lower_update(self, backward: Any) -> Any:
+        """Lower only the update of a step. `backward` holds the shapes of `step.Backward`."""
         step = jax.jit(update_pass(self.plan, self.model, self._update), donate_argnums=0)
-        return step.lower(self._state, found, self.shape((2,)))
+        return step.lower(self._state, backward, self.shape((2,)))
 
     @property
     def _state(self) -> TrainState:
@@ -258,35 +259,36 @@ class Programs:
             self.trained_shapes, self.state_shapes, self.precision_shape, self.average_shapes
         )
 
-    def _lower_apart(self) -> offload.Lowered:
+    def _lower_offloaded(self) -> offload.Lowered:
         """Lower the backward pass of a step, and the updates of weights whose state comes from the
         host."""
-        weights, waiting, averages = self.trained_shapes, self._waiting, self.average_shapes or {}
-        leaves = jax.tree.leaves(waiting.state)
-        counts = [leaves[i] for i in waiting.counts]
+        weights, averages = self.trained_shapes, self.average_shapes or {}
+        layout = self._host_layout
+        leaves = jax.tree.leaves(layout.state)
+        counts = [leaves[i] for i in layout.counts]
         backward = self.lower_backward()
         one, scaled = self.shape(()), loss_scale.is_scaled(self.plan.optimize.precision)
         finite = self.shape((), jnp.bool_) if scaled else None
         control = one, finite, counts, self.precision_shape
         updates = {}
-        for visit in waiting.visits:
-            name = visit.name
+        for layer in layout.layers:
+            name = layer.name
             if name not in updates:
-                moments = [leaves[i] for i in visit.places]
-                visited = offload.Visited(weights[name], averages.get(name), moments)
-                made = backward.out_info.gradients[name]
-                gradient = self.shape(made.shape, made.dtype)
+                moments = [leaves[i] for i in layer.leaves]
+                arrays = offload.LayerArrays(weights[name], averages.get(name), moments)
+                gradients = backward.out_info.gradients[name]
+                gradient = self.shape(gradients.shape, gradients.dtype)
                 step = offload.update_step(self.plan, self.model, self.trained[name])
-                layer = self.shape((), jnp.int32)
-                updates[name] = step.lower(visited, gradient, *control, self.shape((2,)), layer)
+                number = self.shape((), jnp.int32)
+                updates[name] = step.lower(arrays, gradient, *control, self.shape((2,)), number)
         advance = offload.advance_step().lower(self.precision_shape, counts, finite)
-        return offload.Lowered(backward, updates, advance, waiting)
+        return offload.Lowered(backward, updates, advance, layout)
 
     @property
-    def _waiting(self) -> offload.Waiting:
+    def _host_layout(self) -> offload.HostLayout:
         (device,) = self.sharding.device_set
         names = tuple(self.trained)
-        return offload.Waiting(self.state_shapes, names, device)
+        return offload.HostLayout(self.state_shapes, names, device)
 
     def lower_evaluate(self) -> Any:
         """Lower the evaluation of one batch."""
@@ -298,6 +300,7 @@ class Programs:
 
     @property
     def _update(self) -> Any:
+        """The optimizer's rule: an `optax.GradientTransformation`."""
         return precision.in_float32(transformation(self.plan, self.model))
 
     def shape(
@@ -316,23 +319,23 @@ class FusedStep:
     def __call__(
         self, trained: TrainState, frozen: Tree, arrays: Tree, rates: Any
     ) -> tuple[TrainState, jax.Array]:
-        found: tuple[TrainState, jax.Array] = self._fused(trained, frozen, arrays, rates)
-        return found
+        result: tuple[TrainState, jax.Array] = self._fused(trained, frozen, arrays, rates)
+        return result
 
     @cached_property
     def backward(self) -> Any:
         """See `step.backward_pass`."""
         return self._lowered_backward.compile()
 
-    def update(self, trained: TrainState, found: Backward, rates: Any) -> TrainState:
+    def update(self, trained: TrainState, result: Backward, rates: Any) -> TrainState:
         """See `step.update_pass`."""
-        new: TrainState = self._update(trained, found, rates)
+        new: TrainState = self._update(trained, result, rates)
         return new
 
     @cached_property
     def _update(self) -> Any:
-        programs, found = self._programs, self._lowered_backward.out_info
-        shapes = jax.tree.map(lambda x: programs.shape(x.shape, x.dtype), found)
+        programs, result = self._programs, self._lowered_backward.out_info
+        shapes = jax.tree.map(lambda x: programs.shape(x.shape, x.dtype), result)
         return programs.lower_update(shapes).compile()
 
     @cached_property

@@ -224,7 +224,7 @@ def test_jax_holds_the_state_of_two_layers_at_a_time(
     engine = built(plan)
     engine.train_step(batch(plan, 0))
     before, most = set(), []
-    fetch = jax_offload.OffloadedStep._fetched
+    fetch = jax_offload.OffloadedStep._fetch
 
     def here() -> dict[int, int]:
         arrays = [x for x in jax.live_arrays() if x.sharding.memory_kind != jax_offload.PINNED]
@@ -237,7 +237,7 @@ def test_jax_holds_the_state_of_two_layers_at_a_time(
         most.append(sum(nbytes for key, nbytes in here().items() if key not in before))
         return found
 
-    monkeypatch.setattr(jax_offload.OffloadedStep, "_fetched", counted)
+    monkeypatch.setattr(jax_offload.OffloadedStep, "_fetch", counted)
     engine.train_step(batch(plan, 1))
     state = step_of(plan, MODELS["llama"], "gpu").state
     weights = sum(x.nbytes for x in engine._train_state.weights.values())
