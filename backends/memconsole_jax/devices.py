@@ -1,15 +1,11 @@
-"""The device that JAX computes on: choosing it, the settings that JAX reads at its start, and its memory."""
+"""The devices that JAX computes on: finding them, the settings that JAX reads before it opens them, and their memory."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
-import platform
 import random
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,32 +14,28 @@ import psutil
 
 from memconsole.plan.machine import processor
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.private_files import private_folder
-from memconsole.user_folders import cache_folder
 from memconsole_trainer.engine import DeviceFacts, MemoryReading
 from memconsole_trainer.host.gpu_memory import GpuMemory
 from memconsole_trainer.host.host_memory import HostMemory
 from memconsole_trainer.host.platform_lines import optimization_lines
 
-LEAST_COMPILE_SECONDS = 0.1
-"""Programs that compile faster are not stored: reading one takes about as long."""
-CACHE_BYTES = 2**29
-"""Most bytes of compiled programs kept on disk."""
-_DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
-_PRODUCTS = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_REDUCE"
-"""On a CPU, XLA's library YNNPACK computes reductions only, and products that XLA fuses with one, such as that of attention's
-backward pass. Other products of matrices go to Eigen. By default YNNPACK computes all of them. If it cannot allocate memory
-for a product, it reports no error and the result holds arbitrary numbers: runs that reached their memory limit ended with
-weights that are not finite. Eigen's failed allocation ends the step with an error, or the process. Without YNNPACK (an empty
-value) XLA plans a quarter more temporaries for a step of `gearhead`."""
-_TRIED = ((0, 10), (0, 11), (0, 12))
-"""Versions of jaxlib that know `_PRODUCTS`."""
-_LABELS = {"cpu": "host RAM", "gpu": "VRAM", "rocm": "VRAM", "tpu": "HBM"}
+_DETERMINISTIC_FLAG = "--xla_gpu_deterministic_ops=true"
+_PRODUCTS_FLAG = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_REDUCE"
+"""With this flag, XLA on a CPU lets Eigen compute products of matrices. Its other library, YNNPACK, computes only
+reductions, and products that XLA fuses with a reduction, such as one of attention's backward pass.
+
+By default YNNPACK computes all products. If it cannot allocate memory for one, it reports no error and the result holds
+arbitrary numbers: runs that reached their memory limit ended with weights that are not finite. If an allocation of
+Eigen's fails, the step ends with an error, or the process does. With no YNNPACK at all (an empty value of this flag) XLA
+plans a quarter more temporaries for a step of the model `gearhead`."""
+_VERSIONS_WITH_FLAG = ((0, 10), (0, 11), (0, 12))
+"""Versions of jaxlib that know `_PRODUCTS_FLAG`."""
+_MEMORY_LABELS = {"cpu": "host RAM", "gpu": "VRAM", "rocm": "VRAM", "tpu": "HBM"}
 
 
-def _keep_cores(count: int) -> None:
-    """Leave this process `count` of its cores, at random. XLA starts as many threads as it finds cores
-    when its first device opens, and has no setting of its own."""
+def _limit_cores(count: int) -> None:
+    """Restrict this process to `count` of its cores, chosen at random. XLA has no setting for its threads: when its first
+    device opens, it starts as many as the process has cores."""
     if hasattr(os, "sched_setaffinity"):  # only Linux has it
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, random.sample(cores, min(count, len(cores))))
@@ -57,7 +49,7 @@ def prepare(plan: Plan) -> None:
     """
     name = plan.device.name
     if plan.device.threads is not None:
-        _keep_cores(plan.device.threads)
+        _limit_cores(plan.device.threads)
     # With asynchronous dispatch, a CPU's next step would begin before the last one's temporaries
     # are freed.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
@@ -72,21 +64,21 @@ def prepare(plan: Plan) -> None:
     if plan.train.deterministic:
         # XLA for GPUs (xla.proto): no atomics, and no autotuning, which may choose differently in
         # each run.
-        _add_flag(_DETERMINISTIC)
+        _add_flag(_DETERMINISTIC_FLAG)
     if plan.device.memory_fraction is not None:
         os.environ.pop("XLA_PYTHON_CLIENT_MEM_FRACTION", None)  # JAX rejects both names together
         os.environ["XLA_CLIENT_MEM_FRACTION"] = str(plan.device.memory_fraction)
 
 
 def products_by_eigen() -> None:
-    """Let Eigen compute XLA's products of matrices on a CPU (see `_PRODUCTS`), unless the user's `XLA_FLAGS` choose a
+    """Let Eigen compute XLA's products of matrices on a CPU (see `_PRODUCTS_FLAG`), unless the user's `XLA_FLAGS` choose a
     library. Call before JAX opens a device.
 
     XLA aborts on a flag that it does not know. So the flag is set only for versions of jaxlib that were tried.
     """
-    known = jaxlib.version.__version_info__[:2] in _TRIED
-    if known and _PRODUCTS.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
-        _add_flag(_PRODUCTS)
+    known = jaxlib.version.__version_info__[:2] in _VERSIONS_WITH_FLAG
+    if known and _PRODUCTS_FLAG.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
+        _add_flag(_PRODUCTS_FLAG)
 
 
 def _add_flag(flag: str) -> None:
@@ -96,26 +88,26 @@ def _add_flag(flag: str) -> None:
         os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()
 
 
-def found(plan: Plan, size: int = 1) -> tuple[Any, ...]:
-    """This process's devices among the plan's: `device.count` of them, beginning with `device.name`. Each of
-    `size` processes has an equal share, in the order of their ranks.
+def find_all(plan: Plan, processes: int = 1) -> tuple[Any, ...]:
+    """The `jax.Device`s that the plan computes on, `device.count` of them. Each of the `processes` has an equal share, in
+    the order of their ranks, beginning with its device of the number in `device.name`.
 
     Raises `PlanError` if a process has fewer.
     """
-    first, each = find(plan), plan.device.count // size
-    own = jax.local_devices(backend=first.platform)
-    skipped = [device.id for device in own].index(first.id)
+    first, per_process = find(plan), plan.device.count // processes
+    local = jax.local_devices(backend=first.platform)
+    skipped = [device.id for device in local].index(first.id)
     chosen: list[Any] = []
-    for rank in range(size):
-        alike = own if size == 1 else jax.local_devices(rank, first.platform)
-        alike = alike[skipped:]
-        if len(alike) < each:
-            where = f"on node {rank + 1} of {size}" if size > 1 else "here"
+    for rank in range(processes):
+        devices = local if processes == 1 else jax.local_devices(rank, first.platform)
+        devices = devices[skipped:]
+        if len(devices) < per_process:
+            where = f"on node {rank + 1} of {processes}" if processes > 1 else "here"
             raise PlanError(
-                f"device.count = {plan.device.count}: JAX sees {len(alike)} from device {skipped} on {where}",
+                f"device.count = {plan.device.count}: JAX sees {len(devices)} from device {skipped} on {where}",
                 "device.count",
             )
-        chosen += alike[:each]
+        chosen += devices[:per_process]
     return tuple(chosen)
 
 
@@ -149,69 +141,30 @@ def find(plan: Plan) -> Any:
 
 
 def facts(device: Any) -> DeviceFacts:
-    """Describe `device` for the console."""
+    """Describe a `jax.Device` for the console."""
     kind = kind_of(device)
     stats = device.memory_stats() or {}
     if kind == "cpu":
         return DeviceFacts(
-            "cpu", processor.name(), kind, _LABELS[kind], psutil.virtual_memory().total
+            "cpu", processor.name(), kind, _MEMORY_LABELS[kind], psutil.virtual_memory().total
         )
     prefix = {"gpu": "cuda", "rocm": "cuda"}.get(kind, kind)
     identity = f"{prefix}:{device.local_hardware_id or 0}"
-    return DeviceFacts(identity, device.device_kind, kind, _LABELS[kind], stats.get("bytes_limit"))
+    return DeviceFacts(
+        identity, device.device_kind, kind, _MEMORY_LABELS[kind], stats.get("bytes_limit")
+    )
 
 
 def kind_of(device: Any) -> str:
-    """cpu | gpu | rocm | tpu."""
+    """The kind of a `jax.Device`: cpu | gpu | rocm | tpu."""
     if device.platform == "gpu" and "rocm" in str(device.client.platform_version).lower():
         return "rocm"
     return {"cuda": "gpu"}.get(device.platform, device.platform)
 
 
-def keep_compilations() -> None:
-    """Let JAX store compiled programs on disk, so that a resumed run need not compile again.
-
-    A program compiled for one processor may not run on another, and machines may share a home
-    directory. So each kind of processor has its own cache directory.
-    """
-    if jax.config.jax_compilation_cache_dir is not None:
-        return
-    key = hashlib.sha256(_cpu_features().encode()).hexdigest()[:12]
-    path = cache_folder() / "jax" / f"{platform.machine()}-{key}"
-    try:
-        private_folder(path)
-    except OSError:
-        return
-    jax.config.update("jax_compilation_cache_dir", str(path))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST_COMPILE_SECONDS)
-    _forget_oldest(path, CACHE_BYTES)
-
-
-def _forget_oldest(directory: Path, most: int) -> None:
-    """Delete files of `directory`, oldest first, until `most` bytes remain.
-
-    JAX's own limit needs a file-lock library, and warns if entries with and without it are mixed.
-    """
-    found = []
-    with contextlib.suppress(OSError):
-        found = [(x.stat().st_mtime, x.stat().st_size, x) for x in directory.iterdir()]
-    excess = sum(size for _, size, _ in found) - most
-    for _, size, file in sorted(found):
-        if excess <= 0:
-            return
-        with contextlib.suppress(OSError):
-            file.unlink()
-        excess -= size
-
-
-def _cpu_features() -> str:
-    return " ".join([*sorted(processor.flags()), platform.machine(), processor.name()])
-
-
 class DeviceMemory:
-    """The memory in use on a device. On a CPU it is the growth of this process since `start`, divided by the
-    number of devices that share it. Elsewhere it is what XLA's allocator has in use on the fullest device of
-    this process."""
+    """The memory in use on the devices of this process. On a CPU it is the growth of the process since `start`, divided by
+    the number of devices that share it. Elsewhere it is what XLA's allocator has in use."""
 
     def __init__(self, devices: tuple[Any, ...], facts: DeviceFacts) -> None:
         self._devices, self._total = devices, facts.total_bytes
@@ -232,8 +185,8 @@ class DeviceMemory:
     def readings(self) -> tuple[MemoryReading, ...]:
         """A reading of each device. On a CPU there is one for all, because its devices share one heap."""
         if self._host is None:
-            held = [_held(device.memory_stats() or {}) for device in self._devices]
-            return tuple(_charged(held, self._driver.charged() if self._driver else []))
+            found = [_allocator_reading(device.memory_stats() or {}) for device in self._devices]
+            return tuple(_with_driver_bytes(found, self._driver.charged() if self._driver else []))
         count = len(self._devices)
         now, peak = self._host.growth_bytes() // count, self._host.peak_bytes() // count
         return (MemoryReading(now, peak, now, now, self._total),)
@@ -244,7 +197,7 @@ class DeviceMemory:
             self._host.reset_peak()
 
 
-def _held(stats: Mapping[str, int]) -> MemoryReading:
+def _allocator_reading(stats: Mapping[str, int]) -> MemoryReading:
     """A reading from the statistics of XLA's allocator."""
     return MemoryReading(
         stats.get("bytes_in_use"),
@@ -256,20 +209,22 @@ def _held(stats: Mapping[str, int]) -> MemoryReading:
     )
 
 
-def _charged(held: list[MemoryReading], charged: list[int]) -> list[MemoryReading]:
-    """The readings, each with what the driver charges this process on that card. `charged` begins with the largest.
+def _with_driver_bytes(readings: list[MemoryReading], charged: list[int]) -> list[MemoryReading]:
+    """The readings, each with the bytes that the driver charges this process on that card. `charged` holds these bytes for
+    each card that the process has opened, the largest first.
 
-    JAX does not tell which of the driver's cards a device is. On each card the driver charges the allocator's pool and
-    about the same context, so both orders by size are the same. Cards that JAX opened and does not compute on are last.
+    JAX does not tell which of the driver's cards a device is. But on each card the driver charges the allocator's pool
+    and a context of about the same size, so the card with the largest pool has the largest charge, and so on. Cards that
+    JAX opened and does not compute on come last.
     """
-    found = list(held)
+    found = list(readings)
     largest_first = sorted(
-        range(len(held)),
-        key=lambda n: held[n].reserved_bytes or held[n].allocated_bytes or 0,
+        range(len(found)),
+        key=lambda n: found[n].reserved_bytes or found[n].allocated_bytes or 0,
         reverse=True,
     )
-    for n, bytes_ in zip(largest_first, charged, strict=False):
-        found[n] = replace(held[n], device_bytes=bytes_)
+    for n, device_bytes in zip(largest_first, charged, strict=False):
+        found[n] = replace(found[n], device_bytes=device_bytes)
     return found
 
 

@@ -22,13 +22,14 @@ from memconsole.plan.plan import Plan, Precision, replace
 from memconsole.plan.sections.hybrid import GRADIENT_PHASES
 from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole_jax import devices, held, tasks
-from memconsole_jax.compiled import compiling
+from memconsole_jax.compiled import compile_cache, compiling
 from memconsole_jax.compiled.compiling import Compiled
 from memconsole_jax.compiled.programs import Programs
 from memconsole_jax.compiled.step import Backward, TrainState
 from memconsole_jax.gang import join
 from memconsole_jax.jumps import JaxJumps
 from memconsole_jax.layout.mesh import put
+from memconsole_jax.layout.stacking import Stack
 from memconsole_jax.models import dropout
 from memconsole_jax.profiling import Recording
 from memconsole_jax.saved.loading import Loader
@@ -66,11 +67,11 @@ STEPS_IN_FLIGHT = 2
 def create(plan: Plan, run_directory: Path | None) -> JaxEngine:
     """An engine for `plan` on this machine. Raises `PlanError` if the plan cannot run here."""
     devices.prepare(plan)
-    devices.keep_compilations()
+    compile_cache.enable_compile_cache()
     gang = join(plan, run_directory)
-    found = JaxEngine(plan, devices.found(plan, gang.size), run_directory, gang)
-    check_trainable(plan, found.device.kind)  # the plan's device may be auto
-    return found
+    engine = JaxEngine(plan, devices.find_all(plan, gang.size), run_directory, gang)
+    check_trainable(plan, engine.device.kind)  # the plan's device may be auto
+    return engine
 
 
 class JaxEngine:
@@ -79,14 +80,15 @@ class JaxEngine:
     def __init__(
         self,
         plan: Plan,
-        found: tuple[Any, ...],
+        jax_devices: tuple[Any, ...],
         run_directory: Path | None = None,
         gang: Gang | None = None,
     ) -> None:
+        """`jax_devices` are the plan's `jax.Device`s, those of other processes included."""
         self._plan = plan
         self._run_directory = run_directory
-        own = tuple(d for d in found if d.process_index == d.client.process_index())
-        self._devices, device = found, own[0]
+        local = tuple(d for d in jax_devices if d.process_index == d.client.process_index())
+        self._devices, device = jax_devices, local[0]
         jax.config.update("jax_default_device", device)
         self.gang: Gang = gang or Alone()
         self.device: DeviceFacts = devices.facts(device)
@@ -98,11 +100,13 @@ class JaxEngine:
         }
         self.parameters = 0
         self.trainable_parameters = 0
-        self._memory = devices.DeviceMemory(own, self.device)
+        self._memory = devices.DeviceMemory(local, self.device)
         self._compiling: Future[Compiled] | None = None
         self._step = 0
         self._unread: list[tuple[int, float, jax.Array]] = []
+        """Number, learning rate and `Backward.metrics` of each step whose metrics are still on the device."""
         self._in_flight: deque[jax.Array] = deque()
+        """The metrics of the steps that the device may not have finished."""
 
     def platform_lines(self) -> list[str]:
         return devices.platform_lines(self._plan, self.device)
@@ -111,43 +115,41 @@ class JaxEngine:
         """Begin to compile, from shapes alone. Several processes must compile in the same order, so they do
         it in `build`."""
         if self.gang.size == 1:
-            self._compiling = compiling.begun(self._programs_of(plan, model))
+            self._compiling = compiling.begin(self._programs_of(plan, model))
 
     def _programs_of(self, plan: Plan, model: Model) -> Programs:
         arguments = self.device.kind, self._devices, self._run_directory
         return Programs.of(plan, model, *arguments)
 
     def build(self, plan: Plan, model: Model, total_steps: int, weights: WeightSource) -> None:
-        """Compile before anything is allocated, so that the compiler's memory is neither counted as the
-        model's nor held at the same time."""
+        """See `Engine.build`. Compiles before anything is allocated, so that the compiler's memory is neither counted as
+        the model's nor in use at the same time."""
         self._plan, self._total_steps = plan, total_steps
         begun, self._compiling = self._compiling, None
         compiled = begun.result() if begun is not None else None
         if compiled is None or compiled.programs.model != model:  # the data changed the model
-            compiled = compiling.compiled(self._programs_of(plan, model))
+            compiled = compiling.compile_all(self._programs_of(plan, model))
         self._programs = compiled.programs
         self._loader = Loader(plan, self._programs)
-        self._trained_stacks, self._kept_stacks = self._programs.trained, self._programs.kept
         self._saved = Saved(self._programs, self._loader)
-        stacks = self._trained_stacks | self._kept_stacks
-        members = {n: sum(p.size for p in s.members) for n, s in stacks.items()}
-        self.parameters = sum(members.values())
-        self.trainable_parameters = sum(members[n] for n in self._trained_stacks)
+        trained_stacks, frozen_stacks = self._programs.trained, self._programs.frozen
+        self.trainable_parameters = _elements(trained_stacks)
+        self.parameters = self.trainable_parameters + _elements(frozen_stacks)
         self._gradients: Backward | None = None
-        self._take(compiled, model)
+        self._use(compiled, model)
         self._memory.start()
-        source = adapters.Fingerprinted(weights, self._programs.frozen)
-        self._kept = self._loader.base(self._kept_stacks, source.tensor)
-        self._base = source.fingerprint()
+        source = adapters.Fingerprinted(weights, self._programs.base_names)
+        self._frozen = self._loader.base(frozen_stacks, source.tensor)
+        self._base_fingerprint = source.fingerprint()
         if plan.optimize.lora_rank:
             weights = InitialAdapters(plan, model)
-        trained = self._loader.load(self._trained_stacks, weights.tensor)
+        trained = self._loader.load(trained_stacks, weights.tensor)
         averages = first(trained) if average.is_averaged(plan) else None
         state = self._initialize(trained)
-        self._trained = TrainState(trained, state, self._precision(None), averages)
+        self._train_state = TrainState(trained, state, self._precision_state(None), averages)
 
-    def _take(self, compiled: Compiled, model: Model) -> None:
-        """Use the compiled programs, and compile those that only a hybrid plan needs."""
+    def _use(self, compiled: Compiled, model: Model) -> None:
+        """Train with these compiled programs. Compiles those that only a hybrid plan needs."""
         self._initialize = compiled.initialize
         self._train_step = compiled.train_step
         self._evaluation_step = compiled.evaluation_step
@@ -170,31 +172,31 @@ class JaxEngine:
         if plan.hybrid.memory != "none":
             held.prepare(self._programs.state_shapes, plan.hybrid.memory)
         self._jumps = JaxJumps(
-            self._programs, lambda: self._trained.weights, lambda: self._kept, self._arrays
+            self._programs, lambda: self._train_state.weights, lambda: self._frozen, self._put_batch
         )
 
     def train_step(self, batch: Batch) -> None:
-        self._need("weights", "optimizer")
+        self._require("weights", "optimizer")
         self._gradients = None
-        arrays = self._trained_arrays(batch)
-        arguments = self._trained, self._kept, arrays, self._rates()
-        self._trained, metrics = self._programs.disk.ran(self._train_step, *arguments)
+        arrays = self._put_training_batch(batch)
+        arguments = self._train_state, self._frozen, arrays, self._rates()
+        self._train_state, metrics = self._programs.disk.ran(self._train_step, *arguments)
         self._finish_step(metrics)
 
     def backward(self, batch: Batch) -> None:
-        self._need("weights")
+        self._require("weights")
         self._gradients = None  # free them before the next ones are computed
-        arrays = self._trained_arrays(batch)
-        arguments = self._trained.weights, self._trained.precision, self._kept, arrays
+        arrays = self._put_training_batch(batch)
+        arguments = self._train_state.weights, self._train_state.precision, self._frozen, arrays
         self._gradients = self._programs.disk.ran(self._train_step.backward, *arguments)
 
     def update(self) -> None:
-        self._need("weights", "optimizer", "gradients")
-        found, self._gradients = self._gradients, None
-        if found is None:
+        self._require("weights", "optimizer", "gradients")
+        backward, self._gradients = self._gradients, None
+        if backward is None:
             raise RuntimeError("there are no gradients to update with: call backward first")
-        self._trained = self._train_step.update(self._trained, found, self._rates())
-        self._finish_step(found.metrics)
+        self._train_state = self._train_step.update(self._train_state, backward, self._rates())
+        self._finish_step(backward.metrics)
 
     def release(self, part: Part, keeping: Keeping = "cpu") -> None:
         self.synchronize()
@@ -216,8 +218,8 @@ class JaxEngine:
 
     def restart_average(self) -> None:
         """Set the average of the weights, if there is one, to the weights."""
-        if self._trained.average is not None:
-            self._trained = self._trained._replace(average=first(self._trained.weights))
+        if self._train_state.average is not None:
+            self._train_state = self._train_state._replace(average=first(self._train_state.weights))
 
     def compute_in(self, compute: Precision) -> None:
         """Compute all further gradient steps in this precision."""
@@ -230,20 +232,21 @@ class JaxEngine:
         self._step += 1
 
     def _move(self, part: Part, move: Callable[[Any], Any]) -> None:
-        trained = self._trained
+        trained = self._train_state
         if part == "gradients":
             self._gradients = move(self._gradients)
         elif part == "optimizer":
-            self._trained = trained._replace(optimizer=move(trained.optimizer))
+            self._train_state = trained._replace(optimizer=move(trained.optimizer))
         else:
             weights, averages = move(trained.weights), move(trained.average)
-            self._trained = trained._replace(weights=weights, average=averages)
-            self._kept = move(self._kept)
+            self._train_state = trained._replace(weights=weights, average=averages)
+            self._frozen = move(self._frozen)
 
-    def _need(self, *parts: Part) -> None:
+    def _require(self, *parts: Part) -> None:
+        """Raise `RuntimeError` if one of these parts is released."""
         parts_of = {
-            "weights": self._trained.weights,
-            "optimizer": self._trained.optimizer,
+            "weights": self._train_state.weights,
+            "optimizer": self._train_state.optimizer,
             "gradients": self._gradients,
         }
         for part in parts:
@@ -251,7 +254,7 @@ class JaxEngine:
                 raise RuntimeError(f"{part} of the model are released: restore them first")
 
     def _rates(self) -> jax.Array:
-        """The learning rate of this step, and the share of the new weights in their average."""
+        """The learning rate of this step, and the share of the new weights in their average: (2,), float32."""
         rate = learning_rate(self._step, self._plan, self._total_steps)
         return self._put(np.array([rate, average.share(self._plan, self._step)], np.float32))
 
@@ -274,27 +277,29 @@ class JaxEngine:
         ]
 
     def evaluate(self, batches: Iterable[Batch]) -> LossSum:
-        self._need("weights")
+        self._require("weights")
         rows = self._programs.evaluated_rows
         entries = 1 + self._programs.task.sums(self._programs.model)
         sums, weight = self._put(np.zeros((2, entries), np.float32)), 0.0
         for batch in batches:
             weight += batch.weight
             for arrays in batch.micro_batches():
-                arguments = self._evaluated, self._kept, self._arrays(arrays, rows)
+                arguments = self._evaluation_weights, self._frozen, self._put_batch(arrays, rows)
                 sums = self._evaluation_step(sums, *arguments)
-        totals, lost = np.asarray(sums, np.float64)
-        loss, *measures = map(float, totals - lost)
+        totals, errors = np.asarray(sums, np.float64)  # see `step.evaluation_step`
+        loss, *measures = map(float, totals - errors)
         return LossSum(loss, weight, tuple(measures))
 
     def outputs(self, batch: Batch) -> Array:
-        """Compiled once for each number of rows."""
-        self._need("weights")
+        """See `Engine.outputs`. Compiles once for each number of rows."""
+        self._require("weights")
         (arrays,) = batch.micro_batches()
         rows = len(next(iter(arrays.values())))
         with self._programs.places.programmed():
-            found = self._outputs(self._evaluated | self._kept, self._arrays(arrays, rows))
-        return np.asarray(found)
+            outputs = self._outputs(
+                self._evaluation_weights | self._frozen, self._put_batch(arrays, rows)
+            )
+        return np.asarray(outputs)
 
     def generate(
         self,
@@ -303,37 +308,41 @@ class JaxEngine:
         sampling: Sampling = GREEDY,
         on_tokens: OnTokens | None = None,
     ) -> list[int]:
-        self._need("weights")
+        self._require("weights")
         if self._sampler is None:
             raise ValueError("this model cannot generate text")
-        return self._sampler(self._evaluated | self._kept, prompt, tokens, sampling, on_tokens)
+        return self._sampler(
+            self._evaluation_weights | self._frozen, prompt, tokens, sampling, on_tokens
+        )
 
     def state(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
         yield STEP, np.array(self._step, np.int64)
-        if self._base is not None:
-            yield adapters.FINGERPRINT, self._base
-        yield from self._saved.tensors(self._trained, self._kept)
+        if self._base_fingerprint is not None:
+            yield adapters.FINGERPRINT, self._base_fingerprint
+        yield from self._saved.tensors(self._train_state, self._frozen)
         if self._jumps is not None:
             yield from self._jumps.tensors()
 
     def load_state(self, source: StateSource) -> None:
         self.synchronize()
-        base = () if self._base is None else (adapters.FINGERPRINT,)
-        own = () if self._jumps is None else saved_snapshots(source).names
-        check_names(source, (STEP, *base, *self._saved.names(self._trained), *own))
-        if self._base is not None:
-            adapters.check_base(self._base, source.tensor(adapters.FINGERPRINT))
+        base = () if self._base_fingerprint is None else (adapters.FINGERPRINT,)
+        snapshots = () if self._jumps is None else saved_snapshots(source).names
+        check_names(source, (STEP, *base, *self._saved.names(self._train_state), *snapshots))
+        if self._base_fingerprint is not None:
+            adapters.check_base(self._base_fingerprint, source.tensor(adapters.FINGERPRINT))
         self._step = int(source.tensor(STEP))
         self._unread.clear()
         self._in_flight.clear()
         self._gradients = None
         # Free the weights before loading.
-        self._trained = TrainState({}, self._trained.optimizer)
-        if self._base is None:
-            self._kept = {}
-            self._kept = self._saved.kept(source)
-        precision = self._precision(source.tensor(loss_scale.NAME) if self._scaled else None)
-        self._trained = self._saved.trained(source, self._trained, precision)
+        self._train_state = TrainState({}, self._train_state.optimizer)
+        if self._base_fingerprint is None:
+            self._frozen = {}
+            self._frozen = self._saved.frozen(source)
+        precision = self._precision_state(
+            source.tensor(loss_scale.NAME) if self._has_loss_scale else None
+        )
+        self._train_state = self._saved.trained(source, self._train_state, precision)
         if self._jumps is not None:
             self._jumps.load(source)
 
@@ -347,33 +356,33 @@ class JaxEngine:
         self._memory.reset_peak()
 
     def synchronize(self) -> None:
-        jax.block_until_ready((self._trained, self._gradients))
+        jax.block_until_ready((self._train_state, self._gradients))
 
     def profile(self, folder: Path) -> Recording:
         return Recording(folder)
 
     @property
-    def _evaluated(self) -> dict[str, jax.Array]:
+    def _evaluation_weights(self) -> dict[str, jax.Array]:
         """The weights to evaluate: their average if there is one."""
-        averages: dict[str, jax.Array] | None = self._trained.average
-        return averages or self._trained.weights
+        averages: dict[str, jax.Array] | None = self._train_state.average
+        return averages or self._train_state.weights
 
     @property
-    def _scaled(self) -> bool:
+    def _has_loss_scale(self) -> bool:
         return loss_scale.is_scaled(self._plan.optimize.precision)
 
-    def _precision(self, stored: Any) -> Any:
-        """`TrainState.precision` at the current step: new, or as it was `stored`."""
-        if self._scaled:
+    def _precision_state(self, stored: Any) -> Any:
+        """`TrainState.precision` at the current step; `stored` is the loss scale of a checkpoint, None for a new one."""
+        if self._has_loss_scale:
             state = loss_scale.start() if stored is None else stored
             return self._put(np.array(state, np.float32))
         rounds = self._plan.optimize.precision == "bf16-sr"
         return self._put(np.uint32(self._step)) if rounds else None
 
-    def _arrays(self, arrays: Mapping[str, Array], *axes: int) -> dict[str, jax.Array]:
-        """Put a batch on the device, with leading axes padded to `axes`, so that shapes never
-        change."""
-        found = {}
+    def _put_batch(self, arrays: Mapping[str, Array], *axes: int) -> dict[str, jax.Array]:
+        """Put the arrays of a batch on the devices. Their leading axes are padded to the sizes `axes`, so that shapes
+        never change."""
+        placed = {}
         for described in self._programs.inputs:
             array = arrays[described.name]
             filled = mapped.empty((*axes, *described.shape), described.dtype)
@@ -381,15 +390,21 @@ class JaxEngine:
                 filled.fill(described.fill)
             filled[tuple(slice(n) for n in array.shape[: len(axes)])] = array
             place = self._programs.places.rows(axes, len(axes) - 1)
-            found[described.name] = put(filled, place)
-        return found
+            placed[described.name] = put(filled, place)
+        return placed
 
-    def _trained_arrays(self, batch: Batch) -> dict[str, jax.Array]:
-        """The arrays of a training step."""
-        found = self._arrays(batch.arrays, *self._programs.batch_axes)
+    def _put_training_batch(self, batch: Batch) -> dict[str, jax.Array]:
+        """Put what a training step reads on the devices: a batch, and the random bits of dropout."""
+        placed = self._put_batch(batch.arrays, *self._programs.batch_axes)
         if drops(self._plan):
-            found[dropout.BITS] = self._put(dropout.bits_of(self._plan, self._step))
-        return found
+            placed[dropout.BITS] = self._put(dropout.bits_of(self._plan, self._step))
+        return placed
 
     def _put(self, array: Any) -> jax.Array:
+        """Put the whole `array` on every device."""
         return put(array, self._programs.sharding)
+
+
+def _elements(stacks: Mapping[str, Stack]) -> int:
+    """Elements of all weights in these stacks."""
+    return sum(parameter.size for stack in stacks.values() for parameter in stack.members)

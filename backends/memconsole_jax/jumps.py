@@ -46,14 +46,14 @@ class JaxJumps:
         self,
         programs: Programs,
         weights: Callable[[], Tree],
-        kept: Callable[[], Tree],
+        frozen: Callable[[], Tree],
         arrays: Callable[[Mapping[str, engine.Array], int], Tree],
     ) -> None:
         """`weights` returns the dict of the trained weights, whose entries jumps replace. `arrays`
         puts a micro-batch of so many rows on the device. Compiles the loss of predict phases."""
         plan, rows = programs.plan, programs.batch_axes
         self._programs, self._stacks = programs, programs.trained
-        self._weights, self._kept, self._arrays = weights, kept, arrays
+        self._weights, self._frozen, self._arrays = weights, frozen, arrays
         compute = phase_precision(plan, "predict")
         self._narrow = {
             name: compute == "bf16" and len(stack.members[0].shape) > 1
@@ -87,7 +87,7 @@ class JaxJumps:
             for name, x in self._programs.trained_shapes.items()
         }
         arrays = self._programs.arrays(rows)
-        return jax.jit(evaluation).lower(shapes, self._programs.kept_shapes, arrays).compile()
+        return jax.jit(evaluation).lower(shapes, self._programs.frozen_shapes, arrays).compile()
 
     def _prepare(self) -> None:
         """Compile the functions that move weights. If this were done later, the compiler's memory would be counted as
@@ -148,9 +148,9 @@ class JaxJumps:
     def loss(self, batch: Batch, scale: float) -> float:
         """The summed loss of `batch` with the weights moved by `scale` times the path."""
         moved = _moved(self._base, self._path, scale) if scale else self._base
-        kept = self._kept()
+        frozen = self._frozen()
         sums = [
-            self._loss(moved, kept, self._arrays(arrays, self._rows))[0]
+            self._loss(moved, frozen, self._arrays(arrays, self._rows))[0]
             for arrays in batch.micro_batches()
         ]
         return float(sum(jax.device_get(sums)))
@@ -158,9 +158,9 @@ class JaxJumps:
     def losses(self, batch: Batch, scale: float) -> NDArray[np.float64]:
         """The summed loss of each group of rows of `batch`, computed one after another."""
         moved = _moved(self._base, self._path, scale) if scale else self._base
-        kept, rows = self._kept(), self._groups * self._group_rows
+        frozen, rows = self._frozen(), self._groups * self._group_rows
         found = [
-            self._by_group(moved, kept, self._arrays(arrays, rows))
+            self._by_group(moved, frozen, self._arrays(arrays, rows))
             for arrays in batch.micro_batches()
         ]
         summed: NDArray[np.float64] = np.concatenate(jax.device_get(found)).astype(np.float64)
@@ -233,9 +233,9 @@ class JaxJumps:
 def _of_groups(evaluation: Any, groups: int) -> Any:
     """The losses (groups,) of groups of rows, one after another."""
 
-    def run(trained: Tree, kept: Tree, arrays: Tree) -> Array:
+    def run(trained: Tree, frozen: Tree, arrays: Tree) -> Array:
         parts = {name: x.reshape(groups, -1, *x.shape[1:]) for name, x in arrays.items()}
-        return jax.lax.map(lambda part: evaluation(trained, kept, part)[0], parts)
+        return jax.lax.map(lambda part: evaluation(trained, frozen, part)[0], parts)
 
     return run
 

@@ -48,30 +48,32 @@ def measured(rows: int, data: Path, rounds: int) -> dict[str, Any]:
 
     plan = plan_of(rows, data)
     engine, batches = engine_and_batches(plan, STEPS)
-    arrays = [engine._trained_arrays(batch) for batch in batches]
+    arrays = [engine._put_training_batch(batch) for batch in batches]
     stacked = jax.tree.map(lambda *one: jnp.stack(one), *arrays)
-    kept, rates, step = engine._kept, engine._rates(), engine._train_step
+    frozen, rates, step = engine._frozen, engine._rates(), engine._train_step
     whole = train_step(plan, catalog.model(plan), engine._programs._update, engine._programs.disk)
 
-    def scan(state: Any, kept: Any, stacked: Any, rates: Any) -> Any:
-        return lax.scan(lambda s, one: whole(s, kept, one, rates), state, stacked)
+    def scan(state: Any, frozen: Any, stacked: Any, rates: Any) -> Any:
+        return lax.scan(lambda s, one: whole(s, frozen, one, rates), state, stacked)
 
-    scanned = jax.jit(scan, donate_argnums=0).lower(engine._trained, kept, stacked, rates).compile()
+    scanned = (
+        jax.jit(scan, donate_argnums=0).lower(engine._train_state, frozen, stacked, rates).compile()
+    )
 
     def dispatched(state: Any) -> Any:
         for one in arrays:
-            state, _ = step(state, kept, one, rates)
+            state, _ = step(state, frozen, one, rates)
         return state
 
     ways: dict[str, Callable[[Any], Any]] = {
         "dispatched": dispatched,
-        "scanned": lambda state: scanned(state, kept, stacked, rates)[0],
+        "scanned": lambda state: scanned(state, frozen, stacked, rates)[0],
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     ends = {}
     for number in range(rounds + 1):  # the first round is not counted
         for name, take in ways.items():
-            state = jax.block_until_ready(jax.tree.map(jnp.copy, engine._trained))
+            state = jax.block_until_ready(jax.tree.map(jnp.copy, engine._train_state))
             began = time.process_time()
             ends[name] = jax.block_until_ready(take(state))
             if number:

@@ -69,15 +69,15 @@ def _compile_late() -> Iterator[None]:
             from memconsole_jax.compiled.programs import Programs
             from memconsole_jax.tasks.sampling import TokenSampler
 
-            whole = compiling.compiled
+            whole = compiling.compile_all
             train, evaluate = Programs.lower_train, Programs.lower_evaluate
 
             def train_late(programs: Programs) -> Any:
                 # A step in parts takes its parts from what is lowered.
-                late = not programs.waits_on_host
+                late = not programs.keeps_state_on_host
                 return Late(lambda: train(programs)) if late else train(programs)
 
-            def compiled(programs: Programs) -> compiling.Compiled:
+            def compile_late(programs: Programs) -> compiling.Compiled:
                 with pytest.MonkeyPatch.context() as meanwhile:
                     meanwhile.setattr(Programs, "lower_train", train_late)
                     meanwhile.setattr(
@@ -85,7 +85,7 @@ def _compile_late() -> Iterator[None]:
                     )
                     return whole(programs)
 
-            patch.setattr(compiling, "compiled", compiled)
+            patch.setattr(compiling, "compile_all", compile_late)
             # A sampler compiles what was not prepared.
             patch.setattr(TokenSampler, "prepare", lambda sampler, tokens: lambda: None)
         yield

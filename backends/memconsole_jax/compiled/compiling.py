@@ -28,26 +28,26 @@ class Compiled:
     sampler: Sampler | None
 
 
-def begun(programs: Programs) -> Future[Compiled]:
+def begin(programs: Programs) -> Future[Compiled]:
     """Begin to compile. The future returns the programs, or raises the error."""
     pool = ThreadPoolExecutor(1, "tracing")
-    found = pool.submit(compiled, programs)
+    future = pool.submit(compile_all, programs)
     pool.shutdown(wait=False)
-    return found
+    return future
 
 
-def compiled(programs: Programs) -> Compiled:
+def compile_all(programs: Programs) -> Compiled:
     """Compile all programs. The step takes longest and comes first."""
     plan, model = programs.plan, programs.model
-    with ThreadPoolExecutor(1, "compiling") as beside:
-        step = programs.lower_train()
-        train_step = beside.submit(programs.compiled_step, step)
-        evaluation_step = beside.submit(programs.lower_evaluate().compile)
-        initialize = beside.submit(programs.lower_initialize().compile)
-        shapes = programs.evaluated_shapes | programs.kept_shapes
+    with ThreadPoolExecutor(1, "compiling") as compiler:
+        lowered = programs.lower_train()
+        train_step = compiler.submit(programs.compiled_step, lowered)
+        evaluation_step = compiler.submit(programs.lower_evaluate().compile)
+        initialize = compiler.submit(programs.lower_initialize().compile)
+        shapes = programs.evaluated_shapes | programs.frozen_shapes
         sampler = tasks.of(plan, model).sampler(plan, model, shapes, programs.sharding)
         if sampler is not None:
-            beside.submit(sampler.prepare(plan.train.sample_tokens)).result()
+            compiler.submit(sampler.prepare(plan.train.sample_tokens)).result()
         return Compiled(
             programs,
             initialize.result(),

@@ -2,14 +2,15 @@
 at a time.
 
 A step is one program for the gradients, then one update program per layer of each stack. During an
-update, the next layer's state is copied to the device and the last layer's back to the host. The host
-fetches the first state when the gradients are done, and each further one when an earlier one has left,
-so at most two are on the device. In a single program XLA would schedule the copies, and for TPUs it
-brings the whole state back during the forward pass. If the device is the host's processor, nothing
-is moved.
+update, the state of the next layer is copied to the device, and that of the layer before back to the
+host. The first copy to the device starts when the gradients are done, and each further one when the
+state of an earlier layer is back on the host. So the state of at most two layers is on the device. In
+a single program XLA would schedule the copies, and for TPUs it brings the whole state back during the
+forward pass. If the device is the host's processor, nothing is moved.
 
-State on the host has the structure of the optimizer's state, but a stack's array is a tuple over
-its layers, each (1, …). Arrays that belong to no weight are step counts and stay on the device.
+State on the host has the structure of the optimizer's state, but the moments of a stack (L, ...) are a
+tuple over its layers, each (1, ...). Arrays that belong to no weight are step counts and stay on the
+device.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ def same_memory(kind: str) -> bool:
     return kind == "cpu"
 
 
-def waits_on_host(plan: Plan, kind: str) -> bool:
+def keeps_state_on_host(plan: Plan, kind: str) -> bool:
     """Whether the optimizer's state is in host memory between steps."""
     return plan.optimize.optimizer_offload != "none" and not same_memory(kind)
 
 
-def divided(state: Any, stacks: Mapping[str, Stack]) -> Any:
-    """The shapes of the optimizer's `state` on the host."""
+def split_layers(state: Any, stacks: Mapping[str, Stack]) -> Any:
+    """The shapes of the optimizer's `state` on the host, where moments are split into layers."""
 
     def layers(path: Any, x: Any) -> Any:
         if not _is_moment(path) or not stacks[path[-1].key].layered:
@@ -61,7 +62,7 @@ def divided(state: Any, stacks: Mapping[str, Stack]) -> Any:
 
 
 def advance_step() -> Any:
-    """Jitted (`TrainState.precision`, counts, `Backward.finite`) -> precision and counts after the
+    """Jitted (`TrainState.precision`, step counts, `Backward.finite`) -> precision and counts after the
     step."""
 
     def step(
@@ -74,12 +75,12 @@ def advance_step() -> Any:
 
 
 def update_step(plan: Plan, model: Model, stack: Stack) -> Any:
-    """Jitted (`Visited`, gradients of the stack, `Backward.factor`, `Backward.finite`, counts and
-    `TrainState.precision` before the step, rates (2,), layer) -> `Visited`; donates the first
-    argument."""
+    """The update of one layer of `stack`, jitted: (`LayerArrays`, gradients of the stack, `Backward.factor`,
+    `Backward.finite`, step counts and `TrainState.precision` before the step, rates (2,), layer) -> `LayerArrays`. It
+    donates the first argument."""
     rounding = Rounding(plan, model)
 
-    def part(x: Array, layer: Array) -> Array:
+    def of_layer(x: Array, layer: Array) -> Array:
         return lax.dynamic_index_in_dim(x, layer) if stack.layered else x
 
     def replaced(x: Array, new: Array, layer: Array) -> Array:
@@ -88,63 +89,64 @@ def update_step(plan: Plan, model: Model, stack: Stack) -> Any:
         return lax.dynamic_update_index_in_dim(x, new.astype(x.dtype), layer, 0)
 
     def step(
-        visited: Visited,
+        arrays: LayerArrays,
         gradients: Array,
         factor: Array,
         finite: Array | None,
         counts: list[Array],
-        state_of_precision: Array | None,
+        precision_state: Array | None,
         rates: Array,
         layer: Array,
-    ) -> Visited:
+    ) -> LayerArrays:
         rate, share = rates
-        name, weight = stack.name, part(visited.weights, layer)
-        one = precision.in_float32(transformation(plan, model, Part(name, layer)))
-        state = _of_part(jax.eval_shape(one.init, {name: weight}), visited.moments, counts, layer)
-        clipped = part(gradients, layer) * factor
-        updates, after = one.update({name: clipped}, state, {name: weight})
-        wide = weight.astype(jnp.float32) - rate * updates[name]
-        new = rounding(name, wide, weight.dtype, state_of_precision, layer), _moments(after)
+        name, weight = stack.name, of_layer(arrays.weights, layer)
+        rule = precision.in_float32(transformation(plan, model, Part(name, layer)))
+        shapes = jax.eval_shape(rule.init, {name: weight})
+        state = _layer_state(shapes, arrays.moments, counts, layer)
+        clipped = of_layer(gradients, layer) * factor
+        updates, after = rule.update({name: clipped}, state, {name: weight})
+        updated = weight.astype(jnp.float32) - rate * updates[name]
+        new = rounding(name, updated, weight.dtype, precision_state, layer), _moments(after)
         if finite is not None:
-            new = chosen(finite, new, (weight, visited.moments))
-        average = visited.average
+            new = chosen(finite, new, (weight, arrays.moments))
+        average = arrays.average
         if average is not None:
-            old = {name: part(average, layer)}
-            whole = followed(old, {name: new[0]}, counted(share, finite))
-            average = replaced(average, whole[name], layer)
-        return Visited(replaced(visited.weights, new[0], layer), average, new[1])
+            old = {name: of_layer(average, layer)}
+            averages = followed(old, {name: new[0]}, counted(share, finite))
+            average = replaced(average, averages[name], layer)
+        return LayerArrays(replaced(arrays.weights, new[0], layer), average, new[1])
 
     return jax.jit(step, donate_argnums=0)
 
 
 @dataclass(frozen=True)
-class FirstState:
+class InitialState:
     """Makes the optimizer's state before the first step: zeros. The device never holds all of
     it."""
 
-    waiting: Waiting
+    layout: HostLayout
 
-    def compile(self) -> FirstState:
+    def compile(self) -> InitialState:
         """Does nothing; there is nothing to compile."""
         return self
 
     def __call__(self, weights: Tree) -> Any:
         """The state, whatever the values of `weights`."""
-        leaves, structure = jax.tree.flatten(self.waiting.state)
-        counts = set(self.waiting.counts)
+        leaves, structure = jax.tree.flatten(self.layout.state)
+        counts = set(self.layout.counts)
         return jax.tree.unflatten(
             structure,
             [
                 jax.device_put(
                     np.zeros(x.shape, x.dtype),
-                    self.waiting.here if i in counts else self.waiting.host,
+                    self.layout.on_device if i in counts else self.layout.on_host,
                 )
                 for i, x in enumerate(leaves)
             ],
         )
 
 
-class Visited(NamedTuple):
+class LayerArrays(NamedTuple):
     """The arrays that the update of one layer replaces."""
 
     weights: Array
@@ -152,33 +154,35 @@ class Visited(NamedTuple):
     average: Array | None
     """The average of the whole stack, if there is one."""
     moments: list[Array]
-    """The layer's moments, (1, …) each; of a weight outside the layers, in the weight's shape."""
+    """The layer's moments, (1, ...) each; those of a weight outside the layers have the weight's shape."""
 
 
-class Visit(NamedTuple):
-    """One layer of one stack, and the indices of its moments among the leaves of the state."""
+class LayerState(NamedTuple):
+    """One layer of one stack, and where its moments are among the leaves of the optimizer's state."""
 
     name: str
     layer: int
-    places: list[int]
+    leaves: list[int]
+    """Indices of the moments."""
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """The layout of the optimizer's state on the host: shapes, weights and device."""
+class HostLayout:
+    """The layout of the optimizer's state on the host."""
 
     state: Any
+    """The shapes of the state (see `split_layers`)."""
     names: tuple[str, ...]
     """Names of the trained stacks, in order."""
     device: Any
 
     @property
-    def host(self) -> SingleDeviceSharding:
+    def on_host(self) -> SingleDeviceSharding:
         """The sharding of state in pinned host memory."""
         return SingleDeviceSharding(self.device, memory_kind=PINNED)
 
     @property
-    def here(self) -> SingleDeviceSharding:
+    def on_device(self) -> SingleDeviceSharding:
         """The sharding of state in device memory."""
         return SingleDeviceSharding(self.device)
 
@@ -189,19 +193,14 @@ class Waiting:
         return [i for i, (path, _) in enumerate(leaves) if not _is_moment(path)]
 
     @cached_property
-    def visits(self) -> list[Visit]:
-        """Every layer of every stack, in order."""
-        places: dict[tuple[str, int], list[int]] = {}
+    def layers(self) -> list[LayerState]:
+        """Every layer of every stack, in the order of their updates."""
+        leaves: dict[tuple[str, int], list[int]] = {}
         for i, (path, _) in enumerate(jax.tree_util.tree_flatten_with_path(self.state)[0]):
             if _is_moment(path):
-                places.setdefault(_place_of(path), []).append(i)
-        found = [Visit(name, layer, held) for (name, layer), held in places.items()]
-        return sorted(found, key=lambda visit: (self.names.index(visit.name), visit.layer))
-
-    def bytes_of(self, visit: Visit) -> int:
-        """Bytes that a visit copies to the device."""
-        leaves = jax.tree.leaves(self.state)
-        return sum(leaves[i].size * leaves[i].dtype.itemsize for i in visit.places)
+                leaves.setdefault(_layer_of(path), []).append(i)
+        found = [LayerState(name, layer, indices) for (name, layer), indices in leaves.items()]
+        return sorted(found, key=lambda one: (self.names.index(one.name), one.layer))
 
 
 @dataclass(frozen=True)
@@ -213,108 +212,112 @@ class Lowered:
     """Update program by stack name."""
     advance: Any
     """See `advance_step`."""
-    waiting: Waiting
+    layout: HostLayout
 
     def compile(self) -> OffloadedStep:
         """Compile them for the device they were lowered for."""
         updates = {name: one.compile() for name, one in self.updates.items()}
-        return OffloadedStep(
-            self.gradients.compile(), updates, self.advance.compile(), self.waiting
-        )
+        return OffloadedStep(self.gradients.compile(), updates, self.advance.compile(), self.layout)
 
 
 class OffloadedStep:
     """A compiled step. Call it like `memconsole_jax.compiled.step.train_step`, or in two halves."""
 
     def __init__(
-        self, gradients: Any, updates: Mapping[str, Any], advance: Any, waiting: Waiting
+        self, gradients: Any, updates: Mapping[str, Any], advance: Any, layout: HostLayout
     ) -> None:
         self.backward = gradients
         """See `step.backward_pass`."""
-        self._updates, self._advance, self._waiting = updates, advance, waiting
-        layers = max(visit.layer for visit in waiting.visits) + 1
-        self._layers = list(jnp.arange(layers, dtype=jnp.int32, device=waiting.device))
+        self._updates, self._advance, self._layout = updates, advance, layout
+        layers = max(layer.layer for layer in layout.layers) + 1
+        self._numbers = list(jnp.arange(layers, dtype=jnp.int32, device=layout.device))
+        """The numbers of the layers, on the device."""
 
     def __call__(
-        self, trained: TrainState, kept: Tree, arrays: Tree, rates: Array
+        self, trained: TrainState, frozen: Tree, arrays: Tree, rates: Array
     ) -> tuple[TrainState, Array]:
-        found = self.backward(trained.weights, trained.precision, kept, arrays)
-        return self.update(trained, found, rates), found.metrics
+        result = self.backward(trained.weights, trained.precision, frozen, arrays)
+        return self.update(trained, result, rates), result.metrics
 
-    def update(self, trained: TrainState, found: Backward, rates: Array) -> TrainState:
-        """See `step.update_pass`. Empties `found.gradients`."""
+    def update(self, trained: TrainState, result: Backward, rates: Array) -> TrainState:
+        """See `step.update_pass`. Empties `result.gradients`."""
         leaves, structure = jax.tree.flatten(trained.optimizer)
-        counts = [leaves[i] for i in self._waiting.counts]
-        after, advanced = self._advance(trained.precision, counts, found.finite)
-        for i, count in zip(self._waiting.counts, advanced, strict=True):
+        counts = [leaves[i] for i in self._layout.counts]
+        precision_after, counts_after = self._advance(trained.precision, counts, result.finite)
+        for i, count in zip(self._layout.counts, counts_after, strict=True):
             leaves[i] = count
-        jax.block_until_ready(found.metrics)
-        weights, gradients = dict(trained.weights), found.gradients
+        jax.block_until_ready(result.metrics)
+        weights, gradients = dict(trained.weights), result.gradients
         averages = None if trained.average is None else dict(trained.average)
-        visits = self._waiting.visits
-        arriving = self._fetched(leaves, visits[0])
-        leaving: list[Array] = []
-        gone: list[Array] = []
-        for visit, following in zip(visits, [*visits[1:], None], strict=True):
-            name, here = visit.name, arriving
+        layers = self._layout.layers
+        arriving = self._fetch(leaves, layers[0])  # moments on their way to the device
+        leaving: list[Array] = []  # moments on their way to the host
+        outdated: list[Array] = []  # their old values there
+        for layer, following in zip(layers, [*layers[1:], None], strict=True):
+            name, moments = layer.name, arriving
             jax.block_until_ready(leaving)
-            for moment in gone:
+            for moment in outdated:
                 moment.delete()
-            arriving = [] if following is None else self._fetched(leaves, following)
+            arriving = [] if following is None else self._fetch(leaves, following)
             new = self._updates[name](
-                Visited(weights[name], None if averages is None else averages[name], here),
+                LayerArrays(weights[name], None if averages is None else averages[name], moments),
                 gradients[name],
-                found.factor,
-                found.finite,
+                result.factor,
+                result.finite,
                 counts,
                 trained.precision,
                 rates,
-                self._layers[visit.layer],
+                self._numbers[layer.layer],
             )
             weights[name] = new.weights
             if averages is not None:
                 averages[name] = new.average
             if following is None or following.name != name:
                 del gradients[name]
-            leaving = jax.device_put(new.moments, self._waiting.host)
-            gone = [leaves[i] for i in visit.places]
-            for i, moment in zip(visit.places, leaving, strict=True):
+            leaving = jax.device_put(new.moments, self._layout.on_host)
+            outdated = [leaves[i] for i in layer.leaves]
+            for i, moment in zip(layer.leaves, leaving, strict=True):
                 leaves[i] = moment
-            del new, here
-        for moment in gone:
+            del new, moments
+        for moment in outdated:
             moment.delete()
         state = jax.tree.unflatten(structure, leaves)
-        return TrainState(weights, state, after, averages)
+        return TrainState(weights, state, precision_after, averages)
 
-    def _fetched(self, leaves: Sequence[Array], visit: Visit) -> list[Array]:
-        place = self._waiting.here
-        found: list[Array] = jax.device_put([leaves[i] for i in visit.places], place)
-        return found
+    def _fetch(self, leaves: Sequence[Array], layer: LayerState) -> list[Array]:
+        """Begin to copy the moments of a layer to the device."""
+        moments = [leaves[i] for i in layer.leaves]
+        fetched: list[Array] = jax.device_put(moments, self._layout.on_device)
+        return fetched
 
 
 def _is_moment(path: Sequence[Any]) -> bool:
+    """Whether the array at `path` of the state belongs to a weight: optax keeps those in dicts by name."""
     return any(isinstance(key, DictKey) for key in path)
 
 
-def _place_of(path: Sequence[Any]) -> tuple[str, int]:
-    """Stack name and layer of a moment."""
+def _layer_of(path: Sequence[Any]) -> tuple[str, int]:
+    """Stack name and layer of the moment at `path`."""
     *_, key, last = path
     return (key.key, last.idx) if isinstance(last, SequenceKey) else (last.key, 0)
 
 
 def _moments(state: Any) -> list[Array]:
+    """The moments of a state, in the order of its leaves."""
     leaves = jax.tree_util.tree_flatten_with_path(state)[0]
     return [x for path, x in leaves if _is_moment(path)]
 
 
-def _of_part(shapes: Any, moments: Sequence[Array], counts: Sequence[Array], layer: Array) -> Any:
-    """The state of one part: its own moments, and the counts in the shapes that it expects."""
-    left, steps = iter(moments), iter(counts)
+def _layer_state(
+    shapes: Any, moments: Sequence[Array], counts: Sequence[Array], layer: Array
+) -> Any:
+    """The optimizer's state of one layer: its moments, and the step counts in the `shapes` that its rule expects."""
+    moments_left, counts_left = iter(moments), iter(counts)
 
     def one(path: Any, shape: Any) -> Array:
         if _is_moment(path):
-            return next(left)
-        count = next(steps)
+            return next(moments_left)
+        count = next(counts_left)
         return count if count.shape == shape.shape else lax.dynamic_index_in_dim(count, layer)
 
     return jax.tree_util.tree_map_with_path(one, shapes)

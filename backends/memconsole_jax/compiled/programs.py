@@ -48,7 +48,9 @@ class Programs:
     plan: Plan
     model: Model
     trained: dict[str, Stack]
-    kept: dict[str, Stack]
+    """The weights that the optimizer updates, by stacked name."""
+    frozen: dict[str, Stack]
+    """All other weights: those of a frozen base, and those that the loss does not depend on."""
     kind: str
     places: Places
     disk: Disk = field(default_factory=Disk)
@@ -67,13 +69,13 @@ class Programs:
         activations go to `directory`, the run's. Raises ValueError if some layers of a weight are trained and others are
         not."""
         trained, whole = stacked(trained_parameters(plan, model)), stacks(model)
-        kept = {name: s for name, s in whole.items() if name not in trained}
+        frozen = {name: s for name, s in whole.items() if name not in trained}
         parted = [n for n, s in trained.items() if s.shape != whole.get(n, s).shape]
         if parted:
             raise ValueError(f"{parted[0]}: all layers of a weight are trained, or none is")
         devices = device if isinstance(device, tuple) else (device,)
         places = Places(devices, split=plan.optimize.sharding == "fsdp")
-        return cls(plan, model, trained, kept, kind, places, Disk(directory))
+        return cls(plan, model, trained, frozen, kind, places, Disk(directory))
 
     @property
     def sharding(self) -> Any:
@@ -81,26 +83,27 @@ class Programs:
         return self.places.whole
 
     def place(self, name: str) -> Any:
-        """Where a weight is."""
-        stack = (self.trained | self.kept)[name]
+        """The sharding of a weight."""
+        stack = (self.trained | self.frozen)[name]
         return self.places.weight(stack.shape, layered=stack.layered)
 
     def is_rounded(self, name: str) -> bool:
         """Whether a weight is rounded to 16 bits when loaded: it is frozen and used in 16-bit
         compute, or it is trained in 16 bits."""
-        first = (self.trained | self.kept)[name].members[0]
+        first = (self.trained | self.frozen)[name].members[0]
         if rounding.is_rounded(self.plan, first):
             return True
-        return first.name in self.frozen and stored_narrow(self.plan, first)
+        return first.name in self.base_names and stored_narrow(self.plan, first)
 
     @cached_property
-    def frozen(self) -> frozenset[str]:
-        """The canonical names of the model's weights that are not trained."""
+    def base_names(self) -> frozenset[str]:
+        """The canonical names of the weights of a frozen base; empty if the task trains every weight that the loss depends
+        on."""
         return frozenset(frozen_names(self.plan, self.model))
 
     def is_quantized(self, name: str) -> bool:
         """Whether a weight is stored as codes."""
-        return is_quantized(self.plan, self.kept[name].members[0])
+        return is_quantized(self.plan, self.frozen[name].members[0])
 
     def dtype(self, name: str) -> Any:
         """The storage dtype of a weight. On a CPU rounded values stay in fp32, because XLA for CPUs
@@ -110,10 +113,9 @@ class Programs:
 
     @property
     def trained_shapes(self) -> dict[str, Any]:
-        found = self.trained.items()
         return {
             name: self.shape(stack.shape, self.dtype(name), self.place(name))
-            for name, stack in found
+            for name, stack in self.trained.items()
         }
 
     @property
@@ -135,12 +137,12 @@ class Programs:
         }
 
     @property
-    def kept_shapes(self) -> dict[str, Any]:
+    def frozen_shapes(self) -> dict[str, Any]:
         shapes: dict[str, Any] = {}
-        for name, s in self.kept.items():
+        for name, s in self.frozen.items():
             if self.is_quantized(name):
-                found = stored_shapes(s, self.plan.optimize.base_storage)
-                shapes |= {n: self.shape(*described) for n, described in found.items()}
+                codes = stored_shapes(s, self.plan.optimize.base_storage)
+                shapes |= {n: self.shape(*described) for n, described in codes.items()}
             else:
                 shapes[name] = self.shape(s.shape, self.dtype(name), self.place(name))
         return shapes
@@ -149,21 +151,21 @@ class Programs:
     def state_shapes(self) -> Any:
         """The optimizer's state, in its layout on the host if it is kept there."""
         state = jax.eval_shape(self._update.init, self.trained_shapes)
-        if self.waits_on_host:
-            state = offload.divided(state, self.trained)
+        if self.keeps_state_on_host:
+            state = offload.split_layers(state, self.trained)
         return jax.tree_util.tree_map_with_path(self._state_shape, state)
 
     def _state_shape(self, path: Any, x: Any) -> jax.ShapeDtypeStruct:
         """The shape of one array of the state. An array with the shape of its weight is placed as that weight is."""
         names = (str(getattr(key, "key", "")) for key in path)
-        own = next((name for name in names if name in self.trained), None)
-        alike = own is not None and self.trained[own].shape == x.shape
-        return self.shape(x.shape, x.dtype, self.place(own) if own and alike else None)
+        weight = next((name for name in names if name in self.trained), None)
+        same_shape = weight is not None and self.trained[weight].shape == x.shape
+        return self.shape(x.shape, x.dtype, self.place(weight) if weight and same_shape else None)
 
     @property
-    def waits_on_host(self) -> bool:
+    def keeps_state_on_host(self) -> bool:
         """Whether the optimizer's state is in host memory between steps."""
-        return offload.waits_on_host(self.plan, self.kind)
+        return offload.keeps_state_on_host(self.plan, self.kind)
 
     @cached_property
     def task(self) -> Task:
@@ -198,10 +200,10 @@ class Programs:
     @property
     def trained_arrays(self) -> dict[str, Any]:
         """Shapes of the arrays of a training step: a batch, and the random bits of dropout."""
-        found = self.arrays(*self.batch_axes)
+        shapes = self.arrays(*self.batch_axes)
         if drops(self.plan):
-            found[dropout.BITS] = self.shape((self.batch_axes[0], 2), jnp.uint32)
-        return found
+            shapes[dropout.BITS] = self.shape((self.batch_axes[0], 2), jnp.uint32)
+        return shapes
 
     @property
     def evaluated_shapes(self) -> dict[str, Any]:
@@ -210,8 +212,8 @@ class Programs:
 
     def lower_initialize(self) -> Any:
         """Lower the program that makes the optimizer's first state."""
-        if self.waits_on_host:
-            return offload.FirstState(self._waiting)
+        if self.keeps_state_on_host:
+            return offload.InitialState(self._host_layout)
         places = self._places_of(self.state_shapes)
         return jax.jit(self._update.init, out_shardings=places).lower(self.trained_shapes)
 
@@ -219,17 +221,19 @@ class Programs:
         """Compile one optimizer step, which may be `lowered` already. Call the result like
         `step.train_step`."""
         compiled = (lowered or self.lower_train()).compile()
-        return compiled if self.waits_on_host else FusedStep(compiled, self)
+        return compiled if self.keeps_state_on_host else FusedStep(compiled, self)
 
     def lower_train(self) -> Any:
         """Lower one optimizer step: one program, or several if the optimizer's state is on the
         host."""
-        if self.waits_on_host:
-            return self._lower_apart()
+        if self.keeps_state_on_host:
+            return self._lower_offloaded()
         places = self._places_of((self._state, self.shape((2,))))
         step = train_step(self.plan, self.model, self._update, self.disk, places)
         with self.places.programmed():
-            return step.lower(self._state, self.kept_shapes, self.trained_arrays, self.shape((2,)))
+            return step.lower(
+                self._state, self.frozen_shapes, self.trained_arrays, self.shape((2,))
+            )
 
     def _places_of(self, shapes: Any) -> Any:
         """The shardings of a program's results that replace arrays of these `shapes`; None if there is one device."""
@@ -242,13 +246,12 @@ class Programs:
         step = jax.jit(backward_pass(self.plan, self.model, self.disk))
         arrays = self.trained_arrays
         with self.places.programmed():
-            return step.lower(self.trained_shapes, self.precision_shape, self.kept_shapes, arrays)
+            return step.lower(self.trained_shapes, self.precision_shape, self.frozen_shapes, arrays)
 
-    def lower_update(self, found: Any) -> Any:
-        """Lower only the update of a step. `found` holds the shapes of the backward pass's
-        result."""
+    def lower_update(self, backward: Any) -> Any:
+        """Lower only the update of a step. `backward` holds the shapes of `step.Backward`."""
         step = jax.jit(update_pass(self.plan, self.model, self._update), donate_argnums=0)
-        return step.lower(self._state, found, self.shape((2,)))
+        return step.lower(self._state, backward, self.shape((2,)))
 
     @property
     def _state(self) -> TrainState:
@@ -256,35 +259,36 @@ class Programs:
             self.trained_shapes, self.state_shapes, self.precision_shape, self.average_shapes
         )
 
-    def _lower_apart(self) -> offload.Lowered:
+    def _lower_offloaded(self) -> offload.Lowered:
         """Lower the backward pass of a step, and the updates of weights whose state comes from the
         host."""
-        weights, waiting, averages = self.trained_shapes, self._waiting, self.average_shapes or {}
-        leaves = jax.tree.leaves(waiting.state)
-        counts = [leaves[i] for i in waiting.counts]
+        weights, averages = self.trained_shapes, self.average_shapes or {}
+        layout = self._host_layout
+        leaves = jax.tree.leaves(layout.state)
+        counts = [leaves[i] for i in layout.counts]
         backward = self.lower_backward()
         one, scaled = self.shape(()), loss_scale.is_scaled(self.plan.optimize.precision)
         finite = self.shape((), jnp.bool_) if scaled else None
         control = one, finite, counts, self.precision_shape
         updates = {}
-        for visit in waiting.visits:
-            name = visit.name
+        for layer in layout.layers:
+            name = layer.name
             if name not in updates:
-                moments = [leaves[i] for i in visit.places]
-                visited = offload.Visited(weights[name], averages.get(name), moments)
-                made = backward.out_info.gradients[name]
-                gradient = self.shape(made.shape, made.dtype)
+                moments = [leaves[i] for i in layer.leaves]
+                arrays = offload.LayerArrays(weights[name], averages.get(name), moments)
+                gradients = backward.out_info.gradients[name]
+                gradient = self.shape(gradients.shape, gradients.dtype)
                 step = offload.update_step(self.plan, self.model, self.trained[name])
-                layer = self.shape((), jnp.int32)
-                updates[name] = step.lower(visited, gradient, *control, self.shape((2,)), layer)
+                number = self.shape((), jnp.int32)
+                updates[name] = step.lower(arrays, gradient, *control, self.shape((2,)), number)
         advance = offload.advance_step().lower(self.precision_shape, counts, finite)
-        return offload.Lowered(backward, updates, advance, waiting)
+        return offload.Lowered(backward, updates, advance, layout)
 
     @property
-    def _waiting(self) -> offload.Waiting:
+    def _host_layout(self) -> offload.HostLayout:
         (device,) = self.sharding.device_set
         names = tuple(self.trained)
-        return offload.Waiting(self.state_shapes, names, device)
+        return offload.HostLayout(self.state_shapes, names, device)
 
     def lower_evaluate(self) -> Any:
         """Lower the evaluation of one batch."""
@@ -292,10 +296,11 @@ class Programs:
         sums = self.shape((2, 1 + self.task.sums(self.model)))
         step = evaluation_step(self.plan, self.model, self._places_of(sums))
         with self.places.programmed():
-            return step.lower(sums, self.evaluated_shapes, self.kept_shapes, arrays)
+            return step.lower(sums, self.evaluated_shapes, self.frozen_shapes, arrays)
 
     @property
     def _update(self) -> Any:
+        """The optimizer's rule: an `optax.GradientTransformation`."""
         return precision.in_float32(transformation(self.plan, self.model))
 
     def shape(
@@ -312,25 +317,25 @@ class FusedStep:
         self._fused, self._programs = fused, programs
 
     def __call__(
-        self, trained: TrainState, kept: Tree, arrays: Tree, rates: Any
+        self, trained: TrainState, frozen: Tree, arrays: Tree, rates: Any
     ) -> tuple[TrainState, jax.Array]:
-        found: tuple[TrainState, jax.Array] = self._fused(trained, kept, arrays, rates)
-        return found
+        result: tuple[TrainState, jax.Array] = self._fused(trained, frozen, arrays, rates)
+        return result
 
     @cached_property
     def backward(self) -> Any:
         """See `step.backward_pass`."""
         return self._lowered_backward.compile()
 
-    def update(self, trained: TrainState, found: Backward, rates: Any) -> TrainState:
+    def update(self, trained: TrainState, result: Backward, rates: Any) -> TrainState:
         """See `step.update_pass`."""
-        new: TrainState = self._update(trained, found, rates)
+        new: TrainState = self._update(trained, result, rates)
         return new
 
     @cached_property
     def _update(self) -> Any:
-        programs, found = self._programs, self._lowered_backward.out_info
-        shapes = jax.tree.map(lambda x: programs.shape(x.shape, x.dtype), found)
+        programs, result = self._programs, self._lowered_backward.out_info
+        shapes = jax.tree.map(lambda x: programs.shape(x.shape, x.dtype), result)
         return programs.lower_update(shapes).compile()
 
     @cached_property

@@ -1,7 +1,8 @@
 """The compiled functions of training: one optimizer step, whole or in two halves, and one
 evaluation batch.
 
-Weights are flat dicts of stacked arrays: `trained` ones are differentiated, `kept` ones are not.
+Weights are flat dicts of stacked arrays. Only the `trained` ones are differentiated; the `frozen` ones are all others, also
+those that the loss does not depend on.
 The arrays of a batch are a dict with the names and shapes that the task defines.
 """
 
@@ -44,7 +45,7 @@ class TrainState(NamedTuple):
 
 
 def mean_gradients(
-    task: Task, loss: Loss, trained: Tree, kept: Tree, arrays: Tree, scale: Array | float = 1.0
+    task: Task, loss: Loss, trained: Tree, frozen: Tree, arrays: Tree, scale: Array | float = 1.0
 ) -> tuple[Array, Tree]:
     """The loss of all `arrays` (A, B, ...) divided by their weight, times `scale`, and its
     gradients. Gradients are float32 if they are summed over micro-batches, else in the weights'
@@ -58,8 +59,8 @@ def mean_gradients(
     share = scale / jnp.maximum(task.weight(arrays), 1).astype(jnp.float32)
     if len(jax.tree.leaves(arrays)[0]) == 1:
         own = {name: array[0] for name, array in arrays.items()}
-        return jax.value_and_grad(lambda w: loss(w, kept, own, None, share))(trained)
-    head = task.head(trained | kept)
+        return jax.value_and_grad(lambda w: loss(w, frozen, own, None, share))(trained)
+    head = task.head(trained | frozen)
     inside = {n: w for n, w in trained.items() if is_block(n) or (head and n == head.name)}
     outside = {
         n: w
@@ -68,7 +69,7 @@ def mean_gradients(
     }
 
     def of_one(outside: Tree, sums: Tree, own: Tree) -> Array:
-        return loss({**inside, **outside}, kept, own, sums or None, share)
+        return loss({**inside, **outside}, frozen, own, sums or None, share)
 
     def add(total: tuple[Array, Tree], own: Tree) -> tuple[Any, None]:
         value, sums = total
@@ -101,16 +102,16 @@ class Backward(NamedTuple):
 
 
 def backward_pass(plan: Plan, model: Model, disk: Disk | None = None) -> Callable[..., Backward]:
-    """(weights, `TrainState.precision`, kept, arrays (A, B, ...)) -> `Backward`."""
+    """(weights, `TrainState.precision`, frozen, arrays (A, B, ...)) -> `Backward`."""
     task = tasks.of(plan, model)
     loss = task.loss(plan, model, disk)
     scaled, summed = is_scaled(plan.optimize.precision), summed_batches(plan)
 
-    def backward(weights: Tree, state: Array | None, kept: Tree, arrays: Tree) -> Backward:
+    def backward(weights: Tree, state: Array | None, frozen: Tree, arrays: Tree) -> Backward:
         scale = 1.0 if state is None or not scaled else state[0]
         parts = len(jax.tree.leaves(arrays)[0])
         with balancing(weight_of(plan, model, scale * summed / parts)):
-            total, gradients = mean_gradients(task, loss, weights, kept, arrays, scale * summed)
+            total, gradients = mean_gradients(task, loss, weights, frozen, arrays, scale * summed)
         squares = (jnp.sum(jnp.square(g.astype(jnp.float32))) for g in jax.tree.leaves(gradients))
         norm = jnp.sqrt(sum(squares)) / scale
         factor = clip_factor(norm, plan.train.grad_clip) / scale
@@ -165,13 +166,15 @@ def train_step(
     disk: Disk | None = None,
     places: Any = None,
 ) -> Any:
-    """Jitted (TrainState, kept, arrays (A, B, ...), rates) -> TrainState and `Backward.metrics`. It
+    """Jitted (TrainState, frozen, arrays (A, B, ...), rates) -> TrainState and `Backward.metrics`. It
     donates the first argument. Both passes are one program, so XLA can reuse the memory of every
     array between them. `places` are those of the results on several devices."""
     backward, update = backward_pass(plan, model, disk), update_pass(plan, model, transformation)
 
-    def step(state: TrainState, kept: Tree, arrays: Tree, rates: Array) -> tuple[TrainState, Array]:
-        found = backward(state.weights, state.precision, kept, arrays)
+    def step(
+        state: TrainState, frozen: Tree, arrays: Tree, rates: Array
+    ) -> tuple[TrainState, Array]:
+        found = backward(state.weights, state.precision, frozen, arrays)
         return update(state, found, rates), found.metrics
 
     return jax.jit(step, donate_argnums=0, out_shardings=places)
@@ -188,16 +191,16 @@ def counted(share: Array, finite: Array | None) -> Array:
 
 
 def evaluation_step(plan: Plan, model: Model, place: Any = None) -> Any:
-    """Jitted (sums, trained, kept, arrays (B, ...)) -> sums including this batch.
+    """Jitted (sums, trained, frozen, arrays (B, ...)) -> sums including this batch.
 
     `sums` (2, entries) holds the sums of the task's `evaluation` so far and their rounding errors
     (Kahan 1965), so that float32 suffices for millions of rows. `place` says where the sums are on several devices.
     """
     evaluation = tasks.of(plan, model).evaluation(plan, model)
 
-    def step(sums: Array, trained: Tree, kept: Tree, arrays: Tree) -> Array:
+    def step(sums: Array, trained: Tree, frozen: Tree, arrays: Tree) -> Array:
         total, lost = sums
-        more = evaluation(trained, kept, arrays) - lost
+        more = evaluation(trained, frozen, arrays) - lost
         new = total + more
         return jnp.stack([new, (new - total) - more])
 

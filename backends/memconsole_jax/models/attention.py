@@ -3,6 +3,9 @@ never exist.
 
 It follows Rabe and Staats 2021 ("Self-attention does not need O(n²) memory"), but without the
 running maximum, because a chunk of queries sees all its keys at once.
+
+Letters in shapes: B batch, T sequence, H heads, K key-value heads, G = H / K heads that share keys and values, D head
+size; N chunks, R queries of a chunk, S keys that a chunk reads.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ CPU_SCORE_BYTES = 4 * 2**20
 CPU_ROWS_BYTES = 2 * 2**20
 """On a CPU several rows of the batch are in one chunk if their scores fit this."""
 FEWEST_QUERIES = 64
+"""A chunk has at least this many queries, or all of a shorter row."""
 CPU_QUERIES = 128
 """Most queries per chunk on a CPU, unless a quarter of the row is more."""
 CPU_GROUPS = 4
@@ -36,9 +40,12 @@ group's last query. Four groups compute 5/8 of all scores."""
 
 
 def chunk_sizes(batch: int, heads: int, length: int) -> tuple[int, int]:
-    """Rows of the batch and queries per chunk. Chunks are equal. Their fp32 scores (rows, heads, queries, length) fit
-    `SCORE_BYTES` unless `FEWEST_QUERIES` need more. Only a CPU divides the batch: the scores of one row fit
-    `CPU_SCORE_BYTES`, and several rows share a chunk if together they fit `CPU_ROWS_BYTES`."""
+    """How many rows of the batch, and how many queries of each, are in one chunk. All chunks have the same size.
+
+    Their fp32 scores (rows, heads, queries, length) fit `SCORE_BYTES` unless `FEWEST_QUERIES` need more. Only a CPU
+    divides the batch: the scores of one row fit `CPU_SCORE_BYTES`, and several rows share a chunk if together they fit
+    `CPU_ROWS_BYTES`.
+    """
     on_cpu, rows = target.kind() == "cpu", batch
     fitting = SCORE_BYTES // (4 * batch * heads * length)
     if on_cpu:
@@ -65,11 +72,12 @@ def causal_attention(
     """Attention of query (B, T, H, D) over key, value (B, T, K, D).
 
     Returns (B, T, H·D), or with cuDNN (B, T, H, D): cuDNN keeps its output in this shape for the
-    backward pass, and returning the same array avoids a second copy. `window`, a scalar, is how
-    many keys a query sees, including its own; None means all before it. `documents` (B, T): a query
-    sees only keys of its own document. With a `cap`, scores x become cap · tanh(x / cap) (Gemma 2).
-    `drop` holds the random bits and the rate of dropout on the attention weights.
-    With any of these cuDNN is not used. No full mask is ever made: each chunk computes its own.
+    backward pass, and returning the same array avoids a second copy. Scores are multiplied by `scale`.
+    `window`, a scalar, is how many keys a query sees, including its own; None means all before it.
+    `documents` (B, T) holds document numbers: a query sees only keys of its own document. With a `cap`,
+    scores x become cap · tanh(x / cap) (Gemma 2). `drop` holds the random bits and the rate of dropout
+    on the attention weights. With any of these four cuDNN is not used. No full mask is ever made: each
+    chunk computes its own.
     """
     b, t, h, d = query.shape
     kv_heads = key.shape[2]
@@ -81,158 +89,213 @@ def causal_attention(
     bits, rate = drop or (None, 0.0)
     rows_per_device = rows_of_each(b)
     chunk = chunk_sizes(rows_per_device, h, t)
-    form = _Form(scale, cap, rate, b // rows_per_device, *chunk)
-    return _in_chunks(form, (q, key, value), (window, documents, bits))
+    settings = _Settings(scale, cap, rate, b // rows_per_device, *chunk)
+    return _chunked_attention(settings, (q, key, value), _Masks(window, documents, bits))
 
 
-class _Form(NamedTuple):
+class _Settings(NamedTuple):
     """What is the same for all chunks of queries."""
 
     scale: float
     cap: float | None
-    rate: float
-    """Of dropout."""
+    dropout_rate: float
     devices: int
     """How many devices compute rows of the batch."""
     rows: int
-    """Of the batch, per chunk and device."""
+    """Rows of the batch per chunk and device."""
     queries: int
-    """Per chunk."""
+    """Queries of each row per chunk."""
+
+    def chunks(self, length: int) -> int:
+        """Chunks of a row of `length` queries. The last one may be filled up."""
+        return -(-length // self.queries)
+
+
+class _Masks(NamedTuple):
+    """What some attention weights are set to zero by, besides causality."""
+
+    window: Array | None
+    """A scalar."""
+    documents: Array | None
+    """(B, T)."""
+    dropout_bits: Array | None
+    """The bits of a random key."""
+
+
+class _Chunk(NamedTuple):
+    """One chunk of queries, or all of them with a leading axis (N, ...)."""
+
+    query: Array
+    """(B, K, G, R, D)."""
+    start: Array
+    """The position of the first query, a scalar."""
+    documents: Array | None
+    """(B, R)."""
+
+
+class _Keys(NamedTuple):
+    """The keys that the chunks of one group read: those up to the last query of the group."""
+
+    key: Array
+    """(B, K, S, D)."""
+    value: Array
+    """(B, K, S, D)."""
+    documents: Array | None
+    """(B, S)."""
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _in_chunks(form: _Form, inputs: tuple[Array, ...], masking: tuple[Any, ...]) -> Array:
+def _chunked_attention(settings: _Settings, inputs: tuple[Array, ...], masks: _Masks) -> Array:
     """Attention (B, T, H·D), computed for one chunk of queries after another.
 
-    `inputs` are queries (B, T, K, G, D), keys and values (B, T, K, D); `masking` are the window, the documents and
-    the random bits of dropout. The backward pass computes the attention weights of each chunk again.
+    `inputs` are queries (B, T, K, G, D), keys and values (B, T, K, D). The backward pass computes the attention weights
+    of each chunk again.
     """
-    return _outputs(form, inputs, masking)[0]
+    return _forward(settings, inputs, masks)[0]
 
 
-def _outputs(
-    form: _Form, inputs: tuple[Array, ...], masking: tuple[Any, ...]
-) -> tuple[Array, Array]:
-    """The output (B, T, H·D), and the logarithms of the sums over exponentiated scores (B, K, G, T), fp32."""
-    window, documents, bits = masking
+def _forward(settings: _Settings, inputs: tuple[Array, ...], masks: _Masks) -> tuple[Array, Array]:
+    """The output (B, T, H·D), and of each query the log-sum-exp of its scores (B, K, G, T), fp32."""
 
-    def of_rows(bits: Array | None, documents: Array | None, *arrays: Array) -> tuple[Array, Array]:
+    def attend_rows(
+        bits: Array | None, documents: Array | None, *arrays: Array
+    ) -> tuple[Array, Array]:
         query, key, value = map(_heads_first, arrays)
-        queries, starts, of_queries = _parts(form, query, documents)
-        found: list[tuple[Array, Array]] = []
-        for group, end in _groups(form, query.shape[3]):
+        length = query.shape[3]
+        chunks = _query_chunks(settings, query, documents)
+        outputs: list[tuple[Array, Array]] = []
+        for group, end in _groups(settings, length):
             keys, values = key[:, :, :end], value[:, :, :end]
             of_keys = None if documents is None else documents[:, :end]
+            of_queries = None if chunks.documents is None else chunks.documents[group]
+            queries = _after(outputs, chunks.query[group])
+            visible_keys = _Keys(keys, values, of_keys)
+            attend = functools.partial(_attend, settings, masks.window, bits, visible_keys)
+            outputs.append(lax.map(attend, _Chunk(queries, chunks.start[group], of_queries)))
+        output, log_sums = (_joined(parts, length) for parts in zip(*outputs, strict=True))
+        return _heads_last(output).reshape(*arrays[0].shape[:2], -1), log_sums
 
-            def output(
-                xs: Any, keys: Array = keys, values: Array = values, of_keys: Any = of_keys
-            ) -> tuple[Array, Array]:
-                q, start, documents = xs
-                scores, _ = _scores(form, q, keys, start, window, documents, of_keys)
-                highest = jnp.max(scores, axis=-1, keepdims=True)
-                share = jnp.exp(scores - highest)
-                total = jnp.sum(share, axis=-1, keepdims=True)
-                dropped = _dropped(form, share, bits, start).astype(values.dtype)
-                mixed = jnp.einsum(
-                    "bkgrs,bksd->bkgrd", dropped, values, preferred_element_type=jnp.float32
-                )
-                return (mixed / total).astype(values.dtype), (highest + jnp.log(total))[..., 0]
-
-            of_group = None if of_queries is None else of_queries[group]
-            xs = _after(found, queries[group]), starts[group], of_group
-            found.append(lax.map(output, xs))
-        mixed, logarithms = (_whole(parts, query.shape[3]) for parts in zip(*found, strict=True))
-        return _heads_last(mixed).reshape(*arrays[0].shape[:2], -1), logarithms
-
-    return _in_parts_of_batch(form, of_rows, bits, documents, *inputs)
+    return _map_over_rows(settings, attend_rows, masks.dropout_bits, masks.documents, *inputs)
 
 
-def _in_chunks_forward(
-    form: _Form, inputs: tuple[Array, ...], masking: tuple[Any, ...]
+def _attend(
+    settings: _Settings, window: Array | None, bits: Array | None, keys: _Keys, chunk: _Chunk
+) -> tuple[Array, Array]:
+    """The output of a chunk (B, K, G, R, D), and the log-sum-exp of its scores (B, K, G, R), fp32."""
+    scores, _ = _scores(settings, window, keys, chunk)
+    highest = jnp.max(scores, axis=-1, keepdims=True)
+    exponentials = jnp.exp(scores - highest)
+    total = jnp.sum(exponentials, axis=-1, keepdims=True)
+    weights = _with_dropout(settings, exponentials, bits, chunk.start).astype(keys.value.dtype)
+    output = jnp.einsum(
+        "bkgrs,bksd->bkgrd", weights, keys.value, preferred_element_type=jnp.float32
+    )
+    return (output / total).astype(keys.value.dtype), (highest + jnp.log(total))[..., 0]
+
+
+def _forward_rule(
+    settings: _Settings, inputs: tuple[Array, ...], masks: _Masks
 ) -> tuple[Array, Any]:
-    output, logarithms = checkpoint_name(_outputs(form, inputs, masking), "attention")
-    return output, (inputs, masking, output, logarithms)
+    output, log_sums = checkpoint_name(_forward(settings, inputs, masks), "attention")
+    return output, (inputs, masks, output, log_sums)
 
 
-def _in_chunks_backward(form: _Form, kept: Any, gradient: Array) -> tuple[Any, None]:
+def _backward_rule(settings: _Settings, residuals: Any, gradient: Array) -> tuple[Any, None]:
     """Gradients of `inputs`.
 
     The softmax's backward pass needs the sum over all keys of the weights times their gradients. That sum is the inner
     product of a query's output and its gradient, which needs no array of the scores' size (Dao et al. 2022,
     "FlashAttention", appendix B.2).
     """
-    inputs, (window, documents, bits), output, logarithms = kept
+    inputs, masks, output, log_sums = residuals
     # Waits for the gradient. XLA would otherwise keep the weights of the forward pass where there is one chunk.
     # A number of each row, because rows may be on several devices.
     query = inputs[0] + 0 * gradient[:, 0, 0].reshape(-1, 1, 1, 1, 1)
 
-    def of_rows(bits: Array | None, documents: Array | None, *arrays: Array) -> tuple[Array, ...]:
-        query, key, value, slope, output = map(_heads_first, arrays[:-1])
-        inner = jnp.sum(slope.astype(jnp.float32) * output.astype(jnp.float32), axis=-1)
-        queries, starts, of_queries = _parts(form, query, documents)
-        slopes, inners, logs = (_parts(form, x, None)[0] for x in (slope, inner, arrays[-1]))
-        # Sums over chunks are fp32: in 16 bits a small term would vanish beside a large sum.
-        summed = tuple(0 * x[:, :, :0].astype(jnp.float32) for x in (key, value))
-        by_query: list[Array] = []
-        for group, end in _groups(form, query.shape[3]):
-            of_keys = None if documents is None else documents[:, :end]
-            keys, values = key[:, :, :end], value[:, :, :end]
-
-            def gradients(
-                sums: Any,
-                xs: Any,
-                keys: Array = keys,
-                values: Array = values,
-                of_keys: Any = of_keys,
-            ) -> tuple[Any, Array]:
-                q, slope, inner, logarithm, start, documents = xs
-                scores, capped = _scores(form, q, keys, start, window, documents, of_keys)
-                share = jnp.exp(scores - logarithm[..., None])
-                dropped = _dropped(form, share, bits, start).astype(slope.dtype)
-                by_value = jnp.einsum(
-                    "bkgrs,bkgrd->bksd", dropped, slope, preferred_element_type=jnp.float32
-                )
-                by_share = jnp.einsum(
-                    "bkgrd,bksd->bkgrs", slope, values, preferred_element_type=jnp.float32
-                )
-                by_score = share * (_dropped(form, by_share, bits, start) - inner[..., None])
-                if form.cap is not None:
-                    by_score *= 1 - (capped / form.cap) ** 2
-                by_score = (form.scale * by_score).astype(q.dtype)
-                by_key = jnp.einsum(
-                    "bkgrs,bkgrd->bksd", by_score, q, preferred_element_type=jnp.float32
-                )
-                by_query = jnp.einsum("bkgrs,bksd->bkgrd", by_score, keys)
-                return (sums[0] + by_key, sums[1] + by_value), by_query
-
-            more = ((0, 0), (0, 0), (0, end - summed[0].shape[2]), (0, 0))
-            sums = jnp.pad(summed[0], more), jnp.pad(summed[1], more)
-            first = _after(by_query, queries[group])
-            of_group = None if of_queries is None else of_queries[group]
-            xs = first, slopes[group], inners[group], logs[group], starts[group], of_group
-            summed, part = lax.scan(gradients, sums, xs)
-            by_query.append(part)
-        whole = _whole(by_query, query.shape[3])
-        by_key, by_value = (
-            _heads_last(x.astype(like.dtype)) for x, like in zip(summed, (key, value), strict=True)
+    def gradients_of_rows(
+        bits: Array | None, documents: Array | None, *arrays: Array
+    ) -> tuple[Array, ...]:
+        query, key, value, gradient, output = map(_heads_first, arrays[:-1])
+        length = query.shape[3]
+        inner = jnp.sum(gradient.astype(jnp.float32) * output.astype(jnp.float32), axis=-1)
+        chunks = _query_chunks(settings, query, documents)
+        gradients, inners, log_sums = (
+            _query_chunks(settings, x, None).query for x in (gradient, inner, arrays[-1])
         )
-        return _heads_last(whole), by_key, by_value
+        # Sums over chunks are fp32: in 16 bits a small term would vanish beside a large sum.
+        sums = tuple(0 * x[:, :, :0].astype(jnp.float32) for x in (key, value))
+        query_grads: list[Array] = []
+        for group, end in _groups(settings, length):
+            of_keys = None if documents is None else documents[:, :end]
+            visible_keys = _Keys(key[:, :, :end], value[:, :, :end], of_keys)
+            padding = ((0, 0), (0, 0), (0, end - sums[0].shape[2]), (0, 0))
+            padded_sums = jnp.pad(sums[0], padding), jnp.pad(sums[1], padding)
+            queries = _after(query_grads, chunks.query[group])
+            of_queries = None if chunks.documents is None else chunks.documents[group]
+            output_parts = gradients[group], inners[group], log_sums[group]
+            xs = queries, *output_parts, chunks.start[group], of_queries
+            add = functools.partial(_add_gradients, settings, masks.window, bits, visible_keys)
+            sums, group_grads = lax.scan(add, padded_sums, xs)
+            query_grads.append(group_grads)
+        query_grad = _joined(query_grads, length)
+        key_grad, value_grad = (
+            _heads_last(x.astype(like.dtype)) for x, like in zip(sums, (key, value), strict=True)
+        )
+        return _heads_last(query_grad), key_grad, value_grad
 
     shape = inputs[0].shape
-    arrays = query, *inputs[1:], gradient.reshape(shape), output.reshape(shape), logarithms
-    return _in_parts_of_batch(form, of_rows, bits, documents, *arrays), None
+    arrays = query, *inputs[1:], gradient.reshape(shape), output.reshape(shape), log_sums
+    return _map_over_rows(
+        settings, gradients_of_rows, masks.dropout_bits, masks.documents, *arrays
+    ), None
 
 
-_in_chunks.defvjp(_in_chunks_forward, _in_chunks_backward)
+def _add_gradients(
+    settings: _Settings,
+    window: Array | None,
+    bits: Array | None,
+    keys: _Keys,
+    sums: tuple[Array, Array],
+    xs: tuple[Array, Array, Array, Array, Array, Array | None],
+) -> tuple[tuple[Array, Array], Array]:
+    """Add what one chunk gives to the gradients of keys and values, `sums` (B, K, S, D) each. Also returns the gradient of
+    its queries (B, K, G, R, D).
+
+    `xs` are the queries of the chunk, the gradient of its output (B, K, G, R, D), the inner product of that and the output
+    (B, K, G, R), the log-sum-exp of its scores (B, K, G, R), and `start` and `documents` of the chunk.
+    """
+    q, gradient, inner, log_sum, start, documents = xs
+    chunk = _Chunk(q, start, documents)
+    scores, capped = _scores(settings, window, keys, chunk)
+    weights = jnp.exp(scores - log_sum[..., None])
+    dropped = _with_dropout(settings, weights, bits, chunk.start).astype(gradient.dtype)
+    value_grad = jnp.einsum(
+        "bkgrs,bkgrd->bksd", dropped, gradient, preferred_element_type=jnp.float32
+    )
+    weight_grad = jnp.einsum(
+        "bkgrd,bksd->bkgrs", gradient, keys.value, preferred_element_type=jnp.float32
+    )
+    score_grad = weights * (
+        _with_dropout(settings, weight_grad, bits, chunk.start) - inner[..., None]
+    )
+    if settings.cap is not None:
+        score_grad *= 1 - (capped / settings.cap) ** 2
+    score_grad = (settings.scale * score_grad).astype(q.dtype)
+    key_grad = jnp.einsum("bkgrs,bkgrd->bksd", score_grad, q, preferred_element_type=jnp.float32)
+    query_grad = jnp.einsum("bkgrs,bksd->bkgrd", score_grad, keys.key)
+    return (sums[0] + key_grad, sums[1] + value_grad), query_grad
 
 
-def _in_parts_of_batch(
-    form: _Form, function: Callable[..., Any], bits: Array | None, *arrays: Array | None
+_chunked_attention.defvjp(_forward_rule, _backward_rule)
+
+
+def _map_over_rows(
+    settings: _Settings, function: Callable[..., Any], bits: Array | None, *arrays: Array | None
 ) -> Any:
-    """`function` of the random bits and of the arrays (B, ...), computed for `form.rows` rows of each device after others.
-    It returns arrays (B, ...). Each part of the rows has random bits of its own."""
+    """`function(bits, *arrays)`, whose arrays and results are (B, ...), computed for `settings.rows` rows of each device
+    after others. Each of these parts has random bits of its own."""
     batch = next(x.shape[0] for x in arrays if x is not None)
-    parts = batch // form.devices // form.rows
+    parts = batch // settings.devices // settings.rows
     if bits is not None:
         key = jax.random.wrap_key_data(bits)
         bits = jax.vmap(lambda n: jax.random.key_data(jax.random.fold_in(key, n)))(
@@ -240,15 +303,15 @@ def _in_parts_of_batch(
         )
 
     def divided(x: Array) -> Array:
-        x = x.reshape(form.devices, parts, form.rows, *x.shape[1:])
+        x = x.reshape(settings.devices, parts, settings.rows, *x.shape[1:])
         return jnp.moveaxis(x, 1, 0).reshape(parts, -1, *x.shape[3:])
 
     def joined(x: Array) -> Array:
-        x = x.reshape(parts, form.devices, form.rows, *x.shape[2:])
+        x = x.reshape(parts, settings.devices, settings.rows, *x.shape[2:])
         return jnp.moveaxis(x, 0, 1).reshape(batch, *x.shape[3:])
 
-    found = lax.map(lambda xs: function(xs[0], *xs[1]), (bits, jax.tree.map(divided, arrays)))
-    return jax.tree.map(joined, found)
+    results = lax.map(lambda xs: function(xs[0], *xs[1]), (bits, jax.tree.map(divided, arrays)))
+    return jax.tree.map(joined, results)
 
 
 def _heads_first(x: Array) -> Array:
@@ -261,78 +324,77 @@ def _heads_last(x: Array) -> Array:
     return jnp.moveaxis(x, -2, 1)
 
 
-def _parts(form: _Form, x: Array, documents: Array | None) -> tuple[Array, Array, Array | None]:
-    """Chunks of x (B, K, G, T, ...) as (N, B, K, G, R, ...), filled up with zeros; their first positions (N,); and their
-    documents (N, B, R)."""
+def _query_chunks(settings: _Settings, x: Array, documents: Array | None) -> _Chunk:
+    """The chunks of queries, or of other arrays x (B, K, G, T, ...) that have an entry for each query: (N, B, K, G, R, ...).
+    The last chunk is filled up with zeros."""
     length = x.shape[3]
-    chunks = -(-length // form.queries)
-    filled = (0, chunks * form.queries - length)
+    chunks = settings.chunks(length)
+    filled = (0, chunks * settings.queries - length)
     x = jnp.pad(x, (*((0, 0) for _ in range(3)), filled, *((0, 0) for _ in x.shape[4:])))
-    x = jnp.moveaxis(x.reshape(*x.shape[:3], chunks, form.queries, *x.shape[4:]), 3, 0)
+    x = jnp.moveaxis(x.reshape(*x.shape[:3], chunks, settings.queries, *x.shape[4:]), 3, 0)
     # Depends on x, although only formally. Masks that depended on positions alone would be computed for all chunks
     # before a loop over layers, and kept.
-    starts, x = lax.optimization_barrier((jnp.arange(chunks, dtype=jnp.int32) * form.queries, x))
+    starts, x = lax.optimization_barrier(
+        (jnp.arange(chunks, dtype=jnp.int32) * settings.queries, x)
+    )
     if documents is not None:
         documents = jnp.pad(documents, ((0, 0), filled), mode="edge")
-        documents = jnp.moveaxis(documents.reshape(-1, chunks, form.queries), 1, 0)
-    return x, starts, documents
+        documents = jnp.moveaxis(documents.reshape(-1, chunks, settings.queries), 1, 0)
+    return _Chunk(x, starts, documents)
 
 
-def _groups(form: _Form, length: int) -> list[tuple[slice, int]]:
+def _groups(settings: _Settings, length: int) -> list[tuple[slice, int]]:
     """The chunks of each group, and how many keys its queries can see."""
-    chunks = -(-length // form.queries)
+    chunks = settings.chunks(length)
     groups = min(CPU_GROUPS, chunks) if target.kind() == "cpu" else 1
     bounds = [chunks * n // groups for n in range(groups + 1)]
-    return [(slice(a, b), min(length, b * form.queries)) for a, b in itertools.pairwise(bounds)]
+    return [(slice(a, b), min(length, b * settings.queries)) for a, b in itertools.pairwise(bounds)]
 
 
-def _after(found: list[Any], x: Array) -> Array:
-    """x, which waits for the last one found. XLA would otherwise compute several groups at the same time."""
-    if not found:
+def _after(results: list[Any], x: Array) -> Array:
+    """x, made to depend on the last of the `results`. XLA would otherwise compute several groups at the same time."""
+    if not results:
         return x
-    return x + (0 * jax.tree.leaves(found[-1])[0].reshape(-1)[0]).astype(x.dtype)
+    return x + (0 * jax.tree.leaves(results[-1])[0].reshape(-1)[0]).astype(x.dtype)
 
 
-def _whole(groups: Sequence[Array], length: int) -> Array:
+def _joined(groups: Sequence[Array], length: int) -> Array:
     """Chunks (N, B, K, G, R, ...) of all groups as one array (B, K, G, T, ...)."""
     x = jnp.moveaxis(jnp.concatenate(groups), 0, 3)
     return x.reshape(*x.shape[:3], -1, *x.shape[5:])[:, :, :, :length]
 
 
 def _scores(
-    form: _Form,
-    q: Array,
-    key: Array,
-    start: Array,
-    window: Array | None,
-    of_queries: Array | None,
-    of_keys: Array | None,
+    settings: _Settings, window: Array | None, keys: _Keys, chunk: _Chunk
 ) -> tuple[Array, Array]:
-    """Scores of q (B, K, G, R, D), the queries from position `start` on, and the same without a mask. Both are
-    (B, K, G, R, S), fp32. `of_queries` (B, R) and `of_keys` (B, S) are the documents they belong to."""
-    scores = jnp.einsum("bkgrd,bksd->bkgrs", q, key, preferred_element_type=jnp.float32)
-    scores *= form.scale
-    if form.cap is not None:
-        scores = form.cap * jnp.tanh(scores / form.cap)
-    row = start + jnp.arange(q.shape[3])[:, None]  # (R, 1)
-    column = jnp.arange(key.shape[2])[None, :]  # (1, S)
+    """Scores of a chunk, and the same without a mask. Both are (B, K, G, R, S), fp32."""
+    scores = jnp.einsum(
+        "bkgrd,bksd->bkgrs", chunk.query, keys.key, preferred_element_type=jnp.float32
+    )
+    scores *= settings.scale
+    if settings.cap is not None:
+        scores = settings.cap * jnp.tanh(scores / settings.cap)
+    row = chunk.start + jnp.arange(chunk.query.shape[3])[:, None]  # (R, 1)
+    column = jnp.arange(keys.key.shape[2])[None, :]  # (1, S)
     mask = column <= row
     if window is not None:
         mask &= row - column < window
-    if of_queries is not None and of_keys is not None:
-        same = of_queries[:, :, None] == of_keys[:, None, :]
+    if chunk.documents is not None and keys.documents is not None:
+        same = chunk.documents[:, :, None] == keys.documents[:, None, :]
         mask = (mask & same)[:, None, None]  # (B, 1, 1, R, S)
     return jnp.where(mask, scores, jnp.finfo(jnp.float32).min), scores
 
 
-def _dropped(form: _Form, share: Array, bits: Array | None, start: Array) -> Array:
-    """Attention weights after dropout, if there are random bits."""
-    return share if bits is None else masked(share, bits + start.astype(bits.dtype), form.rate)
+def _with_dropout(settings: _Settings, weights: Array, bits: Array | None, start: Array) -> Array:
+    """Attention weights (B, K, G, R, S) after dropout, if there are random bits. Each chunk draws its own mask."""
+    if bits is None:
+        return weights
+    return masked(weights, bits + start.astype(bits.dtype), settings.dropout_rate)
 
 
 def cudnn_applies(query: Any) -> bool:
-    """Whether cuDNN's fused attention supports this: 16 bits, NVIDIA GPU of compute capability 8.0 or
-    higher, head size a multiple of 8 up to 128."""
+    """Whether cuDNN's fused attention supports this `query` (B, T, H, D): 16 bits, an NVIDIA GPU of compute capability 8.0
+    or higher, a head size that is a multiple of 8 up to 128."""
     d = query.shape[-1]
     sixteen_bit = query.dtype in (jnp.bfloat16, jnp.float16)
     return bool(sixteen_bit and d % 8 == 0 and d <= 128 and target.is_ampere_or_later())
@@ -346,9 +408,9 @@ def _cudnn(query: Array, key: Array, value: Array, scale: float) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def stand_in(query: Array, key: Array, value: Array, scale: float) -> Array:
-    """Stands in for cuDNN's fused attention when compiling without cuDNN. It needs the same memory:
-    it reads and writes the same arrays, and keeps the output and fp32 log-sum-exps (B, H, T) for
-    the backward pass."""
+    """Has the memory of cuDNN's fused attention, but not its values: compiled in its place where there is no cuDNN, to
+    measure what a step on a GPU would need. It reads and writes the same arrays, and keeps the output (B, T, H, D) and
+    fp32 numbers of the log-sum-exps' shape (B, H, T) for the backward pass."""
     return _stand_in_forward(query, key, value, scale)[0]
 
 
@@ -361,12 +423,12 @@ def _stand_in_forward(query: Array, key: Array, value: Array, scale: float) -> t
     return output, (query, key, value, output, sums)
 
 
-def _stand_in_backward(scale: float, kept: Any, gradient: Array) -> tuple[Array, Array, Array]:
-    query, key, value, output, sums = kept
-    by_query = query * gradient * scale + output + sums.transpose(0, 2, 1)[..., None]
-    by_query = by_query.astype(query.dtype)
-    shared = by_query.reshape(*key.shape[:3], -1, key.shape[-1]).sum(axis=3)
-    gradients = by_query, (shared + key).astype(key.dtype), (shared * value).astype(value.dtype)
+def _stand_in_backward(scale: float, residuals: Any, gradient: Array) -> tuple[Array, Array, Array]:
+    query, key, value, output, sums = residuals
+    of_query = query * gradient * scale + output + sums.transpose(0, 2, 1)[..., None]
+    of_query = of_query.astype(query.dtype)
+    shared = of_query.reshape(*key.shape[:3], -1, key.shape[-1]).sum(axis=3)
+    gradients = of_query, (shared + key).astype(key.dtype), (shared * value).astype(value.dtype)
     return lax.optimization_barrier(gradients)  # type: ignore[no-any-return,unused-ignore]
 
 

@@ -32,12 +32,12 @@ class Saved:
     loader: Loader
 
     def tensors(
-        self, trained: TrainState, kept: dict[str, Any]
+        self, trained: TrainState, frozen: dict[str, Any]
     ) -> Iterator[tuple[str, NDArray[np.generic]]]:
         """Yield every tensor, one at a time on the host."""
         for name, stack in self._weights.items():
             rounded = self.programs.is_rounded(name)
-            array = kept[name] if name in kept else trained.weights[name]
+            array = frozen[name] if name in frozen else trained.weights[name]
             for canonical, row in self._parts(stack, array):
                 yield f"model.{canonical}", row.astype(jnp.bfloat16) if rounded else row
         for name, stack in self._averaged(trained).items():
@@ -60,9 +60,9 @@ class Saved:
         for leaf in self._leaves(trained):
             yield from leaf.names()
 
-    def kept(self, source: StateSource) -> dict[str, jax.Array]:
+    def frozen(self, source: StateSource) -> dict[str, jax.Array]:
         """The weights that are not trained, from a checkpoint without a frozen base."""
-        return self.loader.load(self.programs.kept, lambda name: source.tensor(f"model.{name}"))
+        return self.loader.load(self.programs.frozen, lambda name: source.tensor(f"model.{name}"))
 
     def trained(self, source: StateSource, before: TrainState, precision: Any) -> TrainState:
         """The state that a step replaces. `before` has only the optimizer's state, whose arrays are
@@ -115,15 +115,15 @@ class Saved:
     @property
     def _weights(self) -> dict[str, Any]:
         """The stacks of the weights that are saved: a frozen base stays where it came from."""
-        based = bool(self.programs.frozen)
-        return self.programs.trained | ({} if based else self.programs.kept)
+        based = bool(self.programs.base_names)
+        return self.programs.trained | ({} if based else self.programs.frozen)
 
     def _averaged(self, trained: TrainState) -> dict[str, Any]:
         """The stacks that have an average. Their order is not that of `average`: JAX sorts keys."""
         return self.programs.trained if trained.average is not None else {}
 
     def _leaves(self, trained: TrainState) -> list[optimizer_state.OptimizerLeaf]:
-        stacks = self.programs.trained | self.programs.kept
+        stacks = self.programs.trained | self.programs.frozen
         return optimizer_state.leaves(trained.optimizer, stacks)
 
 

@@ -36,7 +36,7 @@ class Language:
         """Always computes the loss in chunks, so evaluation never needs more memory than
         training."""
         loss = summed_nats(uncompiled(plan), model, chunked=True)
-        return lambda trained, kept, arrays: loss(trained, kept, arrays)[None]
+        return lambda trained, frozen, arrays: loss(trained, frozen, arrays)[None]
 
     def head(self, weights: Iterable[str]) -> Head:
         """The matrix of the language-model head. In a tied model it is also the embedding."""
@@ -63,12 +63,12 @@ def summed_nats(
 
     def loss(
         trained: Tree,
-        kept: Tree,
+        frozen: Tree,
         arrays: Tree,
         sums: Tree | None = None,
         share: Array | float = 1.0,
     ) -> Array:
-        found = forward({**trained, **kept}, arrays, sums)
+        found = forward({**trained, **frozen}, arrays, sums)
         cap = architecture.logit_cap
         return nats(found.hidden, found.head, arrays["targets"], share, found.begun, cap)
 

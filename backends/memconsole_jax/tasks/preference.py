@@ -36,12 +36,12 @@ class Preference(Language):
 
         def loss(
             trained: Tree,
-            kept: Tree,
+            frozen: Tree,
             arrays: Tree,
             sums: Tree | None = None,
             share: Array | float = 1.0,
         ) -> Array:
-            found, targets = forward({**trained, **kept}, arrays, sums), arrays["targets"]
+            found, targets = forward({**trained, **frozen}, arrays, sums), arrays["targets"]
             hidden, head = lax.stop_gradient(found.hidden), lax.stop_gradient(found.head)
             own = nats_of_rows(hidden, head, targets, cap)
             pairs = of_pairs(own, targets, arrays["reference"], plan.train.dpo_beta)
@@ -57,8 +57,8 @@ class Preference(Language):
         return loss
 
     def evaluation(self, plan: Plan, model: Architecture) -> Evaluation:
-        def evaluation(trained: Tree, kept: Tree, arrays: Tree) -> Array:
-            own = -self.outputs(plan, model, {**trained, **kept}, arrays)
+        def evaluation(trained: Tree, frozen: Tree, arrays: Tree) -> Array:
+            own = -self.outputs(plan, model, {**trained, **frozen}, arrays)
             found = of_pairs(own, arrays["targets"], arrays["reference"], plan.train.dpo_beta)
             margins = found.chosen - found.rejected
             right = found.counts & (margins > 0)

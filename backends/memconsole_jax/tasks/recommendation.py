@@ -33,12 +33,12 @@ class Recommendation:
 
         def loss(
             trained: Tree,
-            kept: Tree,
+            frozen: Tree,
             arrays: Tree,
             sums: Tree | None = None,
             share: Array | float = 1.0,
         ) -> Array:
-            found = projected({**trained, **kept}, arrays, sums)
+            found = projected({**trained, **frozen}, arrays, sums)
             return two_level.nats(model, found, arrays["targets"]) * share
 
         return loss
@@ -47,8 +47,8 @@ class Recommendation:
         """Nats, then the measures of the ranking of all items."""
         projected = _projected(uncompiled(plan), model)
 
-        def evaluation(trained: Tree, kept: Tree, arrays: Tree) -> Array:
-            found = projected({**trained, **kept}, arrays)
+        def evaluation(trained: Tree, frozen: Tree, arrays: Tree) -> Array:
+            found = projected({**trained, **frozen}, arrays)
             return two_level.ranked(model, found, arrays["targets"])
 
         return evaluation

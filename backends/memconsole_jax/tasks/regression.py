@@ -30,12 +30,12 @@ class Regression:
 
         def loss(
             trained: Tree,
-            kept: Tree,
+            frozen: Tree,
             arrays: Tree,
             sums: Tree | None = None,
             share: Array | float = 1.0,
         ) -> Array:
-            missed = outputs({**trained, **kept}, arrays, sums) - arrays["targets"]
+            missed = outputs({**trained, **frozen}, arrays, sums) - arrays["targets"]
             return jnp.sum(arrays["mask"] * jnp.square(missed)) * share
 
         return loss
@@ -43,8 +43,8 @@ class Regression:
     def evaluation(self, plan: Plan, model: Regressor) -> Evaluation:
         outputs = _outputs(uncompiled(plan), model)
 
-        def evaluation(trained: Tree, kept: Tree, arrays: Tree) -> Array:
-            missed = outputs({**trained, **kept}, arrays) - arrays["targets"]
+        def evaluation(trained: Tree, frozen: Tree, arrays: Tree) -> Array:
+            missed = outputs({**trained, **frozen}, arrays) - arrays["targets"]
             mask = arrays["mask"]
             squares, absolute = mask * jnp.square(missed), mask * jnp.abs(missed)
             each = (jnp.sum(squares, axis=0), jnp.sum(absolute, axis=0))

@@ -13,11 +13,12 @@ from memconsole_jax.techniques.activations.activation_offload import Disk
 from memconsole_trainer.engine import OnTokens, Sampling
 
 Tree = dict[str, Array]
+"""Arrays by name: stacked weights (see `layout.stacking`), or the arrays of a batch."""
 Loss = Callable[..., Array]
-"""The loss of one micro-batch: (trained, kept, arrays, `accumulation.Sums` or None, share) -> the
-summed loss times `share`, a scalar. `trained` weights are differentiated, `kept` ones are not."""
+"""The loss of one micro-batch: (trained, frozen, arrays, `accumulation.Sums` or None, share) -> the
+summed loss times `share`, a scalar. Only the `trained` weights are differentiated."""
 Evaluation = Callable[[Tree, Tree, Tree], Array]
-"""(trained, kept, arrays) of one micro-batch -> its summed loss, then the sums of the task's
+"""(trained, frozen, arrays) of one micro-batch -> its summed loss, then the sums of the task's
 measures, (1 + measures,)."""
 
 

@@ -65,9 +65,9 @@ def planned(
 
 def _planned(plan: Plan, model: Model, place: Target, interrupt: tracing.Interrupt) -> Exact:
     programs = Programs.of(plan, model, place.kind, place.devices)
-    state = 0 if programs.waits_on_host else _bytes(programs.state_shapes)
+    state = 0 if programs.keeps_state_on_host else _bytes(programs.state_shapes)
     held = {
-        "weights": _bytes(programs.trained_shapes) + _bytes(programs.kept_shapes),
+        "weights": _bytes(programs.trained_shapes) + _bytes(programs.frozen_shapes),
         "optimizer state": state + _bytes(programs.average_shapes),
     }
     batch = _bytes(programs.arrays(*programs.batch_axes))
@@ -108,7 +108,7 @@ def _planned(plan: Plan, model: Model, place: Target, interrupt: tracing.Interru
 def _step(programs: Programs, place: Target, interrupt: tracing.Interrupt = lambda: None) -> Needed:
     """The memory that an optimizer step needs, whether it is one program or several."""
     lowered = programs.lower_train()
-    if not programs.waits_on_host:
+    if not programs.keeps_state_on_host:
         return _compiled(lowered, place)
     averages = _bytes(programs.average_shapes)
     backward = _compiled(lowered.gradients, place)

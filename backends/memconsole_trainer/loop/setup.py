@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import binascii
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from memconsole.plan import catalog
 from memconsole.plan.catalog.folders import folder
@@ -17,41 +16,39 @@ from memconsole.plan.jobs.on_node import on_node
 from memconsole.plan.machine.processor import slower_than_fp32
 from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.models.model import Model
-from memconsole.plan.plan import Plan, PlanError, get, printable, replace
+from memconsole.plan.plan import Plan, PlanError, printable
 from memconsole.plan.training import recipe
 from memconsole.plan.training.origin import FINE_TUNES, frozen_at_random, origin, shortly
-from memconsole.plan.training.resuming import CHANGEABLE, ELSEWHERE, LATER, without_lost_source
+from memconsole.plan.training.resuming import without_lost_source
 from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.read.life.ladder import present_plan, rungs
 from memconsole.runs.record import consent as consents
-from memconsole.runs.record.checkpoints import base, verified
-from memconsole.runs.record.checkpoints.manifest import damaged, step_of
+from memconsole.runs.record.checkpoints import base
+from memconsole.runs.record.checkpoints.manifest import step_of
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
 from memconsole_trainer.backends import engine_factory
 from memconsole_trainer.control.controller import Controller, controller_of
-from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.engine import Engine, WeightSource
-from memconsole_trainer.gang import Gang
 from memconsole_trainer.host.host_memory import highest_resident
 from memconsole_trainer.host.memory_limit import limit_build, limit_steps
 from memconsole_trainer.loop import progress, summary
 from memconsole_trainer.loop.announcing import Announcer
 from memconsole_trainer.loop.progress import Progress
 from memconsole_trainer.loop.ranks import rank_count
+from memconsole_trainer.loop.resuming import (
+    check_unchanged,
+    newest_checkpoint,
+    older_fingerprints,
+    resumed,
+)
 from memconsole_trainer.loop.trained_rows import TrainedRows, evaluation_shape, trained_rows
 from memconsole_trainer.tasks.opening import open_data
-from memconsole_trainer.tasks.task import Start, TaskData, Teller
+from memconsole_trainer.tasks.task import Start, TaskData
 from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights
 from memconsole_trainer.weights.trained import starting_weights
-
-
-class NoCheckpointError(Exception):
-    """The run has checkpoints, and none of them can be used."""
-
-    cause = "bad_data"
 
 
 @dataclass
@@ -63,16 +60,19 @@ class Job:
     engine: Engine
     data: TaskData
     shape: BatchShape
+    """The shape of a training batch."""
     stream: BatchStream
     checkpoints: Checkpoints
     control: Controller
     progress: Progress
     fingerprints: dict[str, str]
+    """Hashes of the plan and of what the data must not change in, by name (see `TaskData.fingerprints`)."""
     settings: dict[str, Any]
-    """Those that the fingerprint of the plan counts."""
+    """The settings that the plan's fingerprint counts."""
     last_saved: Path | None
-    trained: TrainedRows | None = None
-    """Training rows that are measured at each evaluation."""
+    """The checkpoint that the attempt continues from; None for a new run."""
+    train_rows: TrainedRows | None = None
+    """Training rows whose loss is measured at each evaluation."""
 
     @property
     def evaluation_shape(self) -> BatchShape:
@@ -80,136 +80,166 @@ class Job:
         return evaluation_shape(self.plan, self.shape)
 
 
+class _Plans(NamedTuple):
+    """The plan of a run, as it is stored and as an attempt uses it."""
+
+    stored: Plan
+    """As the run's directory holds it."""
+    by_recipe: frozenset[str]
+    """The settings in it that the recipe chose."""
+    source: Plan
+    """That of this attempt: with its batch sizes, on this machine. It names the source of the weights."""
+    plan: Plan
+    """The same, with the files that the run has kept in place of sources that are gone."""
+
+
 def set_up(attempt: Attempt) -> Job:
     """Prepare the attempt and report each phase. Raises `StopRequestedError`, `PlanError`,
     `DataError`, `NoCheckpointError`, `WeightsError` and `MemoryError`."""
     say = Announcer(attempt)
     committed = attempt.run.committed_checkpoints()
-    _at(attempt, committed[-1] if committed else None)
+    _set_position(attempt, committed[-1] if committed else None)
     say.phase("import")
-    picked, by_recipe = attempt.run.read_settled_plan()
-    plan = on_node(present_plan(attempt.run))
-    begun = plan
-    plan = base.present(attempt.run, plan, trained=bool(committed))
-    if committed:
-        plan = without_lost_source(plan, attempt.run.path / TOKENIZER_JSON)
-    check(plan)
-    check_start(plan)
+    plans = _read_plans(attempt.run, has_checkpoint=bool(committed))
+    plan = plans.plan
     model = catalog.model(plan)
     engine = engine_factory(plan.backend)(plan, attempt.run.path)
     checkpoints = Checkpoints(attempt.run.checkpoints_path, plan.train.keep_checkpoints)
-    gang = engine.gang
-    stored = _stored(attempt, checkpoints, gang, say)
-    _at(attempt, stored.path if stored else None)
-    _started(attempt, plan, engine, stored)
-    for words in _doubts(attempt.run, begun, plan, engine):
-        say.warning(words)
+    stored = newest_checkpoint(attempt, checkpoints, engine.gang, say)
+    _set_position(attempt, stored.path if stored else None)
+    _report_start(attempt, plan, engine, stored)
+    for warning in _warnings(attempt.run, plans, engine):
+        say.warning(warning)
 
-    known = stored.fingerprints if stored else {}
-    if gang.rank:
-        gang.tell()  # the leader has prepared the data; the others wait here and then find it ready
     engine.prepare(plan, model)
-    data = open_data(plan, model, attempt.run.path, say, known)
-    if not gang.rank:
-        gang.tell()
-    training = recipe.words(plan, by_recipe)
-    files = left_out(plan, folder)
-    print("\n".join(f"  {words}" for words in (data.description, *files, training)), flush=True)
-    fingerprints = {"plan": progress.fingerprint(picked, model), **data.fingerprints}
-    settings = progress.counted_settings(picked)
+    data = _open_data(attempt, plans, model, engine, stored, say)
     shape = BatchShape(
         plan.optimize.accumulation_steps,
         plan.train.batch_size * plan.device.count,
         plan.data.sequence_length,
     )
+    fingerprints = {"plan": progress.fingerprint(plans.stored, model), **data.fingerprints}
+    settings = progress.counted_settings(plans.stored)
     if stored is None:
-        state = _beginning(plan, data.steps_per_epoch(shape), say)
+        state = _first_progress(plan, data.steps_per_epoch(shape), say)
     else:
-        older = _older_fingerprints(attempt.run, picked, model)
+        older = older_fingerprints(attempt.run, plans.stored, model)
         state = resumed(stored, fingerprints, older, settings)
         progress.stretch(state, plan)
         check_unchanged(attempt.run, stored, data, say)
     control = controller_of(plan, state.total_steps)
     if stored is not None:
         control.load_state(stored.part("control", dict[str, Any] | None) or {})
-    trained = trained_rows(plan, data, shape, say.tick)
-    stream = BatchStream(data.rows(), shape, state.data or None)
-    try:
-        # Fill before the model is built, so that memory of the data is not counted as the model's.
-        stream.fill(say.tick)
-        say.phase(
-            "build",
-            f"from {stored.path.name}" if stored is not None else shortly(begun),
-            total_steps=state.total_steps,
-            steps_per_epoch=state.steps_per_epoch,
-        )
-        attempt.read_memory = lambda: _held(engine)
-        weights = starting_weights(plan, model)
-        limit_build(plan, engine)
-        engine.build(plan, data.fitted(model), state.total_steps, weights)
-        say.phase(
-            "build",
-            parameters=engine.parameters,
-            trainable_parameters=engine.trainable_parameters,
-            weights=_origin(begun, weights),
-        )
-        rows = state.total_steps * shape.rows
-        own = trained.batches() if trained is not None else ()
-        genuine = plan.model == begun.model
-        changed = consents.agreed(attempt.run) is not None
-        start = Start(engine, evaluation_shape(plan, shape), rows, own, genuine, changed)
-        data.measure_start(start, say)
-        if stored is not None:
-            engine.load_state(stored)
-        limit_steps(plan, engine)
-        print(f"  Model initialized with {engine.parameters:,} parameters", flush=True)
-    except BaseException:
-        stream.close()
-        raise
-    return Job(
+    train_rows = trained_rows(plan, data, shape, say.tick)
+    job = Job(
         plan=plan,
         model=model,
         engine=engine,
         data=data,
         shape=shape,
-        stream=stream,
+        stream=BatchStream(data.rows(), shape, state.data or None),
         checkpoints=checkpoints,
         control=control,
         progress=state,
         fingerprints=fingerprints,
         settings=settings,
         last_saved=stored.path if stored else None,
-        trained=trained,
+        train_rows=train_rows,
     )
+    try:
+        # Fill before the model is built, so that memory of the data is not counted as the model's.
+        job.stream.fill(say.tick)
+        _build(attempt, job, plans.source, stored, say)
+    except BaseException:
+        job.stream.close()
+        raise
+    return job
 
 
-def _stored(
-    attempt: Attempt, checkpoints: Checkpoints, gang: Gang, say: Announcer
-) -> LoadedCheckpoint | None:
-    """The newest intact checkpoint, which the leader finds; None if the run has none at all."""
+def _read_plans(run: RunDirectory, *, has_checkpoint: bool) -> _Plans:
+    """Read the plan of a run and check it. Raises `PlanError`."""
+    stored, by_recipe = run.read_settled_plan()
+    source = on_node(present_plan(run))
+    plan = base.present(run, source, trained=has_checkpoint)
+    if has_checkpoint:
+        plan = without_lost_source(plan, run.path / TOKENIZER_JSON)
+    check(plan)
+    check_start(plan)
+    return _Plans(stored, by_recipe, source, plan)
+
+
+def _open_data(
+    attempt: Attempt,
+    plans: _Plans,
+    model: Model,
+    engine: Engine,
+    stored: LoadedCheckpoint | None,
+    say: Announcer,
+) -> TaskData:
+    """Open the data, and print what they are and what the recipe chose. Of several processes the leader prepares the
+    data; the others wait for it and then find them ready."""
+    plan, gang = plans.plan, engine.gang
     if gang.rank:
-        name = gang.tell()
-        return LoadedCheckpoint(attempt.run.checkpoints_path / name) if name else None
-    checkpoints.sweep()
-    stored = _newest(attempt, checkpoints, say)
-    gang.tell(stored.path.name if stored else "")
-    return stored
+        gang.tell()
+    known = stored.fingerprints if stored else {}
+    data = open_data(plan, model, attempt.run.path, say, known)
+    if not gang.rank:
+        gang.tell()
+    lines = data.description, *left_out(plan, folder), recipe.words(plan, plans.by_recipe)
+    print("\n".join(f"  {line}" for line in lines), flush=True)
+    return data
 
 
-def _doubts(run: RunDirectory, begun: Plan, plan: Plan, engine: Engine) -> Iterator[str]:
-    """Warnings about the plan. `begun` still names the source of the weights, which `plan` may have replaced by kept
-    files."""
+def _build(
+    attempt: Attempt, job: Job, source: Plan, stored: LoadedCheckpoint | None, say: Announcer
+) -> None:
+    """Build the model of a job and load its weights, or the state of the checkpoint `stored`. `source` is the plan that
+    names the source of the weights."""
+    plan, engine, total_steps = job.plan, job.engine, job.progress.total_steps
+    say.phase(
+        "build",
+        f"from {stored.path.name}" if stored is not None else shortly(source),
+        total_steps=total_steps,
+        steps_per_epoch=job.progress.steps_per_epoch,
+    )
+    attempt.read_memory = lambda: _memory_in_use(engine)
+    weights = starting_weights(plan, job.model)
+    limit_build(plan, engine)
+    engine.build(plan, job.data.fitted(job.model), total_steps, weights)
+    say.phase(
+        "build",
+        parameters=engine.parameters,
+        trainable_parameters=engine.trainable_parameters,
+        weights=_weights_origin(source, weights),
+    )
+    start = Start(
+        engine,
+        job.evaluation_shape,
+        rows=total_steps * job.shape.rows,
+        trained=job.train_rows.batches() if job.train_rows is not None else (),
+        genuine=plan.model == source.model,
+        changed=consents.agreed(attempt.run) is not None,
+    )
+    job.data.measure_start(start, say)
+    if stored is not None:
+        engine.load_state(stored)
+    limit_steps(plan, engine)
+    print(f"  Model initialized with {engine.parameters:,} parameters", flush=True)
+
+
+def _warnings(run: RunDirectory, plans: _Plans, engine: Engine) -> Iterator[str]:
+    """Warnings about the plan: smaller micro-batches after memory ran out, random frozen weights, a slow precision."""
     for rung in rungs(run)[-1:]:
         yield rung.words
-    if frozen := frozen_at_random(begun):
+    if frozen := frozen_at_random(plans.source):
         yield frozen
-    precision = plan.optimize.precision
-    if engine.device.kind == "cpu" and (slow := slower_than_fp32(precision, plan.backend)):
+    precision, backend = plans.plan.optimize.precision, plans.plan.backend
+    if engine.device.kind == "cpu" and (slow := slower_than_fp32(precision, backend)):
         yield f"optimize.precision = {precision}: {slow}"
 
 
-def _beginning(plan: Plan, steps_per_epoch: int, say: Announcer) -> Progress:
-    """The progress of a run at step 0."""
+def _first_progress(plan: Plan, steps_per_epoch: int, say: Announcer) -> Progress:
+    """The progress of a run at step 0. Warns if its warm-up is longer than half of its steps."""
     state = progress.start(plan, steps_per_epoch)
     warmup = recipe.warmup_steps(plan, state.total_steps)
     if plan.train.warmup_steps not in (None, warmup):
@@ -220,20 +250,9 @@ def _beginning(plan: Plan, steps_per_epoch: int, say: Announcer) -> Progress:
     return state
 
 
-def _older_fingerprints(run: RunDirectory, picked: Plan, model: Model) -> set[str]:
-    """The plan's fingerprints as older checkpoints hold them."""
-    first = run.read_first_plan()
-    before = replace(picked, {key: get(first, key) for key in LATER})
-    return {
-        progress.fingerprint(before, model, CHANGEABLE - LATER),
-        progress.fingerprint(before, model, CHANGEABLE - LATER, as_it_is=True),
-        progress.fingerprint(first, model, ELSEWHERE - LATER, as_it_is=True),
-    }
-
-
-def _origin(plan: Plan, weights: WeightSource) -> str:
-    """The origin of the weights, and how many were read. The folder of the model that a resumed run was fine-tuned from may
-    be gone."""
+def _weights_origin(plan: Plan, weights: WeightSource) -> str:
+    """Where the weights come from, and how many were read. The folder of the model that a resumed run was fine-tuned from
+    may be gone."""
     try:
         words = origin(plan).words
     except PlanError:
@@ -241,29 +260,8 @@ def _origin(plan: Plan, weights: WeightSource) -> str:
     return f"{words}: {weights.read}" if isinstance(weights, HuggingFaceWeights) else words
 
 
-def _newest(attempt: Attempt, checkpoints: Checkpoints, say: Announcer) -> LoadedCheckpoint | None:
-    """The newest intact checkpoint; None if the run has none at all.
-
-    Raises `NoCheckpointError` if it has some, and all are damaged or cannot be read.
-    """
-    problems: list[str] = []
-
-    def problem(message: str) -> None:
-        problems.append(message)
-        say.warning(message)
-
-    stored = checkpoints.newest(problem, say.tick, verified=verified.take(attempt.run))
-    problems += [f"{path.name} was damaged" for path in damaged(attempt.run.checkpoints_path)]
-    if stored is None and problems:
-        raise NoCheckpointError(
-            f"no intact checkpoint is left: {problems[0].partition(';')[0]}; put an intact copy of it back, or "
-            f"begin again at step 0: memconsole resume {attempt.run.id} --from-scratch"
-        )
-    return stored
-
-
-def _held(engine: Engine) -> tuple[int | None, int | None, int]:
-    """Bytes of live tensors, now, after waiting for queued work, and at their peak; and the highest resident bytes of this
+def _memory_in_use(engine: Engine) -> tuple[int | None, int | None, int]:
+    """Three numbers of bytes: live tensors once queued work is done, their peak, and the highest resident memory of this
     process."""
     with contextlib.suppress(Exception):  # the queued work may be what failed
         engine.synchronize()
@@ -271,69 +269,16 @@ def _held(engine: Engine) -> tuple[int | None, int | None, int]:
     return reading.allocated_bytes, reading.peak_bytes, highest_resident()
 
 
-def resumed(
-    stored: LoadedCheckpoint,
-    fingerprints: dict[str, str],
-    older: Collection[str] = (),
-    settings: dict[str, Any] | None = None,
-) -> Progress:
-    """Read the progress from a checkpoint. `older` are the plan's fingerprints as older checkpoints
-    hold them, and `settings` those of the plan that its fingerprint counts. Raises `PlanError` or
-    `DataError` if plan or tokenizer have changed, and `DataError` if the checkpoint does not hold it."""
-    before = stored.fingerprints
-    if before.get("plan") not in {fingerprints["plan"], *older}:
-        then = stored.part("settings", dict[str, Any] | None)  # older checkpoints have none
-        words = progress.difference_words(then, settings or {}) if then else ""
-        raise PlanError(
-            f"{stored.path.name} was made with other settings than the run's plan.toml has now"
-            f"{words and f' ({words})'}; put plan.toml back as it was, or start a new run"
-        )
-    for what in fingerprints.keys() - {"plan", "data"}:
-        if before.get(what) != fingerprints[what]:
-            raise DataError(
-                f"the {what} has changed since {stored.path.name}: the run cannot be continued "
-                "exactly; start a new run"
-            )
-    kept: Progress = stored.part("progress", Progress)
-    if kept.step != stored.step:
-        raise DataError(
-            f"{stored.path.name}/state.json: progress: step = {kept.step}, expected {stored.step}; "
-            "this checkpoint cannot be used"
-        )
-    return kept
-
-
-def check_unchanged(
-    run: RunDirectory, stored: LoadedCheckpoint, data: TaskData, say: Teller
-) -> None:
-    """Raise `DataError` if the data is not that of the checkpoint, unless the user agreed."""
-    problem = ""
-    if stored.fingerprints.get("data") != data.fingerprints["data"]:
-        problem = "its files have other names, lengths or beginnings"
-    elif "read" in stored.state:  # older checkpoints have only the fingerprint
-        try:
-            problem = data.hashes.difference(stored.part("read", dict[str, Any]), say.tick)
-        except (LookupError, TypeError, binascii.Error):
-            problem = f"{stored.path.name} does not record which of it had been read"
-    if not problem:
-        return
-    changed = f"the data has changed since {stored.path.name}: {problem}"
-    consent = consents.agreed(run)
-    if consent is None:
-        raise DataError(
-            f"{changed}; the run cannot be continued exactly. Start a new run, or continue with the "
-            f"data as it is: memconsole resume {run.id} --changed-data"
-        )
-    say.warning(f"{changed}; continuing with it, as {consent.who} agreed")
-
-
-def _at(attempt: Attempt, checkpoint: Path | None) -> None:
+def _set_position(attempt: Attempt, checkpoint: Path | None) -> None:
     """Set the attempt's step and checkpoint, so that they are right if it ends during set-up."""
     attempt.step = step_of(checkpoint) if checkpoint else 0
     attempt.checkpoint = str(checkpoint) if checkpoint else None
 
 
-def _started(attempt: Attempt, plan: Plan, engine: Engine, stored: LoadedCheckpoint | None) -> None:
+def _report_start(
+    attempt: Attempt, plan: Plan, engine: Engine, stored: LoadedCheckpoint | None
+) -> None:
+    """Report that the attempt has started: its device, the versions of the libraries, and the step it continues from."""
     lines = engine.platform_lines()
     device = engine.device
     attempt.emit(

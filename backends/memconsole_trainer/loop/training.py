@@ -38,7 +38,7 @@ _ADVICE = {
 }
 """Advice when the loss is not finite, by precision."""
 SETTLING_STEPS = 5
-"""After each of this many first steps of an attempt, a CPU's heap returns its unused memory to the system."""
+"""On a CPU, the heap returns its unused memory to the system after each of the first steps of an attempt, this many."""
 
 
 class NonFiniteLossError(ArithmeticError):
@@ -65,22 +65,27 @@ class Trainer:
         self.saver = Saver(attempt, job, self._watch)
         self._profiling = Profiling(attempt, job.engine, self._watch)
         self._unread: dict[int, tuple[int, float]] = {}
-        """Units and weight of the steps whose losses are still on the device."""
-        self._sampled: int | None = None
+        """Units and weight of each step, by its number, whose loss is still on the device."""
+        self._sampled_step: int | None = None
+        """The step of the last sample."""
         self._compiled = False
-        self._unsettled = SETTLING_STEPS
-        self._rehearses = False
-        """Whether the next step is the rehearsal of a step, too."""
-        self._improved = False
+        """Whether this attempt has taken a step. Its first one compiles."""
+        self._settling_steps_left = SETTLING_STEPS
+        self._step_is_rehearsal = False
+        """Whether the next step is the one that the preflight would rehearse."""
+        self._best_is_unsaved = False
         """Whether the last evaluation was the best and is not saved yet."""
 
     def train(self) -> events.Ended:
-        """Train until the plan is done. Raises `StopRequestedError` and `DataError` after saving a
-        checkpoint, and `PreflightError`, `NonFiniteLossError`, `FencedError` or OSError without saving one."""
+        """Train until the plan is done.
+
+        Raises `StopRequestedError` and `DataError` after saving a checkpoint. Raises `PreflightError`,
+        `NonFiniteLossError`, `FencedError` and OSError without saving one.
+        """
         self._watch.memory()
         try:
-            self._rehearses = preflight(self._attempt, self._job, self._watch, self.saver)
-            self._catch_up()
+            self._step_is_rehearsal = preflight(self._attempt, self._job, self._watch, self.saver)
+            self._repeat_missed_evaluation()
             self._job.control.prepare(self._engine)
             while not self._progress.finished(self._plan):
                 item = self._next()
@@ -107,76 +112,88 @@ class Trainer:
         error = item = None
         try:
             item = self._job.stream.next(self._watch.beat)
-        except DataError as found:
-            error = found
+        except DataError as raised:
+            error = raised
         failed = self._watch.settle(error is not None)
         self._watch.check_stop()
         if failed or item is None:
             raise error or ElsewhereDataError("another process could not read the data")
         return item
 
-    def _catch_up(self) -> None:
-        """Repeat the evaluation that a stop request cut short, so a resumed run makes the same
-        evaluations."""
+    def _repeat_missed_evaluation(self) -> None:
+        """Evaluate now if a stop request cut the evaluation of this step short, so that a resumed run makes the same
+        evaluations as one that never stopped."""
         p, every = self._progress, self._plan.train.evaluate_every
         if every and p.step and p.step % every == 0 and p.judged_step != p.step:
             self._evaluate()
-            if self._improved:
+            if self._best_is_unsaved:
                 self._save()
 
     def _step(self, batch: Batch, units: int, state: dict[str, object]) -> None:
+        """Train on `batch`, which counts `units`. Then report, evaluate and save as far as this step is due for it.
+        `state` is that of the data after this batch."""
         p, t = self._progress, self._plan.train
-        if not self._compiled:
-            self._watch.enter("compile")
-        self._watch.beat()
-        if self._compiled:
-            self._profiling.before(p.step + 1)
-        control = self._job.control
-        with first_step(self._job, self._watch) if self._rehearses else nullcontext():
-            trained = control.step(self._engine, batch)
-        self._rehearses = False
-        self._profiling.after(p.step + 1)
+        compiles = not self._compiled
+        trained = self._take_step(batch)
         p.step += 1
-        if self._unsettled and self._engine.device.kind == "cpu":
-            # A small array may have been placed in the block that this step freed: the next step needs a new block.
-            self._unsettled -= 1
-            self._engine.synchronize()
-            heap.trim()
+        self._return_unused_memory()
         units = units if trained else 0
         p.tokens += units
         p.data = state
         self._unread[p.step] = (units, batch.weight)
-        for said in control.take_events():
-            self._attempt.emit(said)
-        if not self._compiled:
-            self._compiled = True
+        for event in self._job.control.take_events():
+            self._attempt.emit(event)
+        if compiles or p.step % t.log_every == 0:
             self._read_losses()
-        elif p.step % t.log_every == 0:
-            self._read_losses()
-        self._watch.follow(control)
+        self._watch.follow(self._job.control)
         self._watch.wait_while_paused()
         self._watch.check_stop()
         if t.evaluate_every and p.step % t.evaluate_every == 0:
             self._evaluate()
+        # Saving after the first step reveals a full disk or a missing permission early.
         early = p.step == 1 and not p.finished(self._plan)
         regular = bool(t.checkpoint_every) and p.step % t.checkpoint_every == 0
-        if early or self._to_save(regular) or self._to_save(self._due()):
-            # Saving after the first step reveals a full disk or a missing permission early.
+        if early or self._should_save(regular) or self._should_save(self._checkpoint_is_old()):
             self._save()
 
-    def _to_save(self, regular: bool) -> bool:
+    def _take_step(self, batch: Batch) -> bool:
+        """Let the controller take the next step. Returns whether the batch was trained on."""
+        number = self._progress.step + 1
+        if not self._compiled:
+            self._watch.enter("compile")
+        self._watch.beat()
+        if self._compiled:
+            self._profiling.before(number)
+        rehearsal = first_step(self._job, self._watch) if self._step_is_rehearsal else nullcontext()
+        with rehearsal:
+            trained = self._job.control.step(self._engine, batch)
+        self._step_is_rehearsal = False
+        self._compiled = True
+        self._profiling.after(number)
+        return trained
+
+    def _return_unused_memory(self) -> None:
+        """On a CPU, after one of the first steps: give the heap's unused memory back to the system. A small array may
+        have been placed in the block that this step freed, and then the next step needs a new block."""
+        if self._settling_steps_left and self._engine.device.kind == "cpu":
+            self._settling_steps_left -= 1
+            self._engine.synchronize()
+            heap.trim()
+
+    def _should_save(self, regular: bool) -> bool:
         """Whether to save now: after the best evaluation, or if it is a `regular` time and the plan does
         not ask for the best alone."""
         only_best = self._plan.train.save_only_best and self._job.data.validation_rows > 0
-        return self._improved or (regular and not only_best)
+        return self._best_is_unsaved or (regular and not only_best)
 
-    def _due(self) -> bool:
-        """Whether the last checkpoint is too old by the clock of any process."""
+    def _checkpoint_is_old(self) -> bool:
+        """Whether the last checkpoint is older than `train.checkpoint_minutes` by the clock of any process."""
         minutes = self._plan.train.checkpoint_minutes
         return bool(minutes and self._engine.gang.most(self.saver.due(minutes))[0])
 
     def _read_losses(self) -> None:
-        """Read the metrics of the steps since the last call from the device and report them."""
+        """Read the metrics of the steps since the last call from the device and report them. Raises
+        `NonFiniteLossError` if a loss is NaN or infinite."""
         metrics = self._job.control.take_metrics(self._engine)
         if not metrics:
             return
@@ -186,14 +203,15 @@ class Trainer:
         p = self._progress
         counted = [(m, self._unread.pop(m.step)) for m in metrics]
         units = sum(count for _, (count, _) in counted)
-        finite = all(math.isfinite(m.loss) or m.undone for m in metrics)
+        failed = [m.step for m in metrics if not (math.isfinite(m.loss) or m.undone)]
+        finite = not failed
         if finite:
             for m, (_, weight) in counted:
                 begins = (m.step - 1) % self._plan.train.log_every == 0
                 p.add_loss(*((0.0, 0.0) if m.undone else (m.loss, weight)), begins)
         last = metrics[-1]
         norm = last.gradient_norm
-        said = events.Step(
+        event = events.Step(
             step=last.step,
             epoch=p.epoch,
             loss=p.window_loss if finite else None,
@@ -204,19 +222,18 @@ class Trainer:
             step_seconds=seconds / len(metrics),
             data_wait_seconds=self._job.stream.take_waited_seconds() / len(metrics),
         )
-        self._attempt.emit(said)
-        print(summary.step_line(said, p.total_steps, self._task.units, finite), flush=True)
-        self._tell_skipped(metrics)
-        if not finite:
-            step = next(m.step for m in metrics if not math.isfinite(m.loss))
+        self._attempt.emit(event)
+        print(summary.step_line(event, p.total_steps, self._task.units, finite), flush=True)
+        self._warn_of_skipped(metrics)
+        if failed:
             raise NonFiniteLossError(
-                f"the loss of step {step} is not finite; the last good checkpoint is "
+                f"the loss of step {failed[0]} is not finite; the last good checkpoint is "
                 f"{self.saver.last.name if self.saver.last else 'none'}. "
                 + _ADVICE[self._plan.optimize.precision]
             )
         self._watch.memory(now_and_then=True)
 
-    def _tell_skipped(self, metrics: list[StepMetrics]) -> None:
+    def _warn_of_skipped(self, metrics: list[StepMetrics]) -> None:
         """Warn of steps that changed nothing because a gradient overflowed in fp16. Raises
         `NonFiniteLossError` when no loss scale would help."""
         p = self._progress
@@ -239,28 +256,29 @@ class Trainer:
         )
 
     def _end_epoch(self, state: dict[str, object]) -> None:
+        """Evaluate, report the epoch and begin the next one, whose data begin at `state`."""
         p, t = self._progress, self._plan.train
         self._read_losses()
         if p.validation_step != p.step:
             self._evaluate()
         self._watch.count()
-        said = events.Epoch(
+        event = events.Epoch(
             epoch=p.epoch,
             train_loss=p.epoch_loss,
             validation_loss=p.validation_loss if p.validation_step == p.step else None,
             minutes=p.epoch_seconds / 60,
         )
-        self._attempt.emit(said)
+        self._attempt.emit(event)
         epochs = None if t.max_steps else t.epochs
-        print(summary.epoch_block(said, epochs, p.elapsed_seconds / 60), flush=True)
+        print(summary.epoch_block(event, epochs, p.elapsed_seconds / 60), flush=True)
         steps = p.step - p.epoch_first_step
         if steps and steps != p.steps_per_epoch:
-            self._correct(steps)
+            self._correct_epoch_length(steps)
         p.end_epoch(state)
-        if self._to_save(not t.checkpoint_every):
+        if self._should_save(not t.checkpoint_every):
             self._save()
 
-    def _correct(self, steps: int) -> None:
+    def _correct_epoch_length(self, steps: int) -> None:
         """Report that an epoch was longer or shorter than estimated. The learning-rate schedule
         does not change."""
         p, t = self._progress, self._plan.train
@@ -271,6 +289,7 @@ class Trainer:
         )
 
     def _end(self) -> events.Ended:
+        """Evaluate and save the last step, and report the end of training."""
         p = self._progress
         self._profiling.stop()
         self._read_losses()
@@ -287,27 +306,27 @@ class Trainer:
             total_minutes=p.elapsed_seconds / 60,
             average_epoch_minutes=p.average_epoch_minutes,
             epochs=len(p.epoch_minutes),
-            early=self._early(),
+            early=self._early_stop_reason(),
         )
         self._attempt.emit(ended, durable=True)
         device = self._engine.device
         best = self._job.checkpoints.best()
         step = None if best is None else step_of(best)
-        measure = self._decisive(p.best_scores)
+        measure = self._deciding_measure(p.best_scores)
         words = ""
         if measure is not self._task.loss:
             words = f", by {measure.label} {p.best_scores[measure.key]:.4f}"
         print(summary.final_block(ended, f"{device.id} ({device.name})", step, words), flush=True)
         return ended
 
-    def _early(self) -> str:
+    def _early_stop_reason(self) -> str:
         """Why training ends early; empty if it does not."""
         p, t = self._progress, self._plan.train
         if not p.stopped_early(self._plan):
             return ""
         by = f" by more than {t.early_stopping_minimum:g}" if t.early_stopping_minimum else ""
         scores = p.patience_scores
-        measure = self._decisive(scores)
+        measure = self._deciding_measure(scores)
         name = "the validation loss" if measure is self._task.loss else measure.label
         best = f"last improvement: {scores[measure.key]:.4f}" if scores else "none was finite"
         return (
@@ -315,7 +334,7 @@ class Trainer:
             f"in {p.stale_evaluations:,} evaluations ({best})"
         )
 
-    def _decisive(self, scores: Mapping[str, float]) -> Measure:
+    def _deciding_measure(self, scores: Mapping[str, float]) -> Measure:
         """The measure of `scores` that decides which evaluation is best."""
         return next((m for m in self._task.judges if m.key in scores), self._task.loss)
 
@@ -323,60 +342,66 @@ class Trainer:
         """Evaluate the held-out rows, if there are any, then make a sample."""
         job, p = self._job, self._progress
         if not job.data.validation_rows:
-            if self._sampled != p.step:
+            if self._sampled_step != p.step:
                 self._sample()
             return
         limit = self._plan.train.evaluation_batches
         with self._watch.aside("evaluate"):
             started = time.monotonic()
             shape = job.evaluation_shape
-            total = self._engine.evaluate(self._polled(job.data.validation(shape, limit)))
+            total = self._engine.evaluate(self._checking_stop(job.data.validation(shape, limit)))
             train_loss = self._train_loss()
             judged = job.data.judged(total, shape, limit, self._engine, self._watch.check_stop)
         answered: dict[str, float] = {}
         if job.data.answered_records:
             with self._watch.aside("sample"):
                 answered = job.data.answered(self._engine, self._watch.check_stop)
-        loss = total.mean
-        finite = math.isfinite(loss)
+        finite = math.isfinite(total.mean)
         metrics = {**judged.metrics, **answered}
-        best = False
-        if finite:
-            p.scores = scores_of(self._task, loss, metrics)
-            if not p.best_scores and p.best_validation_loss is not None:
-                p.best_scores = {self._task.loss.key: p.best_validation_loss}
-            self._improved = best = improves(self._task, p.best_scores, p.scores)
-            p.validation_loss, p.validation_step = loss, p.step
-            known = p.best_validation_loss
-            p.best_validation_loss = loss if known is None else min(loss, known)
-        scores = p.scores if finite else ()
-        p.judge(self._task, scores, self._plan.train.early_stopping_minimum)
-        said = events.Evaluation(
+        event = events.Evaluation(
             step=p.step,
-            loss=loss if finite else None,
+            loss=total.mean if finite else None,
             bits_per_byte=judged.bits_per_byte if finite else None,
             tokens=int(total.weight),
             seconds=time.monotonic() - started,
             metrics=metrics,
-            best=best,
+            best=self._count_evaluation(total.mean, metrics),
             train_loss=train_loss,
         )
-        self._attempt.emit(said, durable=True)
-        print(summary.evaluation_line(said, self._task), flush=True)
+        self._attempt.emit(event, durable=True)
+        print(summary.evaluation_line(event, self._task), flush=True)
         self._sample()
+
+    def _count_evaluation(self, loss: float, metrics: Mapping[str, float]) -> bool:
+        """Record an evaluation in the progress. Returns whether it is the best one so far; one whose loss is not finite
+        never is."""
+        p, minimum = self._progress, self._plan.train.early_stopping_minimum
+        if not math.isfinite(loss):
+            p.judge(self._task, (), minimum)
+            return False
+        p.scores = scores_of(self._task, loss, metrics)
+        if not p.best_scores and p.best_validation_loss is not None:
+            # A checkpoint of an older version stores only the loss of the best evaluation.
+            p.best_scores = {self._task.loss.key: p.best_validation_loss}
+        self._best_is_unsaved = improves(self._task, p.best_scores, p.scores)
+        p.validation_loss, p.validation_step = loss, p.step
+        known = p.best_validation_loss
+        p.best_validation_loss = loss if known is None else min(loss, known)
+        p.judge(self._task, p.scores, minimum)
+        return self._best_is_unsaved
 
     def _train_loss(self) -> float | None:
         """The loss of some training rows, measured as that of held-out rows; None if there are none,
         or it is not finite."""
-        rows = self._job.trained
+        rows = self._job.train_rows
         if rows is None:
             return None
-        loss = self._engine.evaluate(self._polled(rows.batches())).mean
+        loss = self._engine.evaluate(self._checking_stop(rows.batches())).mean
         return loss if math.isfinite(loss) else None
 
     def _sample(self) -> None:
         data, step = self._job.data, self._progress.step
-        self._sampled = step
+        self._sampled_step = step
         if not data.room_for_sample():
             return
         with self._watch.aside("sample"):
@@ -390,9 +415,10 @@ class Trainer:
         """Commit a checkpoint after checking that every loss up to it is finite."""
         self._read_losses()
         self.saver.save()
-        self._improved = False
+        self._best_is_unsaved = False
 
-    def _polled(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _checking_stop(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield the batches of an evaluation. Raises `StopRequestedError` before one of them."""
         for batch in batches:
             self._watch.settle()
             self._watch.check_stop()

@@ -108,7 +108,7 @@ def test_the_programs_of_jax_have_the_arguments_of_the_estimate(
     model, plan = trains(case), plan_with(changes, "jax")
     programs = Programs.of(plan, model, kind, jax.devices("cpu")[0])
     step = step_of(plan, model, kind)
-    assert nbytes([programs.trained_shapes, programs.kept_shapes]) == step.weights
+    assert nbytes([programs.trained_shapes, programs.frozen_shapes]) == step.weights
     assert nbytes(programs.state_shapes) == step.state.resident
     elements = sum(int(np.prod(x.shape)) for x in programs.trained_shapes.values())
     assert elements == step.trained.elements

@@ -15,7 +15,7 @@ import pytest
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_jax import devices, engine
-from memconsole_jax.compiled import compiling
+from memconsole_jax.compiled import compile_cache, compiling
 from memconsole_jax.engine import JaxEngine
 from memconsole_jax.layout.stacking import stacks
 from memconsole_jax.tasks import sampling
@@ -138,12 +138,12 @@ def test_a_checkpoint_is_not_changed_by_later_steps(accumulating: JaxEngine) -> 
 
 def test_the_step_updates_weights_and_optimizer_state_in_place(accumulating: JaxEngine) -> None:
     Checkpoint(accumulating)  # reading the state out must not keep its memory from being reused
-    before = jax.tree.leaves(accumulating._trained)
+    before = jax.tree.leaves(accumulating._train_state)
     pointers = {x.unsafe_buffer_pointer() for x in before if x.size > 1}
     accumulating.train_step(batch(0))
     accumulating.synchronize()
     assert all(x.is_deleted() for x in before)
-    after = jax.tree.leaves(accumulating._trained)
+    after = jax.tree.leaves(accumulating._train_state)
     assert {x.unsafe_buffer_pointer() for x in after if x.size > 1} == pointers
     memory = step_memory(accumulating)
     state = sum(x.nbytes for x in after)
@@ -164,11 +164,11 @@ def test_the_first_step_after_the_state_came_from_the_host_is_in_place_too(
         for part in ("weights", "optimizer"):
             accumulating.release(part)
             accumulating.restore(part)
-    before = jax.tree.leaves(accumulating._trained)
+    before = jax.tree.leaves(accumulating._train_state)
     pointers = {x.unsafe_buffer_pointer() for x in before if x.size > 1}
     accumulating.train_step(batch(0))
     accumulating.synchronize()
-    after = jax.tree.leaves(accumulating._trained)
+    after = jax.tree.leaves(accumulating._train_state)
     assert {x.unsafe_buffer_pointer() for x in after if x.size > 1} == pointers
 
 
@@ -354,7 +354,7 @@ def test_a_prompt_is_read_once_in_blocks_and_tokens_are_heard_as_they_come(
 
     monkeypatch.setattr(sampling, "_read", told)
     monkeypatch.setattr(sampling, "READ_TOKENS", 8)
-    weights = accumulating._evaluated | accumulating._kept
+    weights = accumulating._evaluation_weights | accumulating._frozen
     monkeypatch.setattr(sampling, "STREAMED_TOKENS", 2)
     place = accumulating._sampler._place
     sampler = sampling.TokenSampler(ARCHITECTURE, accumulating._sampler._weights, place)
@@ -371,7 +371,7 @@ def test_old_compilations_make_room_for_new_ones(tmp_path: Path) -> None:
     for age, name in enumerate(("new", "old", "oldest")):
         (tmp_path / name).write_bytes(bytes(100))
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
-    devices._forget_oldest(tmp_path, 250)
+    compile_cache._delete_oldest(tmp_path, 250)
     assert sorted(x.name for x in tmp_path.iterdir()) == ["new", "old"]
 
 

@@ -211,5 +211,5 @@ def test_the_formula_has_the_tiles_of_the_engine(
     tokens: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(target, "kind", lambda: kind)
-    form = experts._Form(MODEL.experts, MODEL.experts_per_token, F, True, "silu", ())
+    form = experts._Settings(MODEL.experts, MODEL.experts_per_token, F, True, "silu", ())
     assert form.tile(tokens) == jax_experts.tile_rows(MODEL, tokens, kind)

@@ -16,8 +16,8 @@ from memconsole.plan import catalog
 from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.plan_file import dumps
-from memconsole_jax import devices, engine, tasks
-from memconsole_jax.compiled import offload
+from memconsole_jax import engine, tasks
+from memconsole_jax.compiled import compile_cache, offload
 from memconsole_jax.compiled.programs import Programs
 from memconsole_jax.compiled.step import mean_gradients
 from memconsole_jax.engine import JaxEngine
@@ -62,9 +62,9 @@ def plan_with(**settings: Any) -> Plan:
 @pytest.fixture(autouse=True, scope="module")
 def no_shared_cache() -> Iterator[None]:
     """Compile here, whatever an earlier run of the tests left behind."""
-    keep, devices.keep_compilations = devices.keep_compilations, lambda: None
-    yield
-    devices.keep_compilations = keep
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compile_cache, "enable_compile_cache", lambda: None)
+        yield
 
 
 def built(plan: Plan) -> JaxEngine:
@@ -97,7 +97,7 @@ def test_xla_computes_on_the_pages_of_a_batch_without_a_copy_in_the_heap(
 
     trainer = built(plan_with())
     monkeypatch.setattr(mapped, "empty", told)
-    arrays = trainer._trained_arrays(batch())
+    arrays = trainer._put_training_batch(batch())
     assert [a.unsafe_buffer_pointer() for a in arrays.values()] == pages
     for name, array in batch().arrays.items():
         np.testing.assert_array_equal(arrays[name], array)
@@ -415,7 +415,7 @@ def test_what_is_released_leaves_the_device_and_is_missed_by_name(
 ) -> None:
     plain.load_state(start)
     plain.backward(batch())
-    size = sum(x.nbytes for x in plain._trained.weights.values())
+    size = sum(x.nbytes for x in plain._train_state.weights.values())
     needed = {"weights": size, "optimizer": 2 * size, "gradients": size}
     for part in PARTS:
         plain.synchronize()

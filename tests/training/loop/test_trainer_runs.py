@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
+import math
 import os
 import signal
 import subprocess
@@ -28,7 +30,9 @@ from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
 from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.__main__ import run as run_attempt
+from memconsole_trainer.control.plain import Plain
 from memconsole_trainer.data.text.tokens.tokenizer import train
+from memconsole_trainer.engine import Engine, StepMetrics
 from tests.training.harness.runs import attempt, final, plan, state_hashes, told
 
 
@@ -260,6 +264,23 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(text: Path) -> 
     assert any("optimizer-00001.safetensors" in w.message for w in told(run, events.Warning))
     assert [s.resumed_step for s in told(run, events.Started)] == [0, step_of(before)]
     assert state_hashes(run) == state_hashes(whole)
+
+
+def test_the_error_names_the_step_whose_loss_counts_and_is_not_finite(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss of an undone step before it does not count, so the error does not name that one."""
+    take = Plain.take_metrics
+
+    def undone_then_failed(self: Plain, engine: Engine) -> list[StepMetrics]:
+        undone, failed = {"loss": math.nan, "undone": True}, {"loss": math.nan}
+        changes = {5: undone, 6: failed}
+        return [dataclasses.replace(m, **changes.get(m.step, {})) for m in take(self, engine)]
+
+    monkeypatch.setattr(Plain, "take_metrics", undone_then_failed)
+    run = create_run(plan(text))
+    assert attempt(run) == 80
+    assert "the loss of step 6 is not finite" in told(run, events.Error)[0].message
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint(

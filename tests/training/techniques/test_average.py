@@ -88,8 +88,8 @@ def test_a_step_that_fp16_skips_leaves_the_average_as_it_was(backend: str) -> No
     if backend == "torch":
         engine._scale.state[0] = 2.0**100
     else:
-        huge = engine._trained.precision.at[0].set(2.0**100)
-        engine._trained = engine._trained._replace(precision=huge)
+        huge = engine._train_state.precision.at[0].set(2.0**100)
+        engine._train_state = engine._train_state._replace(precision=huge)
     engine.train_step(batch(plan, 1))
     assert engine.take_metrics()[-1].skipped
     for old, new in zip(before, halves(engine), strict=True):

@@ -150,7 +150,7 @@ def test_torch_takes_the_same_steps_wherever_the_state_waits(
 
 def test_jax_keeps_it_in_pinned_memory(moving: None) -> None:
     engine, _ = stepped("jax", HERE, 2)
-    for x in jax.tree.leaves(engine._trained.optimizer):
+    for x in jax.tree.leaves(engine._train_state.optimizer):
         assert (x.sharding.memory_kind == jax_offload.PINNED) == (x.ndim > 0)
         assert x.ndim == 0 or (x.dtype == jnp.uint16 and jnp.any(x != 0))
 

@@ -112,7 +112,7 @@ def test_the_estimate_counts_these_weights(backend: str) -> None:
             held = sum(p.nbytes for p in engine.module.parameters())
         else:
             held = sum(
-                x.nbytes for x in [*engine._kept.values(), *engine._trained.weights.values()]
+                x.nbytes for x in [*engine._frozen.values(), *engine._train_state.weights.values()]
             )
         assert held == step.weights
 
@@ -216,12 +216,12 @@ def test_the_base_gets_no_gradient_in_torch() -> None:
 def test_jax_keeps_the_base_where_it_is() -> None:
     plan = plan_with("jax")
     engine, _ = trained("jax")
-    before = {n: x.unsafe_buffer_pointer() for n, x in engine._kept.items()}
-    old = engine._trained.weights
+    before = {n: x.unsafe_buffer_pointer() for n, x in engine._frozen.items()}
+    old = engine._train_state.weights
     engine.train_step(batch(plan, 0))
     engine.take_metrics()
     assert all(x.is_deleted() for x in old.values())
-    assert {n: x.unsafe_buffer_pointer() for n, x in engine._kept.items()} == before
+    assert {n: x.unsafe_buffer_pointer() for n, x in engine._frozen.items()} == before
     # Nothing of the base's size is computed: no gradient of the head, none of a block's matrices.
     assert step_memory(engine).output_size_in_bytes < 2 * 12 * engine.trainable_parameters
 

@@ -115,7 +115,7 @@ def test_jax_ends_in_the_same_bits_layer_by_layer_where_no_rule_divides_by_what_
 
 def waits(engine: Any) -> bool:
     """Whether all moments are in pinned memory."""
-    paths = jax.tree_util.tree_flatten_with_path(engine._trained.optimizer)[0]
+    paths = jax.tree_util.tree_flatten_with_path(engine._train_state.optimizer)[0]
     moments = [x for path, x in paths if jax_offload._is_moment(path)]
     return {x.sharding.memory_kind for x in moments} == {jax_offload.PINNED}
 
@@ -148,14 +148,14 @@ def test_a_skipped_step_changes_nothing_but_the_scale(moving: None) -> None:
     engine = built(plan)
     engine.train_step(batch(plan, 0))
     scale = np.array([2.0**60, 0.0, 0.0], np.float32)  # overflows
-    engine._trained = engine._trained._replace(precision=jax.numpy.asarray(scale))
+    engine._train_state = engine._train_state._replace(precision=jax.numpy.asarray(scale))
     before = adapted.State(engine).tensors
     engine.train_step(batch(plan, 1))
     assert not np.isfinite(engine.take_metrics()[-1].gradient_norm)
     for name, array in adapted.State(engine).tensors.items():
         if name not in ("optimizer.step", loss_scale.NAME):
             np.testing.assert_array_equal(array, before[name], name)
-    assert engine._trained.precision[0] == 2.0**59
+    assert engine._train_state.precision[0] == 2.0**59
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
@@ -224,7 +224,7 @@ def test_jax_holds_the_state_of_two_layers_at_a_time(
     engine = built(plan)
     engine.train_step(batch(plan, 0))
     before, most = set(), []
-    fetch = jax_offload.OffloadedStep._fetched
+    fetch = jax_offload.OffloadedStep._fetch
 
     def here() -> dict[int, int]:
         arrays = [x for x in jax.live_arrays() if x.sharding.memory_kind != jax_offload.PINNED]
@@ -237,11 +237,11 @@ def test_jax_holds_the_state_of_two_layers_at_a_time(
         most.append(sum(nbytes for key, nbytes in here().items() if key not in before))
         return found
 
-    monkeypatch.setattr(jax_offload.OffloadedStep, "_fetched", counted)
+    monkeypatch.setattr(jax_offload.OffloadedStep, "_fetch", counted)
     engine.train_step(batch(plan, 1))
     state = step_of(plan, MODELS["llama"], "gpu").state
-    weights = sum(x.nbytes for x in engine._trained.weights.values())
-    assert len(most) > len(engine._trained.weights)
+    weights = sum(x.nbytes for x in engine._train_state.weights.values())
+    assert len(most) > len(engine._train_state.weights)
     # Updated stacks are new arrays in the place of donated ones.
     assert max(most) <= state.at_step + weights
     assert most[1] <= state.at_step

@@ -173,7 +173,9 @@ def test_it_composes_with_everything_else(backend: str) -> None:
 
 def held_bytes(engine: Any, backend: str) -> int:
     if backend == "jax":
-        return sum(x.nbytes for x in [*engine._kept.values(), *engine._trained.weights.values()])
+        return sum(
+            x.nbytes for x in [*engine._frozen.values(), *engine._train_state.weights.values()]
+        )
     return sum(p.nbytes for p in (*engine.module.parameters(), *engine.module.buffers()))
 
 
@@ -205,7 +207,7 @@ def test_codes_are_the_specifications_and_only_of_matrices(backend: str) -> None
             held, scales = found[p.name], found.get(p.name + SCALES)
         else:
             name = p.name if p.layer is None else p.name.replace(f"layers.{p.layer}.", "layers.", 1)
-            arrays = {n: np.asarray(x) for n, x in engine._kept.items()}
+            arrays = {n: np.asarray(x) for n, x in engine._frozen.items()}
             at = () if p.layer is None else p.layer
             held = arrays[name][at]
             scales = arrays[name + SCALES][at] if name + SCALES in arrays else None

@@ -34,7 +34,7 @@ def plan_with(changes: dict[str, Any]) -> Plan:
 
 
 def losses(plan: Plan, model: str) -> list[float]:
-    engine = JaxEngine(plan, devices.found(plan, 1))
+    engine = JaxEngine(plan, devices.find_all(plan, 1))
     engine.build(plan, MODELS[model], STEPS, adapted.Base(model))
     for step in range(STEPS):
         engine.train_step(batch(plan, step))

@@ -22,7 +22,7 @@ from memconsole_trainer.data.sources.tables import load_table
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.data.text.tokens.tokenizer import load
 from memconsole_trainer.engine import WeightsError
-from memconsole_trainer.loop.setup import resumed
+from memconsole_trainer.loop.resuming import resumed
 from memconsole_trainer.weights.checkpoint import Checkpoints
 from memconsole_trainer.weights.huggingface import tensor_files
 from memconsole_trainer.weights.tensorfile import TensorFile

@@ -1,7 +1,7 @@
 """LoRA on a frozen base, applied to the matrices of a plain decoder; see
 `memconsole_trainer.techniques.adapters`.
 
-Adapters are the trained arrays and the base the kept ones. So only adapters are differentiated,
+Adapters are the trained arrays and the base the frozen ones. So only adapters are differentiated,
 have optimizer state and are donated.
 """
 
