@@ -21,7 +21,7 @@ from memconsole.memory.activations.torch_timeline import EMBEDDING_FEW, EMBEDDIN
 from memconsole.plan.machine.triton_kinds import TRITON_KINDS
 from memconsole_torch import jumps
 from memconsole_torch.kernels import launch
-from memconsole_torch.models import capped_attention, codes, decoder, linear
+from memconsole_torch.models import capped_attention, codes, decoder, linear, norms
 from memconsole_torch.techniques.activations import (
     activation_offload,
     dropout,
@@ -121,10 +121,11 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
             change(average, "CPU_SLICE", stochastic.DEVICE_SLICE)
             change(blocks, "CPU_SLICE", blocks.DEVICE_SLICE)
             change(jumps, "CPU_SLICE", jumps.DEVICE_SLICE)
-            attend = attend_on_mps if kind == "apple" else partial(attend_on_cuda, aligned)
-            change(decoder, "attend", attend)
+            on_cuda = partial(attention_on_cuda, aligned)
+            change(decoder, "causal_attention", attention_on_mps if kind == "apple" else on_cuda)
         if kind in ("gpu", "rocm"):
-            change(decoder.Norm, "forward", _norm_on_cuda)
+            change(norms, "has_fused_rms_norm", lambda x: True)
+            change(norms, "fused_rms_norm", FusedRMSNorm.apply)
         if kind in TRITON_KINDS:
             change(launch, "runs_on", lambda device: True)
             change(launch, "run", _nothing)
@@ -133,10 +134,10 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
         yield
 
 
-def attend_on_cuda(
+def attention_on_cuda(
     aligned: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
 ) -> Tensor:
-    """`decoder.attend` with the kernels that CUDA selects: flash for 16 bits without a mask, else memory-efficient."""
+    """`decoder.causal_attention` with the kernels that CUDA selects: flash for 16 bits without a mask, else memory-efficient."""
     groups, size = q.shape[1] // k.shape[1], q.shape[-1]
     flash = mask is None and q.dtype in (torch.bfloat16, torch.float16)
     if groups > 1 and not flash:
@@ -157,8 +158,8 @@ def attend_on_cuda(
     )[0]
 
 
-def attend_on_mps(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """`decoder.attend` on MPS, which computes the whole score matrix in one operator and keeps it only if needed."""
+def attention_on_mps(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """`decoder.causal_attention` on MPS, which computes the whole score matrix in one operator and keeps it only if needed."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
@@ -177,37 +178,22 @@ def _padded(mask: Tensor, aligned: bool) -> Tensor:
     return F.pad(mask, (0, spare))[..., :length] if spare else mask
 
 
-def _norm_on_cuda(self: Any, x: Tensor) -> Tensor:
-    """`decoder.Norm.forward` of a CUDA tensor."""
-    weight = 1.0 + self.weight if self.unit_offset else self.weight
-    if self.divisor != 1.0:
-        weight = weight / self.divisor
-    dtype = linear.compute_dtype(x)
-    if self.centered:
-        bias = None if self.bias is None else self.bias.float()
-        y = F.layer_norm(x.float(), weight.shape, weight.float(), bias, self.eps)
-        return y.to(dtype)
-    if x.dtype == weight.dtype and self.bias is None:
-        return FusedRMSNorm.apply(x, weight).to(dtype)
-    y = decoder.RMSNorm.apply(x, weight, self.eps, dtype)
-    return y if self.bias is None else y + self.bias.to(dtype)
-
-
 class FusedRMSNorm(torch.autograd.Function):
     """CUDA's fused kernel, which keeps x and 1/rms (..., 1). On CPU tensors torch uses several operators instead."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         ctx.save_for_backward(x, weight, x.new_empty((*x.shape[:-1], 1)))
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, _ = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         return (
             torch.empty_like(x, memory_format=torch.contiguous_format) if wanted[0] else None,
             torch.empty_like(weight) if wanted[1] else None,
+            None,
         )
 
 
