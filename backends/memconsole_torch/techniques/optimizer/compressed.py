@@ -14,13 +14,13 @@ from torch import Tensor
 
 from memconsole_torch.techniques.optimizer.matrices import rows_at_a_time
 from memconsole_torch.techniques.optimizer.muon import Muon
-from memconsole_torch.techniques.optimizer.rule import OwnRule, Rule
+from memconsole_torch.techniques.optimizer.rule import BaseRule, Rule
 from memconsole_torch.techniques.optimizer.stochastic import CPU_SLICE, DEVICE_SLICE, round_into
 from memconsole_trainer.techniques.compressed import slot_index
 from memconsole_trainer.techniques.rounding import tensor_key
 
 
-class Compressed(OwnRule):
+class Compressed(BaseRule):
     """`rule` for one weight, the `place`-th trained one, with moments in bf16."""
 
     def __init__(self, rule: Rule, seed: int, place: int) -> None:

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from memconsole_torch.kernels import adamw, launch
 from memconsole_torch.kernels.adamw import TINY, Factors
-from memconsole_torch.techniques.optimizer.rule import OwnRule
+from memconsole_torch.techniques.optimizer.rule import BaseRule
 from memconsole_trainer.techniques import blockwise
 from memconsole_trainer.techniques.blockwise import BLOCK
 
@@ -41,7 +41,7 @@ Slice: TypeAlias = tuple[Tensor, Tensor, dict[str, Tensor], int, Factors]
 the factors of the update."""
 
 
-class QuantizedAdamW(OwnRule):
+class QuantizedAdamW(BaseRule):
     """Decoupled AdamW (Loshchilov and Hutter 2019, algorithm 2) with 8-bit moments for `quantized`.
 
     The other weights have fp32 moments and the same update.

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from memconsole.plan.plan import Plan
 from memconsole_torch.kernels import launch
+from memconsole_torch.techniques.optimizer.adafactor import Adafactor
 from memconsole_torch.techniques.optimizer.compressed import Compressed
 from memconsole_torch.techniques.optimizer.matrices import rows_at_a_time
 from memconsole_torch.techniques.optimizer.muon import Muon
-from memconsole_torch.techniques.optimizer.optimizers import Adafactor, CombinedOptimizer, Updating
+from memconsole_torch.techniques.optimizer.optimizers import CombinedOptimizer, Optimizer
 from memconsole_torch.techniques.optimizer.quantized_adam import Buffers, QuantizedAdamW
 from memconsole_torch.techniques.optimizer.rule import Rule
 from memconsole_torch.techniques.optimizer.stochastic import CPU_SLICE, DEVICE_SLICE, round_into
@@ -80,7 +81,7 @@ class _WideRows(torch.autograd.Function):
 class Rounded(CombinedOptimizer):
     """Optimizers of weights, some of them stored in bf16."""
 
-    def __init__(self, plan: Plan, module: nn.Module, inner: Updating) -> None:
+    def __init__(self, plan: Plan, module: nn.Module, inner: Optimizer) -> None:
         several = inner if isinstance(inner, CombinedOptimizer) else CombinedOptimizer([inner])
         super().__init__(several.parts, several.host)
         self._seed = plan.train.seed
@@ -109,7 +110,7 @@ class Rounded(CombinedOptimizer):
     @torch.no_grad()
     def update(self, part: Rule) -> None:
         """One update of the weights of one part."""
-        with self.here(part):
+        with self.state_on_device(part):
             self._update_all(part)
 
     def _update_all(self, part: Rule) -> None:
