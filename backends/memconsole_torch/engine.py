@@ -459,7 +459,7 @@ class TorchEngine:
                 self._rows.reshard()
 
     @property
-    def _sum_over_processes(self) -> optimizers.Total | None:
+    def _sum_over_processes(self) -> optimizers.ProcessSum | None:
         """A function that adds up a device scalar over all processes; None unless each process holds only
         some rows of the gradients."""
         if self._rows is None or not isinstance(self.gang, Processes):

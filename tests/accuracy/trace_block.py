@@ -23,7 +23,7 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.models import capped_attention, codes, expert_matrices, expert_products
-from memconsole_torch.models.decoder import rotation
+from memconsole_torch.models.rotary import rotation_of
 from memconsole_torch.techniques.optimizer import optimizers
 from memconsole_torch.techniques.weights import precision
 from memconsole_torch.tracing import trace_devices
@@ -198,7 +198,7 @@ def _emulating(k: Kernels) -> Iterator[None]:
 
 def _around(a: Architecture, k: Kernels, live: Liveness) -> tuple[Any, Any]:
     """The rotary tables and the mask that a block is given, not counted."""
-    rotary = rotation(a, LENGTH, local=False, device=torch.device("cpu"))
+    rotary = rotation_of(a, LENGTH, local=False, device=torch.device("cpu"))
     mask = None
     if k.mask:
         shape = (LENGTH, LENGTH) if k.mask == "window" else (ROWS, 1, LENGTH, LENGTH)

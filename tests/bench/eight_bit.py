@@ -52,7 +52,7 @@ def parts(rounds: int) -> dict[str, float]:
     rule = QuantizedAdamW([{"params": [p]}], BETAS, EPSILON, [p])
     state, factors = rule.state[p], factors_of(rule.param_groups[0] | {"count": 1})
     slots = [("first", True), ("second", False)]
-    second, first = buffers.cut(n).moments
+    second, first = buffers.views(n).moments
 
     def widen() -> None:
         for name, signed in slots:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from memconsole_torch.kernels import launch
-from memconsole_torch.kernels.loss import into_slopes
+from memconsole_torch.kernels.loss import in_place_cross_entropy
 from memconsole_torch.models.codes import decoded
 from memconsole_torch.techniques.activations import fused_loss
 from memconsole_torch.techniques.optimizer.quantized_adam import QuantizedAdamW
@@ -93,10 +93,10 @@ def loss(device: str) -> Callable[[], Found]:
 
     def work() -> Found:
         if launch.runs_on(scores.device):
-            nats = into_slopes(scores, targets, 1e-3, vocabulary, None, True)
+            nats = in_place_cross_entropy(scores, targets, 1e-3, vocabulary, None, True)
         else:
             wide = scores[:, :vocabulary].float()
-            nats = fused_loss._into_slopes(wide, targets, 1e-3, True, None)
+            nats = fused_loss._in_place_cross_entropy(wide, targets, 1e-3, True, None)
             scores[:, :vocabulary], scores[:, vocabulary:] = wide.bfloat16(), 0.0
         return {"nats": nats, "slopes": scores}
 

@@ -1,5 +1,6 @@
-"""AdamW on a GPU, in one kernel: it reads moments in 8 bits or in fp32, updates a weight with them, and stores them as they
-were. 8-bit moments follow `memconsole_trainer.techniques.blockwise`. They are in fp32 in registers only."""
+"""AdamW on a GPU, in one kernel: it reads moments in 8 bits or in fp32, updates them and the weight, and stores the moments in
+the format in which it read them. 8-bit moments follow `memconsole_trainer.techniques.blockwise`; they are in fp32 in registers
+only."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from memconsole_torch.kernels import launch
 from memconsole_trainer.techniques.blockwise import BLOCK, HALF, scales_of
 
 BLOCKS = 4
-"""Blocks of moments for each instance."""
+"""Blocks of moments that each instance of the kernel updates."""
 TINY = torch.finfo(torch.float32).tiny
 Scalar: TypeAlias = Tensor | float
 """A float, or an fp32 scalar on the device."""
@@ -22,13 +23,13 @@ class Factors(NamedTuple):
     """The factors of an update of a weight w with its gradient g.
 
     The moments become m + first_share (g - m) and v + second_share (g² - v), and the weight becomes
-    kept · w - step_size · m / (sqrt(v) + epsilon).
+    decay · w - step_size · m / (sqrt(v) + epsilon).
     """
 
     first_share: Scalar
     second_share: Scalar
     epsilon: Scalar
-    kept: Scalar
+    decay: Scalar
     step_size: Scalar
 
 

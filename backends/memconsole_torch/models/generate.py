@@ -9,13 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memconsole_torch.models.decoder import (
-    Decoder,
-    Rotation,
-    rotation,
-    sliding_window_mask,
-)
+from memconsole_torch.models.decoder import Decoder, sliding_window_mask
 from memconsole_torch.models.linear import compute_dtype
+from memconsole_torch.models.rotary import Rotation, rotation_of
 from memconsole_torch.shards import gathered
 from memconsole_trainer.engine import OnTokens, Sampling
 
@@ -43,84 +39,87 @@ def generate(
         raise ValueError("a prompt needs at least one token")
     random = np.random.Generator(np.random.Philox(sampling.seed))
     length = len(prompt) + tokens
-    cached = Cached(decoder, a.longest_with_same_angles(len(prompt), length))
-    found: list[int] = []
-    seen = prompt
+    cached = CachedDecoder(decoder, a.longest_with_same_angles(len(prompt), length))
+    generated: list[int] = []
+    unread = prompt
     for _ in range(tokens):
-        # LongRoPE turns all positions of a longer row by other angles.
-        if len(prompt) + len(found) > cached.most:
-            cached, seen = Cached(decoder, length), prompt + found
-        logits = cached.logits(seen).float().cpu().numpy()  # (V,)
-        found.append(choose(logits, sampling, random))
+        # LongRoPE rotates all positions of a longer row by other angles, so its keys are computed again.
+        if len(prompt) + len(generated) > cached.capacity:
+            cached, unread = CachedDecoder(decoder, length), prompt + generated
+        logits = cached.logits(unread).float().cpu().numpy()  # (V,)
+        generated.append(choose(logits, sampling, random))
         if on_tokens is not None:
-            on_tokens(found[-1:])
-        if found[-1] in sampling.stop:
+            on_tokens(generated[-1:])
+        if generated[-1] in sampling.stop:
             break
-        seen = found[-1:]
-    return found
+        unread = generated[-1:]
+    return generated
 
 
-class Cached:
-    """A decoder with the keys and values of the tokens it has read: of each layer (1, K, S, D)."""
+class CachedDecoder:
+    """A decoder, and the keys and values (1, K, S, D) of each layer for the tokens that it has read."""
 
-    def __init__(self, decoder: Decoder, most: int) -> None:
-        """`most` is how many tokens it can read in all."""
+    def __init__(self, decoder: Decoder, capacity: int) -> None:
+        """`capacity` is how many tokens it can read in all (S)."""
         a = decoder.architecture
-        self._decoder, self.most = decoder, most
+        self._decoder, self.capacity = decoder, capacity
         self._device = decoder.embedding.weight.device
-        self._wide = rotation(a, most, local=False, device=self._device)
-        self._near = rotation(a, most, local=True, device=self._device)
-        self._kept: list[tuple[Tensor, Tensor]] = []
+        self._global_rotation = rotation_of(a, capacity, local=False, device=self._device)
+        self._local_rotation = rotation_of(a, capacity, local=True, device=self._device)
+        self._cache: list[tuple[Tensor, Tensor]] = []
         self._read = 0
 
     def logits(self, tokens: list[int]) -> Tensor:
-        """Logits (V,) of what follows after `tokens`: the prompt first, then one token at a time."""
+        """Read `tokens`, and return the logits (V,) of the token after them. The first call reads the prompt, every later
+        call one token."""
         decoder, begin, count = self._decoder, self._read, len(tokens)
-        room = count if begin else min(self.most, -(-count // ROW_TOKENS) * ROW_TOKENS)
-        row = torch.tensor([tokens + [0] * (room - count)], device=self._device)  # (1, T)
+        length = count if begin else min(self.capacity, -(-count // ROW_TOKENS) * ROW_TOKENS)
+        row = torch.tensor([tokens + [0] * (length - count)], device=self._device)  # (1, T)
         with gathered(decoder):
             x = decoder.embed(row, start=begin)
-            mask = sliding_window_mask(decoder.architecture, room, compute_dtype(x), self._device)
+            mask = sliding_window_mask(decoder.architecture, length, compute_dtype(x), self._device)
             for index, block in enumerate(decoder.layers):
                 local = decoder.architecture.is_local(index)
                 with gathered(block):
-                    x = self._through(block, index, x, local, mask, count)
+                    x = self._run_block(block, index, x, local, mask, count)
             self._read += count
             return decoder.scores(decoder.norm(x)[0, count - 1])
 
-    def _through(
+    def _run_block(
         self, block: Any, index: int, x: Tensor, local: bool, mask: Tensor | None, count: int
     ) -> Tensor:
         """Run one block on x (1, T, H). Keys and values of its first `count` tokens are added to the cache."""
         begin, length = self._read, x.shape[1]
-        angles = None
+        rotation = None
         if self._decoder.architecture.is_rotated(index):
-            angles = _part(self._near if local else self._wide, begin, length)
-        q, k, v = block.attention.project(block.attention_norm(x), angles)
+            row_rotation = self._local_rotation if local else self._global_rotation
+            rotation = _part(row_rotation, begin, length)
+        q, k, v = block.attention.project(block.attention_norm(x), rotation)
         if not begin:
-            places = (1, k.shape[1], self.most, k.shape[3])
-            self._kept.append((k.new_empty(places), v.new_empty(places)))
-        keys, values = self._kept[index]
+            shape = (1, k.shape[1], self.capacity, k.shape[3])
+            self._cache.append((k.new_empty(shape), v.new_empty(shape)))
+        keys, values = self._cache[index]
         keys[:, :, begin : begin + count] = k[:, :, :count]
         values[:, :, begin : begin + count] = v[:, :, :count]
         if begin:
             window = self._decoder.architecture.sliding_window
             first = max(0, begin + 1 - window) if local and window is not None else 0
             k, v = keys[:, :, first : begin + 1], values[:, :, first : begin + 1]
-            everything = q.new_zeros(1, k.shape[2])  # causal attention would align the first keys
-            attended = block.attention.attended(q, k, v, everything)
+            # Without a mask, the one query would count as the row's first, which sees only the first key.
+            all_visible = q.new_zeros(1, k.shape[2])
+            heads = block.attention.attend(q, k, v, all_visible)
         else:
-            attended = block.attention.attended(q, k, v, mask if local else None)
-        return block.feed(x, block.attention.joined(attended))  # type: ignore[no-any-return,unused-ignore]
+            heads = block.attention.attend(q, k, v, mask if local else None)
+        return block.after_attention(x, block.attention.project_output(heads))  # type: ignore[no-any-return,unused-ignore]
 
 
-def _part(angles: Rotation | None, start: int, length: int) -> Rotation | None:
-    """The angles of `length` positions from `start` on. Padding beyond the last one has none of its
-    own."""
-    if angles is None:
+def _part(rotation: Rotation | None, start: int, length: int) -> Rotation | None:
+    """The rotation of `length` positions from `start` on. Padding after the last position is rotated like it."""
+    if rotation is None:
         return None
-    index = torch.arange(start, start + length).clamp(max=len(angles[0]) - 1)
-    return angles[0][index], angles[1][index]
+    cos, sin = rotation
+    index = torch.arange(start, start + length).clamp(max=len(cos) - 1)
+    return cos[index], sin[index]
 
 
 def choose(logits: NDArray[np.float32], sampling: Sampling, random: np.random.Generator) -> int:
@@ -135,8 +134,8 @@ def choose(logits: NDArray[np.float32], sampling: Sampling, random: np.random.Ge
         scores[scores < floor] = -np.inf
     weights = np.exp(scores - scores.max())
     if top_p < 1.0:
-        falling = np.sort(weights)[::-1]
-        before = np.cumsum(falling) - falling
-        weights[weights < falling[before < top_p * falling.sum()].min()] = 0.0
-    edges = np.cumsum(weights)
-    return int(np.searchsorted(edges, random.random() * edges[-1], side="right"))
+        descending = np.sort(weights)[::-1]
+        more_likely = np.cumsum(descending) - descending  # summed weight of the more likely tokens
+        weights[weights < descending[more_likely < top_p * descending.sum()].min()] = 0.0
+    cumulative = np.cumsum(weights)
+    return int(np.searchsorted(cumulative, random.random() * cumulative[-1], side="right"))

@@ -1,8 +1,8 @@
 """Positions and attention masks of rows that pack several isolated documents.
 
-`documents` (B, T) holds each token's document number within its row. The mask is additive and in
-the compute precision, because otherwise every layer would convert it and keep its own copy. All
-global layers share one mask, as do all local layers.
+`documents` (B, T) holds the number of each token's document within its row. Masks are added to the scores of
+attention. Their dtype is the compute precision, because every layer would convert another one and keep its own copy. All
+global layers share one mask, and all local layers share one.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from memconsole.plan.models.architecture import Architecture
+from memconsole_torch.models.rotary import Rotation
 
-Tables = tuple[Tensor, Tensor]
 
-
-def restarted(documents: Tensor) -> Tensor:
+def document_positions(documents: Tensor) -> Tensor:
     """Positions (B, T), int64, counted from the first token of each document."""
     index = torch.arange(documents.shape[1], device=documents.device)
     begins = torch.zeros_like(documents, dtype=torch.bool)
@@ -25,46 +24,52 @@ def restarted(documents: Tensor) -> Tensor:
     return index - torch.cummax(index * begins, dim=1).values
 
 
-def restarting(
-    a: Architecture, documents: Tensor, wide: Tables | None, near: Tables | None
-) -> tuple[Tables | None, Tables | None]:
-    """Rotations (B, 1, T, D / 2) of global and of local layers; None if positions are learned or
-    there is no such layer."""
-    if wide is None or near is None:
+def document_rotations(
+    a: Architecture,
+    documents: Tensor,
+    global_rotation: Rotation | None,
+    local_rotation: Rotation | None,
+) -> tuple[Rotation | None, Rotation | None]:
+    """The rotations (B, 1, T, R / 2) of global and of local layers, taken from those of positions 0 … T - 1. None if
+    positions are learned or there is no such layer."""
+    if global_rotation is None or local_rotation is None:
         return None, None
-    positions, count = restarted(documents), a.local_layers
+    positions, local_layers = document_positions(documents), a.local_layers
     return (
-        _at(wide, positions) if count < a.layers else None,
-        _at(near, positions) if count else None,
+        _at(global_rotation, positions) if local_layers < a.layers else None,
+        _at(local_rotation, positions) if local_layers else None,
     )
 
 
-def masks(
+def document_masks(
     a: Architecture, documents: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Masks (B, 1, T, T) of global and of local layers. Both are the same tensor if the window
-    covers every row."""
-    count = a.local_layers
-    if not count or not a.windowed(documents.shape[1]):
-        same = mask(documents, None, dtype)
-        return same, same
-    near = mask(documents, a.sliding_window, dtype)
-    return (mask(documents, None, dtype) if count < a.layers else None), near
+    """Masks (B, 1, T, T) of global and of local layers. Both are the same tensor if the window covers a whole row. The
+    first is None if there are no global layers."""
+    local_layers = a.local_layers
+    if not local_layers or not a.windowed(documents.shape[1]):
+        shared = _mask(documents, None, dtype)
+        return shared, shared
+    local_mask = _mask(documents, a.sliding_window, dtype)
+    return (_mask(documents, None, dtype) if local_layers < a.layers else None), local_mask
 
 
-def mask(documents: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
-    """Mask (B, 1, T, T): 0 where a query may attend (its own document, not ahead, within the
-    window), else -inf."""
+def _mask(documents: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
+    """0 for the keys that a query may see, else -inf, (B, 1, T, T). A query sees keys of its own document, up to its own
+    position and within the window."""
     length = documents.shape[1]
-    seen = documents[:, None, :, None] == documents[:, None, None, :]
-    order = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril_()
-    seen &= order if window is None else order.triu_(1 - window)
-    hidden = seen.logical_not_()
+    visible = documents[:, None, :, None] == documents[:, None, None, :]
+    in_window = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril_()
+    if window is not None:
+        in_window.triu_(1 - window)
+    visible &= in_window
+    hidden = visible.logical_not_()
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(
         hidden, -math.inf
     )
 
 
-def _at(tables: Tables, positions: Tensor) -> Tables:
-    cos, sin = (table[positions][:, None] for table in tables)
+def _at(rotation: Rotation, positions: Tensor) -> Rotation:
+    """The rotation (B, 1, T, R / 2) of `positions` (B, T)."""
+    cos, sin = (table[positions][:, None] for table in rotation)
     return cos, sin

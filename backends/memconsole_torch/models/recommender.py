@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from memconsole.plan.models.recommender import Recommender as Shape
-from memconsole_torch.models.decoder import Block, Norm, through
+from memconsole_torch.models.decoder import Block, run_blocks
 from memconsole_torch.models.linear import linear
+from memconsole_torch.models.norms import Norm
 from memconsole_torch.models.table import table
 
 
@@ -48,7 +49,7 @@ class Recommender(nn.Module):
     def forward(self, items: Tensor) -> Projected:
         a = self.model.decoder
         projected = self.projected(self.items.weight)  # (rows, H)
-        hidden = self.norm(through(a, self.layers, self.embed(items, projected))).float()
+        hidden = self.norm(run_blocks(a, self.layers, self.embed(items, projected))).float()
         members = projected[1:].view(self.model.clusters, -1, a.hidden_size)
         return Projected(hidden, members, self.projected(self.clusters.weight))
 

@@ -39,7 +39,7 @@ def load(
     else:
 
         def stored(module: nn.Module) -> None:
-            rounding.narrow(plan, frozen, module)
+            rounding.set_storage_dtype(plan, frozen, module)
             quantized_base.apply(plan, module)
             split(module)
 

@@ -22,7 +22,7 @@ class Saved:
     module: nn.Module
     rows: LocalRows | None
     """The rows of each weight that this process holds, if the weights are split."""
-    optimizer: optimizers.Updating
+    optimizer: optimizers.Optimizer
     average: Average | None
     scale: LossScale | None
     based: bool

@@ -1,8 +1,10 @@
-"""Emulates the engine's behaviour on other kinds of device, for a trace on fake CPU tensors.
+"""Emulates other kinds of device for a trace on fake CPU tensors.
 
-Fake CUDA tensors abort a process without CUDA, so a trace runs on fake CPU tensors. `emulated` replaces what the backend
-does in another way on the device. Autocast stays the CPU's, because its list of 16-bit operators covers the decoder just
-as the other lists do.
+Fake CUDA tensors abort a process without CUDA, so every trace runs on fake CPU tensors. `emulated` replaces the functions
+of the backend that do something else on the device. Autocast stays that of the CPU: of the operators in a decoder, it
+computes the same ones in 16 bits as that of other devices.
+
+Names of sources in comments are files of PyTorch.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from memconsole.memory.activations.torch_timeline import EMBEDDING_FEW, EMBEDDIN
 from memconsole.plan.machine.triton_kinds import TRITON_KINDS
 from memconsole_torch import jumps
 from memconsole_torch.kernels import launch
-from memconsole_torch.models import capped_attention, codes, decoder, linear
+from memconsole_torch.models import capped_attention, codes, decoder, linear, norms
 from memconsole_torch.techniques.activations import (
     activation_offload,
     dropout,
@@ -53,17 +55,17 @@ NORM_CHUNK = 65_536
 
 
 def overrides() -> dict[Any, Override]:
-    """Replacements, on fake tensors, for operators that read data or only write in place."""
-    nothing = (
+    """Replacements for operators that read data, which fake tensors do not have, or only write in place."""
+    in_place = (
         "_fused_adamw_.default", "_fused_sgd_.default", "_foreach_mul_.Tensor", "_foreach_lerp_.Scalar",
     )  # fmt: skip
-    found: dict[Any, Override] = {_operator(name): _nothing for name in nothing}
+    found: dict[Any, Override] = {_operator(name): _nothing for name in in_place}
     found[aten._local_scalar_dense.default] = lambda *_: 1.0
     return found
 
 
 def device_overrides(kind: str) -> dict[Any, Override]:
-    """Replacements for the operators of a `kind` of device."""
+    """Replacements for operators whose kernels return other tensors on a `kind` of device."""
     if kind not in ("gpu", "rocm"):
         return {}
     return {
@@ -75,8 +77,12 @@ def device_overrides(kind: str) -> dict[Any, Override]:
 
 
 def workspaces(kind: str, rows_bound: bool, few: bool | None = None) -> dict[Any, Workspace]:
-    """What kernels of a `kind` of device allocate internally. `rows_bound`: there are at most as many tokens as
-    vocabulary entries. `few`: whether there are at most `EMBEDDING_FEW` tokens; None if the traced ones tell it."""
+    """What kernels of a `kind` of device allocate internally.
+
+    `rows_bound`: the plan's micro-batch has at most as many tokens as the vocabulary has entries. `few`: it has at most
+    `EMBEDDING_FEW` tokens; None if the number of traced tokens decides. Both are given because the traced micro-batch may
+    have another size.
+    """
     everywhere: dict[Any, Workspace] = {
         dropout.OPERATOR: dropout.workspace,
         capped_attention.OPERATOR: capped_attention.forward_workspace,
@@ -95,9 +101,10 @@ def workspaces(kind: str, rows_bound: bool, few: bool | None = None) -> dict[Any
 
 @contextmanager
 def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
-    """A context in which the engine treats CPU tensors as it would on a `kind` of device.
+    """A context in which the engine treats CPU tensors as it would treat tensors on a `kind` of device. Of slices that are
+    handled one after another, only the first of each size is traced.
 
-    `aligned`: the real sequence length needs no padding of masks.
+    `aligned`: masks of the plan's sequence length, which may differ from the traced one, need no padding.
     """
     with ExitStack() as stack:
         change = partial(_change, stack)
@@ -109,7 +116,7 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
         change(codes, "_pairs", partial(_table, pairs()))
         change(codes, "_slices", _first_slice)
         change(linear, "by_onednn", lambda x, matrix: False)
-        change(activation_offload, "store", partial(_Nowhere, kind in ("gpu", "rocm")))
+        change(activation_offload, "store", partial(_NoStore, kind in ("gpu", "rocm")))
         if kind in ("gpu", "rocm"):
             change(offload, "same_memory", lambda device: False)
             change(offload.HostState, "_on_host", lambda self, tensor: torch.empty_like(tensor))
@@ -121,10 +128,11 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
             change(average, "CPU_SLICE", stochastic.DEVICE_SLICE)
             change(blocks, "CPU_SLICE", blocks.DEVICE_SLICE)
             change(jumps, "CPU_SLICE", jumps.DEVICE_SLICE)
-            attend = attend_on_mps if kind == "apple" else partial(attend_on_cuda, aligned)
-            change(decoder, "attend", attend)
+            on_cuda = partial(attention_on_cuda, aligned)
+            change(decoder, "causal_attention", attention_on_mps if kind == "apple" else on_cuda)
         if kind in ("gpu", "rocm"):
-            change(decoder.Norm, "forward", _norm_on_cuda)
+            change(norms, "has_fused_rms_norm", lambda x: True)
+            change(norms, "fused_rms_norm", FusedRMSNorm.apply)
         if kind in TRITON_KINDS:
             change(launch, "runs_on", lambda device: True)
             change(launch, "run", _nothing)
@@ -133,10 +141,10 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
         yield
 
 
-def attend_on_cuda(
+def attention_on_cuda(
     aligned: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
 ) -> Tensor:
-    """`decoder.attend` with the kernels that CUDA selects: flash for 16 bits without a mask, else memory-efficient."""
+    """`decoder.causal_attention` with the kernels that CUDA selects: flash for 16 bits without a mask, else memory-efficient."""
     groups, size = q.shape[1] // k.shape[1], q.shape[-1]
     flash = mask is None and q.dtype in (torch.bfloat16, torch.float16)
     if groups > 1 and not flash:
@@ -157,8 +165,8 @@ def attend_on_cuda(
     )[0]
 
 
-def attend_on_mps(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """`decoder.attend` on MPS, which computes the whole score matrix in one operator and keeps it only if needed."""
+def attention_on_mps(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """`decoder.causal_attention` on MPS, which computes the whole score matrix in one operator and keeps it only if needed."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
@@ -177,37 +185,22 @@ def _padded(mask: Tensor, aligned: bool) -> Tensor:
     return F.pad(mask, (0, spare))[..., :length] if spare else mask
 
 
-def _norm_on_cuda(self: Any, x: Tensor) -> Tensor:
-    """`decoder.Norm.forward` of a CUDA tensor."""
-    weight = 1.0 + self.weight if self.unit_offset else self.weight
-    if self.divisor != 1.0:
-        weight = weight / self.divisor
-    dtype = linear.compute_dtype(x)
-    if self.centered:
-        bias = None if self.bias is None else self.bias.float()
-        y = F.layer_norm(x.float(), weight.shape, weight.float(), bias, self.eps)
-        return y.to(dtype)
-    if x.dtype == weight.dtype and self.bias is None:
-        return FusedRMSNorm.apply(x, weight).to(dtype)
-    y = decoder.RMSNorm.apply(x, weight, self.eps, dtype)
-    return y if self.bias is None else y + self.bias.to(dtype)
-
-
 class FusedRMSNorm(torch.autograd.Function):
     """CUDA's fused kernel, which keeps x and 1/rms (..., 1). On CPU tensors torch uses several operators instead."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         ctx.save_for_backward(x, weight, x.new_empty((*x.shape[:-1], 1)))
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, _ = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         return (
             torch.empty_like(x, memory_format=torch.contiguous_format) if wanted[0] else None,
             torch.empty_like(weight) if wanted[1] else None,
+            None,
         )
 
 
@@ -232,9 +225,9 @@ def _flash_workspace(
     """Contiguous copies of output and gradient, the fp32 sum of the queries' gradient and row sums
     (flash_api.cpp, mha_bwd: dq_accum, softmax_d), and unsummed gradients of shared keys and values."""
     rows = q.shape[0] * q.shape[1] * q.shape[2]
-    wide = -(-q.shape[3] // 32) * 32
+    padded_head = -(-q.shape[3] // 32) * 32
     sizes = [x.nbytes for x in (gradient, out) if not x.transpose(1, 2).is_contiguous()]
-    sizes += [4 * rows * wide, 4 * rows]
+    sizes += [4 * rows * padded_head, 4 * rows]
     if k.shape[1] != q.shape[1]:
         sizes += [q.nbytes, q.nbytes]
     return sizes
@@ -265,14 +258,16 @@ def _efficient_workspace(gradient: Tensor, q: Tensor, *rest: Any) -> list[int]:
     """The fp32 sum of the queries' gradient (kernel_backward.h, kEnableSplitKeys: GradQTempStorage) and row sums.
     For fp32 inputs the row sums are computed outside the kernel (kKernelComputesDelta)."""
     rows = q.shape[0] * q.shape[1] * q.shape[2]
-    product = [q.nbytes] if q.dtype == torch.float32 else []
-    return [*product, 4 * rows, 4 * rows * q.shape[3]]
+    of_fp32 = (
+        [q.nbytes] if q.dtype == torch.float32 else []
+    )  # output times gradient, before it is summed
+    return [*of_fp32, 4 * rows, 4 * rows * q.shape[3]]
 
 
 def _norm_workspace(tensors: list[Tensor], *rest: Any) -> list[int]:
-    """Partial norms: one per chunk, with as many chunks for each tensor as for the largest."""
-    most = max(-(-t.numel() // NORM_CHUNK) for t in tensors)
-    return [4 * len(tensors) * most]
+    """Partial norms in fp32: one per chunk, with as many chunks for each tensor as for the largest."""
+    chunks = max(-(-t.numel() // NORM_CHUNK) for t in tensors)
+    return [4 * len(tensors) * chunks]
 
 
 def _embedding_workspace(
@@ -282,21 +277,20 @@ def _embedding_workspace(
     token (EmbeddingBackwardKernel.cu, grad_weight_per_segment). Few tokens are neither sorted nor summed in parts."""
     if few or (few is None and tokens.numel() <= EMBEDDING_FEW):
         return []
-    size = gradient.shape[-1]
     tokens_bytes = 8 * tokens.numel()
-    wide = 4 * -(-size // 32) * 32
-    distinct = [tokens.numel() * wide] if rows_bound else [rows * wide]
+    row_bytes = 4 * -(-gradient.shape[-1] // 32) * 32
+    distinct = tokens.numel() if rows_bound else rows
     return [
         tokens_bytes,
         tokens_bytes,
-        # The kernel makes one allocation. It is split here into a part that depends on the tokens and one that does not.
-        tokens.numel() * (wide // EMBEDDING_ROWS),
-        *distinct,
+        # The kernel makes one allocation of these two. They are apart because only the first always depends on the tokens.
+        tokens.numel() * (row_bytes // EMBEDDING_ROWS),
+        distinct * row_bytes,
     ]
 
 
 def _table(array: Any, device: torch.device) -> Tensor:
-    """A table of codes without its contents."""
+    """Replaces a table of codes by one of its shape and dtype without values."""
     return torch.empty(array.shape, dtype=getattr(torch, str(array.dtype)), device=device)
 
 
@@ -328,8 +322,8 @@ def _once_a_length(update: Any) -> Any:
     return run
 
 
-class _Nowhere:
-    """Replaces a store for offloaded tensors: pinned host memory (`ahead`) or a disk."""
+class _NoStore:
+    """Replaces the stores of `activation_offload`, pinned host memory (`ahead`) or a disk, by one that keeps only shapes."""
 
     def __init__(self, ahead: bool, device: torch.device, directory: Any) -> None:
         self.ahead = ahead
@@ -337,8 +331,8 @@ class _Nowhere:
     def write(self, tensor: Tensor) -> Any:
         return tensor.shape, tensor.dtype
 
-    def read(self, kept: Any) -> Tensor:
-        shape, dtype = kept
+    def read(self, handle: Any) -> Tensor:
+        shape, dtype = handle
         return torch.empty(shape, dtype=dtype)
 
     def wait(self) -> None:
@@ -358,8 +352,8 @@ def _first_pass(
     same bytes, one after another."""
     if cap is None:
         return [slice(0, count)]
-    found: list[slice] = passes(count, vocabulary, "cpu" if kind == "cpu" else "cuda", cap)
-    return found[:1]
+    all_passes: list[slice] = passes(count, vocabulary, "cpu" if kind == "cpu" else "cuda", cap)
+    return all_passes[:1]
 
 
 def _first_slice(blocks: int, most: int) -> list[slice]:

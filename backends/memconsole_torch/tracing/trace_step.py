@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -26,7 +26,7 @@ from memconsole_torch.techniques.activations import fused_loss
 from memconsole_torch.techniques.optimizer import offload
 from memconsole_torch.techniques.weights import lora
 from memconsole_torch.tracing import trace_devices, trace_gang
-from memconsole_torch.tracing.trace_liveness import Liveness, Override, Workspace
+from memconsole_torch.tracing.trace_liveness import Liveness, Workspace
 from memconsole_torch.tracing.trace_remembered import Remembered
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.techniques import adapters, base_storage
@@ -34,11 +34,15 @@ from memconsole_trainer.techniques import adapters, base_storage
 STEPS = 1
 """Number of traced steps. One is enough: optimizer state exists from the start, and each step frees its gradients."""
 EVALUATED = 2
-"""Micro-batches of the traced evaluation. The second one shows what the first one leaves in memory."""
+"""Micro-batches of the traced evaluation. What the first one leaves in memory counts while the second one runs."""
+
+
+_CHUNKED = fused_loss.chunked
+"""The function itself: `_phases` puts another in its place."""
 
 
 class TracedSizes:
-    """The sizes of a traced step: micro-batch, sequence length, and rows of a chunk of the loss."""
+    """The sizes of a traced step: micro-batch (rows), sequence length, and tokens of a chunk of the loss."""
 
     def __init__(self, batch: int, length: int, chunk: int = fused_loss.CHUNK_TOKENS) -> None:
         self.batch, self.length, self.chunk = batch, length, chunk
@@ -56,7 +60,8 @@ def trace(
     check: Callable[[], None] | None = None,
     remember: bool = True,
 ) -> Liveness:
-    """Run `steps` steps, an evaluation and a checkpoint. The keys of `.peaks` are the phases of the memory table.
+    """Run `steps` training steps, an evaluation and a checkpoint on fake tensors. The keys of `.peaks` are the phases of the
+    memory table.
 
     `kind` is the kind of device to emulate. `sizes` replace the plan's own, `evaluated` those of its evaluation.
     `hidden`: also count what kernels allocate internally. `check` is called before each operator and may raise.
@@ -65,30 +70,12 @@ def trace(
     length = plan.data.sequence_length
     evaluated = evaluated or sizes or TracedSizes(plan.evaluation_batch, length)
     sizes = sizes or TracedSizes(plan.train.batch_size, length)
-    vocabulary = model.vocab_size if isinstance(model, Architecture) else 0
-    rows_bound = plan.micro_batch_tokens <= vocabulary
-    few = plan.micro_batch_tokens <= EMBEDDING_FEW if vocabulary else None
     fake = FakeTensorMode()
-    live = Liveness(
-        hidden=hidden,
-        vocabulary=vocabulary,
-        overrides=_overrides(kind),
-        workspaces=_workspaces(kind, rows_bound, few) if hidden else {},
-        check=check,
-        run=Remembered(fake) if remember else None,
-    )
-    micro_batches, chunked = plan.optimize.accumulation_steps, fused_loss.chunked
-    changes: dict[str, Any] = {
-        "device.name": "cpu",
-        "data.sequence_length": sizes.length,
-        "train.batch_size": sizes.batch,
-        "optimize.accumulation_steps": min(2, micro_batches),
-        "optimize.compile": False,
-    }
-    plan = replace(plan, changes)
-    aligned = length % MASK_ALIGNMENT == 0
+    live = _recorder(plan, model, kind, hidden, check, Remembered(fake) if remember else None)
+    micro_batches = plan.optimize.accumulation_steps
+    plan = _traced_plan(plan, sizes)
     gc.collect()
-    emulated = trace_devices.emulated(kind, aligned=aligned)
+    emulated = trace_devices.emulated(kind, aligned=length % MASK_ALIGNMENT == 0)
     with trace_gang.imagined(plan) as gang, emulated, without_data(sizes), fake:
         engine = torch_engine.TorchEngine(plan, torch.device("cpu"), None, gang)
         engine._memory = NoMemory()
@@ -98,19 +85,12 @@ def trace(
             live.start()
             # A CPU holds the rows of the whole step; other devices are sent one micro-batch at a time.
             held = micro_batches * gang.size if kind == "cpu" else 0
-            engine._to_device = partial(_row, live, held == 0)  # type: ignore[method-assign]
+            engine._to_device = partial(_to_device, live, held == 0)  # type: ignore[method-assign]
             inputs = task_for(plan, model).inputs(plan, model)
             with _phases(engine, live), trace_gang.declared(live):
                 for _ in range(steps):
                     _train(engine, live, plan, inputs, held)
-                live.phase = "evaluation"
-                shown = replace(plan, {"data.sequence_length": evaluated.length})
-                inputs = task_for(shown, model).inputs(shown, model)
-                with (
-                    _held(live, inputs, held * evaluated.batch),
-                    patch.object(chunked, "__defaults__", (evaluated.chunk,)),
-                ):
-                    engine.evaluate([_batch(inputs, EVALUATED, gang.size * evaluated.batch)])
+                _evaluate(engine, live, plan, model, evaluated, held)
             live.phase = "checkpoint"
             trace_gang.save(engine, kind)
             live.phase = "end"
@@ -118,18 +98,74 @@ def trace(
     return live
 
 
+def _recorder(
+    plan: Plan,
+    model: Model,
+    kind: str,
+    hidden: bool,
+    check: Callable[[], None] | None,
+    run: Remembered | None,
+) -> Liveness:
+    """What records the allocations of the plan's steps on a `kind` of device; see `trace`."""
+    vocabulary = model.vocab_size if isinstance(model, Architecture) else 0
+    rows_bound = plan.micro_batch_tokens <= vocabulary
+    few = plan.micro_batch_tokens <= EMBEDDING_FEW if vocabulary else None
+    of_device = trace_devices.overrides() | trace_devices.device_overrides(kind)
+    workspaces: dict[Any, Workspace] = {}
+    if hidden:
+        workspaces = trace_devices.workspaces(kind, rows_bound, few) | trace_gang.workspaces(kind)
+    return Liveness(
+        hidden=hidden,
+        vocabulary=vocabulary,
+        overrides=of_device | trace_gang.OVERRIDES,
+        workspaces=workspaces,
+        check=check,
+        run=run,
+    )
+
+
+def _traced_plan(plan: Plan, sizes: TracedSizes) -> Plan:
+    """`plan` on a CPU at the sizes to trace. Two micro-batches show all that more would, and the trace is of what the step
+    allocates without a compiler."""
+    changes: dict[str, Any] = {
+        "device.name": "cpu",
+        "data.sequence_length": sizes.length,
+        "train.batch_size": sizes.batch,
+        "optimize.accumulation_steps": min(2, plan.optimize.accumulation_steps),
+        "optimize.compile": False,
+    }
+    return replace(plan, changes)
+
+
 def _train(engine: Any, live: Liveness, plan: Plan, inputs: tuple[Input, ...], held: int) -> None:
+    """One training step. `held`: how many micro-batches of rows are in memory during it."""
     live.phase = "forward"
     start, rows = len(live.events), plan.train.batch_size
-    with _held(live, inputs, held * rows):
+    with _rows_in_memory(live, inputs, held * rows):
         rows *= plan.device.count  # each process is given the rows of all
         engine.train_step(_batch(inputs, plan.optimize.accumulation_steps, rows))
     engine._metrics.clear()
     live.steps.append((start, len(live.events)))
 
 
+def _evaluate(
+    engine: Any, live: Liveness, plan: Plan, model: Model, sizes: TracedSizes, held: int
+) -> None:
+    """An evaluation of `EVALUATED` micro-batches of `sizes`. `held`: as in `_train`."""
+    live.phase = "evaluation"
+    evaluating = replace(plan, {"data.sequence_length": sizes.length})
+    inputs = task_for(evaluating, model).inputs(evaluating, model)
+    with _rows_in_memory(live, inputs, held * sizes.batch), _loss_chunk(sizes):
+        engine.evaluate([_batch(inputs, EVALUATED, engine.gang.size * sizes.batch)])
+
+
+def _loss_chunk(sizes: TracedSizes) -> AbstractContextManager[Any]:
+    """A context in which `fused_loss.chunked` uses the chunk of `sizes`."""
+    return patch.object(_CHUNKED, "__defaults__", (sizes.chunk,))
+
+
 def _batch(inputs: tuple[Input, ...], micro_batches: int, rows: int) -> Batch:
-    """Arrays with the shapes that a task names, without padding. They take no memory; `_row` makes the tensors."""
+    """Arrays with the shapes that a task names, without padding. They take no memory; `_to_device` makes the tensors."""
     arrays = {}
     for array in inputs:
         one = np.ones((), np.dtype(array.dtype))
@@ -138,7 +174,7 @@ def _batch(inputs: tuple[Input, ...], micro_batches: int, rows: int) -> Batch:
 
 
 @contextmanager
-def _held(live: Liveness, inputs: tuple[Input, ...], rows: int) -> Iterator[None]:
+def _rows_in_memory(live: Liveness, inputs: tuple[Input, ...], rows: int) -> Iterator[None]:
     """A context in which `rows` rows of every array are live."""
     releases = [live.hold(rows * array.row_bytes, "data") for array in inputs if rows]
     yield
@@ -146,8 +182,8 @@ def _held(live: Liveness, inputs: tuple[Input, ...], rows: int) -> Iterator[None
         release()
 
 
-def _row(live: Liveness, counted: bool, array: Any) -> torch.Tensor:
-    """One array of a micro-batch on the device. It is not counted if the rows of the whole step are already counted."""
+def _to_device(live: Liveness, counted: bool, array: Any) -> torch.Tensor:
+    """The tensor of one array of a micro-batch. Unless `counted`, its bytes are those of `_rows_in_memory`."""
     tensor = torch.empty(array.shape, dtype=getattr(torch, array.dtype.name))
     if counted:
         live.declare(tensor, "data")
@@ -156,16 +192,8 @@ def _row(live: Liveness, counted: bool, array: Any) -> torch.Tensor:
     return tensor
 
 
-def _overrides(kind: str) -> dict[Any, Override]:
-    own = trace_devices.overrides() | trace_devices.device_overrides(kind)
-    return own | trace_gang.OVERRIDES
-
-
-def _workspaces(kind: str, rows_bound: bool, few: bool | None) -> dict[Any, Workspace]:
-    return trace_devices.workspaces(kind, rows_bound, few) | trace_gang.workspaces(kind)
-
-
 def _declare(live: Liveness, engine: Any, plan: Plan) -> None:
+    """Assign weights, their average and optimizer state to their components."""
     away = plan.optimize.optimizer_offload != "none" and not offload.same_memory(engine._device)
     for weight in (*engine.module.parameters(), *engine.module.buffers()):
         live.declare(trace_gang.held(weight), "weights")
@@ -181,11 +209,13 @@ def _declare(live: Liveness, engine: Any, plan: Plan) -> None:
 
 @contextmanager
 def _phases(engine: Any, live: Liveness) -> Iterator[None]:
-    """Record the phases as the engine enters them, and declare the gradients once they exist."""
+    """A context that records the phases as the engine enters them, and declares the gradients once they exist."""
     backward, step, loss = torch.Tensor.backward, engine._optimizer.step, engine.task.criterion
     forward, chunked = engine.module.forward, fused_loss.chunked
 
-    def named(phase: str, function: Callable[..., Any], after: str) -> Callable[..., Any]:
+    def in_phase(phase: str, function: Callable[..., Any], after: str) -> Callable[..., Any]:
+        """`function`, which runs in `phase`; phase `after` follows. An evaluation is one phase."""
+
         def run(*arguments: Any, **options: Any) -> Any:
             if live.phase != "evaluation":
                 live.phase = phase
@@ -198,6 +228,8 @@ def _phases(engine: Any, live: Liveness) -> Iterator[None]:
         return run
 
     def in_loss(function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, whose allocations belong to the loss."""
+
         def run(*arguments: Any, **options: Any) -> Any:
             live.within = "logits and loss"
             try:
@@ -215,16 +247,18 @@ def _phases(engine: Any, live: Liveness) -> Iterator[None]:
 
     with ExitStack() as stack:
         change = stack.enter_context
-        change(patch.object(engine.module, "forward", named("forward", forward, "forward")))
+        change(patch.object(engine.module, "forward", in_phase("forward", forward, "forward")))
         if engine.gang.size > 1:  # weights are gathered before the module is called
-            begun = named("forward", engine.task.loss, "loss")
+            begun = in_phase("forward", engine.task.loss, "loss")
             change(patch.object(engine.task, "loss", begun))
-        run = named("backward", backward_and_declare, "optimizer step")
+        run = in_phase("backward", backward_and_declare, "optimizer step")
         change(patch.object(torch.Tensor, "backward", run))
         change(
-            patch.object(engine._optimizer, "step", named("optimizer step", step, "optimizer step"))
+            patch.object(
+                engine._optimizer, "step", in_phase("optimizer step", step, "optimizer step")
+            )
         )
-        change(patch.object(engine.task, "criterion", in_loss(named("loss", loss, "loss"))))
+        change(patch.object(engine.task, "criterion", in_loss(in_phase("loss", loss, "loss"))))
         change(patch.object(fused_loss, "chunked", in_loss(chunked)))
         yield
 
@@ -241,12 +275,12 @@ def without_data(sizes: TracedSizes) -> Iterator[None]:
         change(patch.object(base_storage, "parts", lambda *_: ()))
         change(patch.object(lora, "InitialAdapters", NoWeights))
         change(patch.object(torch.Tensor, "tolist", lambda t: [0.0] * t.numel()))
-        change(patch.object(fused_loss.chunked, "__defaults__", (sizes.chunk,)))
+        change(_loss_chunk(sizes))
         yield
 
 
 def _to_empty(module: torch.nn.Module, *, device: torch.device) -> None:
-    """`Module.to_empty`, which allocates shards and cannot swap one fake tensor for another."""
+    """Replaces `Module.to_empty`, which cannot swap one fake tensor for another. This allocates shards only."""
     for part in module.modules():
         for name, p in part._parameters.items():
             if p is not None:
@@ -258,7 +292,7 @@ def _to_empty(module: torch.nn.Module, *, device: torch.device) -> None:
 
 
 class NoWeights:
-    """A weight source without weights."""
+    """A source of weights that has none."""
 
     def __init__(self, *arguments: Any) -> None:
         pass
@@ -268,7 +302,7 @@ class NoWeights:
 
 
 class _NoFingerprint(NoWeights):
-    def fingerprint(self) -> Any:
+    def fingerprint(self) -> None:
         return None
 
 

@@ -40,7 +40,7 @@ def test_added_rows_change_neither_the_loss_nor_a_gradient(
 
     plain = found()
     asked = []
-    monkeypatch.setattr(fused_loss, "_lacking", lambda *which: asked.append(which) or 11)
+    monkeypatch.setattr(fused_loss, "_padding_rows", lambda *which: asked.append(which) or 11)
     for one, other in zip(plain, found(), strict=True):
         assert (one is None) == (other is None)
         if one is not None and other is not None:
@@ -49,7 +49,7 @@ def test_added_rows_change_neither_the_loss_nor_a_gradient(
 
 
 def test_the_vocabulary_is_widened_for_16_bits_on_a_gpu() -> None:
-    assert fused_loss._lacking("cuda", torch.bfloat16, 50_257) == 47
-    assert fused_loss._lacking("cuda", torch.float16, 50_304) == 0
-    assert fused_loss._lacking("cuda", torch.float32, 50_257) == 0
-    assert fused_loss._lacking("cpu", torch.bfloat16, 50_257) == 0
+    assert fused_loss._padding_rows("cuda", torch.bfloat16, 50_257) == 47
+    assert fused_loss._padding_rows("cuda", torch.float16, 50_304) == 0
+    assert fused_loss._padding_rows("cuda", torch.float32, 50_257) == 0
+    assert fused_loss._padding_rows("cpu", torch.bfloat16, 50_257) == 0

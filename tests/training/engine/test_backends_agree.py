@@ -14,7 +14,7 @@ from memconsole.plan.plan import Plan, replace
 from memconsole_jax import engine as jax_engine
 from memconsole_jax.models import decoder as jax_decoder
 from memconsole_torch import engine as torch_engine
-from memconsole_torch.models import decoder as torch_decoder
+from memconsole_torch.models import norms as torch_norms
 from memconsole_trainer.data.text.rows.batches import language_batch
 from memconsole_trainer.engine import Engine, WeightsError
 from memconsole_trainer.randomness import generator
@@ -81,7 +81,7 @@ def test_the_statistics_of_a_norm_are_float32s_whatever_it_reads(kind: str, midd
         wide = wide - wide.mean(-1, keepdims=True)
     expected = wide / np.sqrt(np.square(wide).mean(-1, keepdims=True) + a.norm_eps)
 
-    ours = torch_decoder.Norm(a, a.hidden_size)
+    ours = torch_norms.Norm(a, a.hidden_size)
     ours.weight.data.fill_(1.0 - a.norm_unit_offset)
     if ours.bias is not None:
         ours.bias.data.zero_()

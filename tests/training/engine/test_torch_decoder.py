@@ -12,14 +12,9 @@ import torch.nn.functional as F
 
 from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole_torch.models import pretrained
-from memconsole_torch.models.decoder import (
-    Decoder,
-    RMSNorm,
-    attend,
-    rotate,
-    rotation,
-    sliding_window_mask,
-)
+from memconsole_torch.models.decoder import Decoder, causal_attention, sliding_window_mask
+from memconsole_torch.models.norms import RMSNorm
+from memconsole_torch.models.rotary import rotate, rotation_of
 from memconsole_trainer.engine import WeightsError
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights
 from memconsole_trainer.weights.initialize import InitialWeights
@@ -78,13 +73,13 @@ def test_gradients_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
 def test_a_rotation_gives_the_same_in_the_operations_for_the_compiler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    positions = rotation(tiny_models.ARCHITECTURES["phi4-mini"], 20, local=False, device=CPU)
-    assert positions is not None
+    rotation = rotation_of(tiny_models.ARCHITECTURES["phi4-mini"], 20, local=False, device=CPU)
+    assert rotation is not None
     x = torch.randn(2, 3, 20, 8, generator=torch.Generator().manual_seed(0))
-    plain = rotate(x, positions)
+    plain = rotate(x, rotation)
     assert torch.equal(plain[..., 6:], x[..., 6:])
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    torch.testing.assert_close(rotate(x, positions), plain)
+    torch.testing.assert_close(rotate(x, rotation), plain)
 
 
 def test_every_module_parameter_is_canonical_in_name_shape_and_training() -> None:
@@ -113,7 +108,7 @@ def test_a_sliding_window_layer_sees_the_window_and_no_more() -> None:
     q = torch.randn(2, 4, length, 16, generator=random)
     k, v = torch.randn(2, 2, 2, length, 16, generator=random).unbind(0)
     mask = sliding_window_mask(architecture, length, torch.float32, CPU)
-    found = attend(q, k, v, mask, 0.25)
+    found = causal_attention(q, k, v, mask, 0.25)
     for head in range(4):
         for i in range(length):
             first = max(0, i - window + 1)
@@ -149,7 +144,7 @@ def test_shared_keys_equal_repeated_keys() -> None:
     k, v = torch.randn(2, 1, 2, 9, 8, generator=random).unbind(0)
     repeated = (x.repeat_interleave(3, dim=1) for x in (k, v))
     expected = F.scaled_dot_product_attention(q, *repeated, is_causal=True, scale=0.3)
-    torch.testing.assert_close(attend(q, k, v, None, 0.3), expected)
+    torch.testing.assert_close(causal_attention(q, k, v, None, 0.3), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

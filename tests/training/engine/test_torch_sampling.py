@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from memconsole_torch.models.decoder import Decoder
-from memconsole_torch.models.generate import Cached, choose, generate
+from memconsole_torch.models.generate import CachedDecoder, choose, generate
 from memconsole_torch.models.pretrained import load
 from memconsole_trainer.engine import GREEDY, Sampling
 from memconsole_trainer.weights.initialize import InitialWeights
@@ -29,7 +29,7 @@ def test_each_token_has_the_logits_of_the_whole_row(kind: str) -> None:
     model = decoder(kind)
     row = [int(token) for token in tokens(1, 90)[0]]
     whole = model.logits(torch.tensor([row]))[0]
-    cached = Cached(model, 90)
+    cached = CachedDecoder(model, 90)
     torch.testing.assert_close(cached.logits(row[:70]), whole[69], rtol=1e-4, atol=1e-4)
     for place in range(70, 90):
         found = cached.logits(row[place : place + 1])

@@ -24,7 +24,7 @@ from torch._inductor.async_compile import AsyncCompile
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from memconsole_torch.engine import TorchEngine
-from memconsole_torch.models.decoder import rotation
+from memconsole_torch.models.rotary import rotation_of
 from memconsole_torch.techniques import compilation
 from memconsole_torch.techniques.weights import precision
 
@@ -73,7 +73,7 @@ def measured(plan: Plan, a: Architecture, computes: bool = True) -> tuple[int, i
     engine = TorchEngine(plan, device)
     engine.build(plan, a, 10, InitialWeights(a, 0))
     block = engine.module.layers[0]
-    rotary = rotation(a, LENGTH, local=False, device=device)
+    rotary = rotation_of(a, LENGTH, local=False, device=device)
     trained = [p for p in block.parameters() if p.requires_grad]
     # The same numbers each time: of 60 inputs, one had a gradient of a key's norm in bf16 that differed by 2.1 %.
     same = torch.Generator().manual_seed(0)

@@ -18,8 +18,8 @@ from memconsole.plan.plan import Plan, replace
 from memconsole.plan.training import matrices
 from memconsole_jax.techniques.optimizer import optimizers as jax_optimizers
 from memconsole_jax.tracing import trace_targets
+from memconsole_torch.techniques.optimizer.adafactor import Adafactor
 from memconsole_torch.techniques.optimizer.muon import Muon
-from memconsole_torch.techniques.optimizer.optimizers import Adafactor
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
 from tests.accuracy.wide_plans import Case
 from tests.training.harness import adapted, offloaded

@@ -59,9 +59,9 @@ def quantized_by(backend: str, array: np.ndarray, signed: bool) -> tuple[np.ndar
         codes, scales = jax.jit(lambda x: in_jax.narrow(x, signed=signed))(array)
         return np.asarray(codes), np.asarray(scales)
     slices = in_torch.Buffers(torch.device("cpu"))
-    cut = slices.cut(array.size)
-    cut.blocks[signed].zero_()
-    cut.moments[signed].copy_(torch.from_numpy(array))
+    views = slices.views(array.size)
+    views.blocks[signed].zero_()
+    views.moments[signed].copy_(torch.from_numpy(array))
     codes = torch.empty(array.size, dtype=torch.uint8)
     scales = torch.empty(blockwise.scales_of(array.size))
     slices.narrow(codes, scales, signed=signed)
@@ -74,7 +74,7 @@ def widened_by(backend: str, codes: np.ndarray, scales: np.ndarray, signed: bool
     if backend == "jax":
         return np.asarray(jax.jit(lambda c, s: in_jax.widen(c, s, signed=signed))(codes, scales))
     slices = in_torch.Buffers(torch.device("cpu"))
-    slices.cut(codes.size).blocks[signed].fill_(math.nan)
+    slices.views(codes.size).blocks[signed].fill_(math.nan)
     found = slices.widen(torch.from_numpy(codes), torch.from_numpy(scales), signed=signed)
     return found.numpy().copy()
 

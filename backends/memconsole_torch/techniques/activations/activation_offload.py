@@ -1,11 +1,12 @@
 """Offloads saved activations to pinned host memory or, if the device itself is the host, to a file
 on disk.
 
-The tensors that a block saves for its backward pass are written out when its forward pass ends, and
-read back when its backward pass begins. On CUDA the copies overlap with computation: while one block
-runs backward, the saved tensors of the block that follows it in the backward pass are read. With
-checkpointing only the blocks' inputs are moved. Weights and tensors that all blocks share are not
-moved; without checkpointing, 16-bit copies of weights are.
+The tensors that a block saves for its backward pass are written to the store when its forward pass ends, and read back when
+its backward pass begins. On CUDA the copies overlap with computation: while one block runs backward, the saved tensors of
+the next block of the backward pass are read.
+
+With checkpointing a block saves only its input. Without, it also saves 16-bit copies of its weights, which are moved too.
+Weights themselves and tensors that all blocks share, such as masks, are not moved.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Store(Protocol):
         """Store a flat tensor. Returns a handle for `read`."""
         ...
 
-    def read(self, kept: Any) -> Tensor:
+    def read(self, handle: Any) -> Tensor:
         """Return the stored tensor on its device."""
         ...
 
@@ -59,10 +60,10 @@ def apply(module: nn.Module, directory: Path | None) -> None:
     Apply after checkpointing, so that only the blocks' inputs are moved.
     """
     device = next(module.parameters()).device
-    weights = {_place(t) for t in (*module.parameters(), *module.buffers())}
+    weights = {_storage_id(t) for t in (*module.parameters(), *module.buffers())}
     chain = _Chain(store(device, directory), weights)
     for block in module.layers:
-        block.forward = _moving(block.forward, chain, block is module.layers[-1])
+        block.forward = _offloading(block.forward, chain, block is module.layers[-1])
 
 
 def store(device: torch.device, directory: Path | None) -> Store:
@@ -70,11 +71,13 @@ def store(device: torch.device, directory: Path | None) -> Store:
     return Pinned(device) if device.type == "cuda" else Disk(device, directory)
 
 
-def _moving(forward: Callable[..., Any], chain: _Chain, last: bool) -> Callable[..., Any]:
+def _offloading(forward: Callable[..., Any], chain: _Chain, last: bool) -> Callable[..., Any]:
+    """`forward` of a block, the `last` one or another, which offloads what it saves."""
+
     def run(x: Tensor, *shared: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(x, *shared)
-        block = _Block(chain, {_place(t) for t in _tensors(shared)})
+        block = _BlockTensors(chain, {_storage_id(t) for t in _tensors(shared)})
         with torch.autograd.graph.saved_tensors_hooks(block.pack, block.unpack):
             y = forward(x, *shared)
         block.close()
@@ -86,61 +89,66 @@ def _moving(forward: Callable[..., Any], chain: _Chain, last: bool) -> Callable[
 
 
 class _Chain:
-    """The blocks of one forward pass whose backward pass has not run yet."""
+    """What the blocks of one forward pass have saved, until each one's backward pass."""
 
-    def __init__(self, where: Store, weights: set[int]) -> None:
-        self.store, self.weights = where, weights
-        self.waiting: list[_Block] = []
-        self.leaving: list[Tensor] = []
-        """The tensors of the last block, whose writes may not have ended."""
+    def __init__(self, store: Store, weights: set[int]) -> None:
+        self.store, self.weights = store, weights
+        self.offloaded: list[_BlockTensors] = []
+        """The blocks whose tensors are in the store, in the order of the forward pass."""
+        self.being_written: list[Tensor] = []
+        """The tensors of the block that ran last, whose writes may not have ended."""
 
     def free(self) -> None:
         """Free the tensors that are being written, once that is done."""
-        if self.leaving:
+        if self.being_written:
             self.store.written()
-            self.leaving.clear()
+            self.being_written.clear()
 
-    def fetch(self, block: _Block) -> None:
+    def fetch(self, block: _BlockTensors) -> None:
         """Read a block's tensors back, and start reading those of the next block in the backward
         pass."""
         block.read()
-        self.waiting.remove(block)
+        self.offloaded.remove(block)
         self.store.wait()
-        if not self.waiting:
+        if not self.offloaded:
             self.store.clear()
         elif self.store.ahead:
-            self.waiting[-1].read()
+            self.offloaded[-1].read()
 
 
 class _Saved:
-    """One storage that a block saved, and how many saved tensors still refer to it."""
+    """One storage that a block saved."""
 
-    __slots__ = ("kept", "tensor", "wanted")
+    __slots__ = ("handle", "tensor", "uses")
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor: Tensor | None = tensor
-        self.kept: Any = None
-        self.wanted = 0
+        """The storage as a flat tensor; None while it is in the store only."""
+        self.handle: Any = None
+        """What the store's `read` takes."""
+        self.uses = 0
+        """How many saved tensors in this storage the backward pass has not read yet."""
 
 
-class _Block:
-    """What one block saved in one forward pass."""
+class _BlockTensors:
+    """What one block saved in one forward pass. `shared`: storages of tensors that other blocks use too."""
 
     def __init__(self, chain: _Chain, shared: set[int]) -> None:
         self._chain = chain
-        self._stays = chain.weights | shared
+        self._not_moved = chain.weights | shared
         self._saved: dict[int, _Saved] = {}
         self._read = False
 
     def pack(self, tensor: Tensor) -> Any:
-        place, size = _place(tensor), tensor.untyped_storage().nbytes()
-        if place in self._stays or size < SMALLEST_BYTES:
+        """Autograd's hook for a tensor that is saved: what it keeps in its place. See `unpack`."""
+        storage, size = _storage_id(tensor), tensor.untyped_storage().nbytes()
+        if storage in self._not_moved or size < SMALLEST_BYTES:
             return tensor
-        saved = self._saved.get(place)
+        saved = self._saved.get(storage)
         if saved is None:
             flat = tensor.as_strided((size // tensor.element_size(),), (1,), 0)
-            saved = self._saved[place] = _Saved(flat)
-        saved.wanted += 1
+            saved = self._saved[storage] = _Saved(flat)
+        saved.uses += 1
         return saved, tensor.shape, tensor.stride(), tensor.storage_offset()
 
     def close(self) -> None:
@@ -150,30 +158,31 @@ class _Block:
         chain.free()
         for saved in self._saved.values():
             assert saved.tensor is not None
-            saved.kept = chain.store.write(saved.tensor)
+            saved.handle = chain.store.write(saved.tensor)
             if chain.store.ahead:
-                chain.leaving.append(saved.tensor)
+                chain.being_written.append(saved.tensor)
             saved.tensor = None
         if self._saved:
-            chain.waiting.append(self)
+            chain.offloaded.append(self)
 
     def read(self) -> None:
         """Start reading all saved tensors back to the device."""
         if not self._read:
             self._read = True
             for saved in self._saved.values():
-                saved.tensor = self._chain.store.read(saved.kept)
-                saved.kept = None
+                saved.tensor = self._chain.store.read(saved.handle)
+                saved.handle = None
 
     def unpack(self, packed: Any) -> Tensor:
+        """Autograd's hook for a saved tensor that the backward pass reads. The first one brings back all of the block's."""
         if isinstance(packed, Tensor):
             return packed
         saved, shape, stride, offset = packed
-        if self in self._chain.waiting:
+        if self in self._chain.offloaded:
             self._chain.fetch(self)
         tensor = saved.tensor.as_strided(shape, stride, offset)
-        saved.wanted -= 1
-        if not saved.wanted:
+        saved.uses -= 1
+        if not saved.uses:
             saved.tensor = None
         return tensor
 
@@ -195,19 +204,19 @@ class Disk:
 
     def write(self, tensor: Tensor) -> Any:
         """Raises OSError if the disk is full."""
-        view = memoryview(tensor.view(torch.uint8).cpu().numpy())
+        data = memoryview(tensor.view(torch.uint8).cpu().numpy())
         start, done = self._end, 0
-        while done < len(view):
-            done += os.pwrite(self._file.fileno(), view[done:], start + done)
-        self._end += len(view)
+        while done < len(data):
+            done += os.pwrite(self._file.fileno(), data[done:], start + done)
+        self._end += len(data)
         return start, tensor.shape, tensor.dtype
 
-    def read(self, kept: Any) -> Tensor:
-        start, shape, dtype = kept
+    def read(self, handle: Any) -> Tensor:
+        start, shape, dtype = handle
         tensor = torch.empty(shape, dtype=dtype)
-        view, done = memoryview(tensor.view(torch.uint8).numpy()), 0
-        while done < len(view):
-            count = os.preadv(self._file.fileno(), [view[done:]], start + done)
+        data, done = memoryview(tensor.view(torch.uint8).numpy()), 0
+        while done < len(data):
+            count = os.preadv(self._file.fileno(), [data[done:]], start + done)
             if not count:
                 raise OSError(f"activations on disk end at {start + done} bytes")
             done += count
@@ -245,13 +254,13 @@ class Pinned:
             host.copy_(tensor, non_blocking=True)
         return host
 
-    def read(self, kept: Any) -> Tensor:
-        here = torch.empty(kept.shape, dtype=kept.dtype, device=self._device)
+    def read(self, handle: Any) -> Tensor:
+        tensor = torch.empty(handle.shape, dtype=handle.dtype, device=self._device)
         self._in.wait_stream(torch.cuda.current_stream())  # it may still use the reused memory
         self._in.wait_stream(self._out)
         with torch.cuda.stream(self._in):
-            here.copy_(kept, non_blocking=True)
-        return here
+            tensor.copy_(handle, non_blocking=True)
+        return tensor
 
     def wait(self) -> None:
         torch.cuda.current_stream().wait_stream(self._in)
@@ -263,7 +272,7 @@ class Pinned:
         pass
 
 
-def _place(tensor: Tensor) -> int:
+def _storage_id(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 

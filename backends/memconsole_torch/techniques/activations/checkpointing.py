@@ -73,12 +73,12 @@ def apply(module: nn.Module, mode: Checkpointing, rank: int = 0, *, compiled: bo
         if not parallel or mode == "full" or compiled:
             block.forward = _checkpointed(block.forward, options)
             continue
-        block.heads = _checkpointed(block.heads, options)
-        block.fed = _checkpointed(block.fed, options)
+        block.attention_heads = _checkpointed(block.attention_heads, options)
+        block.mlp_output = _checkpointed(block.mlp_output, options)
         attention = block.attention
         if isinstance(attention.output, Linear):  # a frozen matrix has no copy in 16 bits
             attention.output.ends_checkpoint = True
-            attention.joined = _checkpointed(attention.joined, WHOLE)
+            attention.project_output = _checkpointed(attention.project_output, WHOLE)
 
 
 def _checkpointed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:

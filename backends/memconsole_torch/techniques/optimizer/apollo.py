@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from memconsole_torch.techniques.optimizer.matrices import in_parts, matrices
-from memconsole_torch.techniques.optimizer.rule import OwnRule
+from memconsole_torch.techniques.optimizer.rule import BaseRule
 from memconsole_trainer.techniques.apollo import (
     EPSILON,
     GROWTH,
@@ -21,7 +21,7 @@ from memconsole_trainer.techniques.apollo import (
 )
 
 
-class ApolloMini(OwnRule):
+class ApolloMini(BaseRule):
     """One factor for the gradient of each matrix. Weight decay is decoupled.
 
     The state of a weight with n matrices (rows, columns): two moments (n * max(rows, columns),) and `size` (n,), the norms

@@ -14,21 +14,21 @@ from torch import Tensor
 
 from memconsole_torch.techniques.optimizer.matrices import rows_at_a_time
 from memconsole_torch.techniques.optimizer.muon import Muon
-from memconsole_torch.techniques.optimizer.rule import OwnRule, Rule
+from memconsole_torch.techniques.optimizer.rule import BaseRule, Rule
 from memconsole_torch.techniques.optimizer.stochastic import CPU_SLICE, DEVICE_SLICE, round_into
 from memconsole_trainer.techniques.compressed import slot_index
 from memconsole_trainer.techniques.rounding import tensor_key
 
 
-class Compressed(OwnRule):
-    """`rule` for one weight, the `place`-th trained one, with moments in bf16."""
+class Compressed(BaseRule):
+    """`rule` for one weight, the trained one at `index`, with moments in bf16."""
 
-    def __init__(self, rule: Rule, seed: int, place: int) -> None:
-        # The inner rules cannot skip a step: to skip one, the caller does not call `step`.
+    def __init__(self, rule: Rule, seed: int, index: int) -> None:
+        # There is no `live` among the defaults: to skip a step, the caller does not call `step`.
         super().__init__(rule.param_groups, {"count": 0})
-        self.rule, self._seed, self._place = rule, seed, place
-        self.begins = 0
-        """Offset in the weight of the tensor that is updated, if that is a slice of it."""
+        self.rule, self._seed, self._index = rule, seed, index
+        self.offset = 0
+        """The index in the whole weight of the first element in `param_groups`, where a caller puts a slice of a weight."""
         for p, state in rule.state.items():
             moments = {n: t.bfloat16() for n, t in state.items() if n != "step"}
             self.state[p] = {**state, **moments}
@@ -57,25 +57,26 @@ class Compressed(OwnRule):
         return min(p.numel(), CPU_SLICE if p.device.type == "cpu" else DEVICE_SLICE)
 
     def _update(self, p: Tensor, group: dict[str, Any], start: int, length: int) -> None:
-        """Update the slice of `length` elements from `start`."""
-        shape = p.shape[1:] if isinstance(self.rule, Muon) else ()
+        """Update the slice of `length` elements from `start`: (length,), or (rows, columns) if the rule needs matrices."""
+        row_shape = p.shape[1:] if isinstance(self.rule, Muon) else ()
 
-        def cut(t: Tensor) -> Tensor:
+        def slice_of(t: Tensor) -> Tensor:
             if length == t.numel():
                 return t
-            return t.view(-1)[start : start + length].view(-1, *shape)
+            return t.view(-1)[start : start + length].view(-1, *row_shape)
 
         assert p.grad is not None
         state = self.state[p]
-        weight = cut(p.detach())
-        weight.grad = cut(p.grad.contiguous())
-        moments = {n: cut(t) for n, t in state.items() if n != "step"}
-        wide = {n: t.float() for n, t in moments.items()}
+        weight = slice_of(p.detach())
+        weight.grad = slice_of(p.grad.contiguous())
+        moments = {n: slice_of(t) for n, t in state.items() if n != "step"}
+        moments_fp32 = {n: t.float() for n, t in moments.items()}
         self.rule.param_groups = [{**group, "params": [weight]}]
         step = {"step": state["step"]} if "step" in state else {}
-        self.rule.state = {weight: wide | step}
+        self.rule.state = {weight: moments_fp32 | step}
         self.rule.step()
         self.rule.param_groups, self.rule.state = [], {}
-        for slot, (name, narrow) in enumerate(moments.items()):
-            key = tensor_key(self._seed, group["count"], slot_index(self._place, slot))
-            round_into(narrow.view(-1), wide.pop(name).view(-1), key, self.begins + start)
+        for slot, (name, moment) in enumerate(moments.items()):
+            key = tensor_key(self._seed, group["count"], slot_index(self._index, slot))
+            moment_fp32 = moments_fp32.pop(name).view(-1)
+            round_into(moment.view(-1), moment_fp32, key, self.offset + start)

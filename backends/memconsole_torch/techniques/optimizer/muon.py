@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from memconsole_torch.techniques.optimizer.matrices import in_parts
-from memconsole_torch.techniques.optimizer.rule import OwnRule
+from memconsole_torch.techniques.optimizer.rule import BaseRule
 from memconsole_trainer.techniques.muon import COEFFICIENTS, EPSILON, MOMENTUM, STEPS, scale
 
 
-class Muon(OwnRule):
-    """Orthogonalized momentum of matrices, in fp32. Weight decay is decoupled."""
+class Muon(BaseRule):
+    """Orthogonalized momentum of matrices, in fp32. Weight decay is decoupled. `optimizers.create` allocates the state,
+    `momentum`."""
 
     def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "live": 1.0, "rows": 0})
@@ -26,8 +27,8 @@ class Muon(OwnRule):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    whole = p, p.grad, self.state[p]["momentum"]
-                    parts = (in_parts(t, p, group) for t in whole)
+                    tensors = p, p.grad, self.state[p]["momentum"]
+                    parts = (in_parts(t, p, group) for t in tensors)
                     for part, gradient, momentum in zip(*parts, strict=True):
                         _update(part, gradient, momentum, group)
 
@@ -42,9 +43,12 @@ def _update(p: Tensor, gradient: Tensor, momentum: Tensor, group: dict[str, Any]
 
 
 def orthogonalized(x: Tensor) -> Tensor:
-    """Approximate U Vᵀ of each matrix U S Vᵀ in x (n, rows, columns) with five Newton-Schulz steps. Overwrites `x`."""
-    turned = x.shape[1] > x.shape[2]
-    if turned:
+    """Approximate U Vᵀ of each matrix U S Vᵀ in x (n, rows, columns) with `STEPS` Newton-Schulz steps. Overwrites `x`.
+
+    With G = X Xᵀ, a step is X ← a X + (b G + c G²) X. It is computed for the transpose if that makes G smaller.
+    """
+    transposed = x.shape[1] > x.shape[2]
+    if transposed:
         x = x.mT
     x.div_(torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=EPSILON))
     a, b, c = COEFFICIENTS
@@ -54,4 +58,4 @@ def orthogonalized(x: Tensor) -> Tensor:
         del gram
         x = torch.baddbmm(x, polynomial, x, beta=a)
         del polynomial
-    return x.mT if turned else x
+    return x.mT if transposed else x

@@ -1,12 +1,11 @@
 """AdamW whose moments are stored in 8 bits, as `memconsole_trainer.techniques.blockwise` specifies.
 
-A step processes slices of a weight. A slice's moments are widened to fp32 in buffers that all
-slices share, updated, used, and narrowed again, so no fp32 copy of a whole moment ever exists. The
-update uses the moments before they are narrowed. On a GPU one kernel does this (`kernels.adamw`).
+A step handles one slice of a weight after another. It widens the slice's moments from codes to fp32 in buffers that all
+slices share, updates moments and weight, and narrows the moments back to codes. So no fp32 copy of a whole moment ever
+exists. The weight is updated with the moments before they are narrowed. On a GPU one kernel does this (`kernels.adamw`).
 
-No library is used, so that both backends follow one specification, are tested against the same
-vectors, and store the same codes. bitsandbytes also saves less on a CPU, where it makes fp32 copies
-of a whole weight.
+This does not use bitsandbytes, so that both backends follow one specification, are tested against the same vectors, and
+store the same codes. On a CPU bitsandbytes also saves less memory: it makes fp32 copies of a whole weight.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from memconsole_torch.kernels import adamw, launch
 from memconsole_torch.kernels.adamw import TINY, Factors
-from memconsole_torch.techniques.optimizer.rule import OwnRule
+from memconsole_torch.techniques.optimizer.rule import BaseRule
 from memconsole_trainer.techniques import blockwise
 from memconsole_trainer.techniques.blockwise import BLOCK
 
@@ -36,15 +35,28 @@ MOST_THREADS = 4
 DEVICE_SLICE = 2**22
 """Elements per slice on other devices without Triton: 64 MiB of buffers. A slice takes some 34 kernel launches there, which
 cost more time than smaller kernels do."""
-Slice: TypeAlias = tuple[Tensor, Tensor, dict[str, Tensor], int, Factors]
-"""A slice of a weight, the same slice of its gradient, the weight's state, the index of the slice's first element, and
-the factors of the update."""
 
 
-class QuantizedAdamW(OwnRule):
-    """Decoupled AdamW (Loshchilov and Hutter 2019, algorithm 2) with 8-bit moments for `quantized`.
+class WeightSlice(NamedTuple):
+    """A slice of n elements of a weight, and what its update needs."""
 
-    The other weights have fp32 moments and the same update.
+    weight: Tensor
+    """(n,)"""
+    gradient: Tensor
+    """(n,)"""
+    state: dict[str, Tensor]
+    """The state of the whole weight."""
+    start: int
+    """The index of the slice's first element in the weight."""
+    factors: Factors
+
+
+class QuantizedAdamW(BaseRule):
+    """Decoupled AdamW (Loshchilov and Hutter 2019, algorithm 2) with 8-bit moments for the weights `quantized` and fp32
+    moments for the others.
+
+    The state of a quantized weight is `first_codes` and `second_codes`, uint8 (elements,), and `first_scales` and
+    `second_scales`, fp32 (blocks,); that of another weight is `first` and `second`, fp32 in its shape.
     """
 
     def __init__(
@@ -58,10 +70,10 @@ class QuantizedAdamW(OwnRule):
         super().__init__(groups, defaults | {"count": 0, "live": 1.0})
         self.buffers: Buffers | None = None
         """Set by a caller that reuses the buffers for several calls of `step`."""
-        narrow = {id(p) for p in quantized}
+        quantized_ids = {id(p) for p in quantized}
         for group in self.param_groups:
             for p in group["params"]:
-                self.state[p] = _narrow_state(p) if id(p) in narrow else _wide_state(p)
+                self.state[p] = _state_8_bit(p) if id(p) in quantized_ids else _state_fp32(p)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -84,47 +96,50 @@ class QuantizedAdamW(OwnRule):
                 adamw.update(p.view(-1), gradient, self.state[p], tables, factors)
             return
         threads = min(torch.get_num_threads(), MOST_THREADS)
-        alone = device.type != "cpu" or threads == 1 or self.buffers is not None
-        if alone or _get_current_dispatch_mode() is not None:
+        one_thread = device.type != "cpu" or threads == 1 or self.buffers is not None
+        # Other threads do not see a dispatch mode, such as that of a trace.
+        if one_thread or _get_current_dispatch_mode() is not None:
             buffers = self.buffers or Buffers(device)
-            for cut in self._slices(trained, buffers.size):
-                buffers.update(*cut)
+            for part in self._slices(trained, buffers.size):
+                buffers.update(*part)
         else:
             _in_threads(list(self._slices(trained, THREAD_SLICE)), threads, device)
 
     def _slices(
         self, trained: Iterable[tuple[Tensor, Tensor, Factors]], size: int
-    ) -> Iterator[Slice]:
+    ) -> Iterator[WeightSlice]:
         """The slices of all weights, which can be updated independently."""
         for p, gradient, factors in trained:
             weight = p.view(-1)
             for start in range(0, p.numel(), size):
                 part = slice(start, start + size)
-                yield weight[part], gradient[part], self.state[p], start, factors
+                yield WeightSlice(weight[part], gradient[part], self.state[p], start, factors)
 
 
-def _in_threads(slices: Sequence[Slice], threads: int, device: torch.device) -> None:
+def _in_threads(slices: Sequence[WeightSlice], threads: int, device: torch.device) -> None:
     """Update slices in several threads, each with buffers of its own.
 
-    torch runs a lookup in one thread only, and waits for its threads after each operation.
+    torch's own threads would help little: it runs a lookup in one thread only, and waits for all threads after each operation.
     """
 
     @torch.no_grad()
     def run(first: int) -> None:
         torch.set_num_threads(1)
         buffers = Buffers(device, THREAD_SLICE)
-        for cut in slices[first::threads]:
-            buffers.update(*cut)
+        for part in slices[first::threads]:
+            buffers.update(*part)
 
-    whole = torch.get_num_threads()
+    torch_threads = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(run, range(threads)))
     finally:
-        torch.set_num_threads(whole)  # the last call also decides for threads that start later
+        torch.set_num_threads(
+            torch_threads
+        )  # the last call also decides for threads that start later
 
 
-def _narrow_state(p: Tensor) -> dict[str, Tensor]:
+def _state_8_bit(p: Tensor) -> dict[str, Tensor]:
     blocks = blockwise.scales_of(p.numel())
     return {
         "first_codes": torch.zeros(p.numel(), dtype=torch.uint8, device=p.device),
@@ -134,28 +149,29 @@ def _narrow_state(p: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _wide_state(p: Tensor) -> dict[str, Tensor]:
+def _state_fp32(p: Tensor) -> dict[str, Tensor]:
     return {slot: torch.zeros_like(p, dtype=torch.float32) for slot in ("first", "second")}
 
 
-class Cut(NamedTuple):
-    """Views of the buffers for slices of one length. They are cached, because making a view costs as much
+class SliceViews(NamedTuple):
+    """Views of the buffers for slices of n elements. They are cached, because making a view costs as much
     as a small operation and most slices have the same length."""
 
     moments: tuple[Tensor, Tensor]
-    """(n,) each: of the second moment, which has no sign, and of the first one."""
+    """The second moment, which has no sign, and the first one, (n,) each. So the index of a moment is whether it is
+    signed."""
     blocks: tuple[Tensor, Tensor]
-    """(blocks, 256) each: the same, to the end of the last block."""
+    """The same up to the end of the last block, (blocks, 256) each."""
     padding: tuple[Tensor, Tensor] | None
-    """The rest of each buffer after the slice, up to the end of the last block; None if there is none."""
+    """What follows each moment up to the end of the last block; None if the slice ends with a block."""
     rows: Tensor
-    """(n,) int32"""
+    """Codes as rows of the tables, (n,) int32."""
     work: Tensor
-    """(n,)"""
+    """A temporary, (n,)."""
     work_blocks: Tensor
-    """(blocks, 256)"""
+    """The temporary up to the end of the last block, (blocks, 256)."""
     bits: Tensor
-    """(n,) int32: those of `work`."""
+    """The bits of the temporary, (n,) int32."""
 
 
 class Buffers:
@@ -166,25 +182,24 @@ class Buffers:
         self._second, self._first, self._work = torch.empty(3, self.size, device=device)
         self._rows = torch.empty(self.size, dtype=torch.int32, device=device)
         self._values, self._lookup = _tables(device)
-        self._cuts: dict[int, Cut] = {}
+        self._views: dict[int, SliceViews] = {}
 
-    def cut(self, n: int) -> Cut:
+    def views(self, n: int) -> SliceViews:
         """Views of the buffers for a slice of `n` elements."""
-        found = self._cuts.get(n)
-        if found is None:
-            whole = blockwise.scales_of(n) * BLOCK
-            pair, work = (self._second, self._first), self._work
-            blocks = [moment[:whole].view(-1, BLOCK) for moment in pair]
-            found = self._cuts[n] = Cut(
-                (pair[0][:n], pair[1][:n]),
-                (blocks[0], blocks[1]),
-                (pair[0][n:whole], pair[1][n:whole]) if n < whole else None,
-                self._rows[:n],
-                work[:n],
-                work[:whole].view(-1, BLOCK),
-                work[:n].view(torch.int32),
+        views = self._views.get(n)
+        if views is None:
+            end = blockwise.scales_of(n) * BLOCK
+            second, first, work = self._second, self._first, self._work
+            views = self._views[n] = SliceViews(
+                moments=(second[:n], first[:n]),
+                blocks=(second[:end].view(-1, BLOCK), first[:end].view(-1, BLOCK)),
+                padding=(second[n:end], first[n:end]) if n < end else None,
+                rows=self._rows[:n],
+                work=work[:n],
+                work_blocks=work[:end].view(-1, BLOCK),
+                bits=work[:n].view(torch.int32),
             )
-        return found
+        return views
 
     def update(
         self,
@@ -194,7 +209,7 @@ class Buffers:
         start: int,
         factors: Factors,
     ) -> None:
-        """Update the slice `weight` (n,), which starts at element `start` of its tensor."""
+        """Update a slice of a weight and of its state in place; see `WeightSlice`."""
         n = weight.numel()
         part = slice(start, start + n)
         if "first" in state:
@@ -213,12 +228,13 @@ class Buffers:
     def _adamw(
         self, weight: Tensor, gradient: Tensor, first: Tensor, second: Tensor, factors: Factors
     ) -> None:
-        work = self.cut(weight.numel()).work
+        """Update a slice of a weight and its fp32 moments, (n,) each, in place; see `Factors` for the formula."""
+        work = self.views(weight.numel()).work
         first.lerp_(gradient, factors.first_share)
         second.lerp_(torch.mul(gradient, gradient, out=work), factors.second_share)
         torch.sqrt(second, out=work)
-        if not isinstance(factors.kept, float) or factors.kept != 1.0:
-            weight.mul_(factors.kept)
+        if not isinstance(factors.decay, float) or factors.decay != 1.0:
+            weight.mul_(factors.decay)
         work.add_(factors.epsilon)
         size = factors.step_size
         if isinstance(size, Tensor):
@@ -227,53 +243,63 @@ class Buffers:
             weight.addcdiv_(first, work, value=-size)
 
     def widen(self, codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
-        """Decode `codes` (n,) to fp32 in the buffer of the first moment, if `signed`, or of the second
-        one. It is padded with zeros to the end of the last block."""
-        cut = self.cut(codes.numel())
-        found = cut.moments[signed]
-        torch.index_select(self._values[signed], 0, cut.rows.copy_(codes), out=found)
-        if cut.padding is not None:
-            cut.padding[signed].zero_()
-        cut.blocks[signed].mul_(scales[:, None])
-        return found
+        """The numbers that `codes` (n,) stand for, fp32 (n,), in the buffer of the first moment, if `signed`, or of the second
+        one. Up to the end of the last block, zeros follow them in the buffer."""
+        views = self.views(codes.numel())
+        moment = views.moments[signed]
+        torch.index_select(self._values[signed], 0, views.rows.copy_(codes), out=moment)
+        if views.padding is not None:
+            views.padding[signed].zero_()
+        views.blocks[signed].mul_(scales[:, None])
+        return moment
 
     def narrow(self, codes: Tensor, scales: Tensor, *, signed: bool) -> None:
-        """Encode the buffer of a moment, whole blocks of it, into `codes` (n,) and `scales`."""
-        cut = self.cut(codes.numel())
-        blocks, work = cut.blocks[signed], cut.work_blocks
+        """Write the codes (n,) and the scales (blocks,) of the moment that `widen` put into its buffer."""
+        views = self.views(codes.numel())
+        blocks, work = views.blocks[signed], views.work_blocks
         torch.amax(torch.abs(blocks, out=work) if signed else blocks, dim=1, out=scales)
         reciprocal = torch.where(scales < TINY, 0.0, scales.reciprocal())
         torch.mul(blocks, reciprocal[:, None], out=work)
-        rows = cut.bits.add_(blockwise.HALF).bitwise_right_shift_(16).bitwise_and_(0xFFFF)
+        rows = views.bits.add_(blockwise.HALF).bitwise_right_shift_(16).bitwise_and_(0xFFFF)
         torch.index_select(self._lookup[signed], 0, rows, out=codes)
 
 
 def factors_of(group: dict[str, Any]) -> Factors:
-    """The factors of this step's update. m / c1 / (sqrt(v) / c2 + eps) is computed with one division."""
+    """The factors of this step's update.
+
+    With bias corrections c1 = 1 - beta1^t and c2 = sqrt(1 - beta2^t), the update m / c1 / (sqrt(v) / c2 + eps) equals
+    c2 / c1 · m / (sqrt(v) + c2 · eps), which has one division of tensors.
+    """
     beta1, beta2 = group["betas"]
     count, live = group["count"], group["live"]
     if isinstance(count, Tensor):
         count = count.clamp(min=1.0)  # it is 0 if every step so far was skipped
     rate = group["lr"] * live
-    scale = (1 - beta2**count) ** 0.5
+    second_correction = (1 - beta2**count) ** 0.5
     decay = group["weight_decay"]
     return Factors(
-        (1 - beta1) * live,
-        (1 - beta2) * live,
-        scale * group["eps"],
-        1 - rate * decay if decay else 1.0,
-        rate * scale / (1 - beta1**count),
+        first_share=(1 - beta1) * live,
+        second_share=(1 - beta2) * live,
+        epsilon=second_correction * group["eps"],
+        decay=1 - rate * decay if decay else 1.0,
+        step_size=rate * second_correction / (1 - beta1**count),
     )
 
 
 @cache
 def _tables(device: torch.device) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The maps of codes to numbers, without and with sign, and those of a number's upper 16 bits, unsigned, to
-    codes. A device gets them once, because it waits for such copies."""
-    values = (blockwise.values(signed=s) for s in (False, True))
-    lookup = (np.roll(blockwise.lookup(signed=s), -blockwise.OFFSET) for s in (False, True))
-    first, second, *codes = (_table(table, device) for table in (*values, *lookup))
-    return (first, second), (codes[0], codes[1])
+    """Tables on a device: from codes to numbers, and from the upper 16 bits of a number to its code. There are two of each,
+    for the second moment, which has no sign, and for the first one. A device gets them once, because it waits for such copies.
+
+    The rows of `blockwise.lookup` are in the order of signed integers; here they are in that of unsigned ones, which negative
+    numbers come last in.
+    """
+    values = [_table(blockwise.values(signed=s), device) for s in (False, True)]
+    codes = [
+        _table(np.roll(blockwise.lookup(signed=s), -blockwise.OFFSET), device)
+        for s in (False, True)
+    ]
+    return (values[0], values[1]), (codes[0], codes[1])
 
 
 def _table(array: Any, device: torch.device) -> Tensor:

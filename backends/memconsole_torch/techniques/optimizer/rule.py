@@ -1,4 +1,5 @@
-"""The interface of all update rules, and the two rules that use torch's fused kernels.
+"""The interface of all update rules (`Rule`), what this project's rules have in common, and the two rules that use torch's
+fused kernels.
 
 `torch.optim.Optimizer` imports torch's compiler when the first rule is made, which takes a second or
 two and 100 MB. The rules here need none of it.
@@ -29,8 +30,8 @@ class Rule(Protocol):
     def zero_grad(self, set_to_none: bool = True) -> None: ...
 
 
-class OwnRule:
-    """The groups and the state of an update rule, as `torch.optim.Optimizer` keeps them."""
+class BaseRule:
+    """What this project's rules have in common: groups and state, as `torch.optim.Optimizer` keeps them."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], defaults: dict[str, Any]) -> None:
         self.defaults = defaults
@@ -57,8 +58,8 @@ class OwnRule:
         return [self.state[p][name] for p in weights]
 
 
-class Fused(OwnRule):
-    """A rule that one kernel of torch computes for each group. A step whose `live` is 0 changes nothing."""
+class Fused(BaseRule):
+    """A rule that one kernel of torch computes for each group. A step whose `live` is 0 changes nothing (see `optimizers`)."""
 
     @torch.no_grad()
     def step(self) -> None:
@@ -147,6 +148,6 @@ class FusedSGD(Fused):
 
 
 def _skipped(group: dict[str, Any]) -> Tensor | None:
-    """1 in a step to be skipped, else 0: a device scalar. None if no step is."""
+    """A device scalar, 1 in a step to be skipped and else 0. None if the rule never skips a step."""
     live = group["live"]
     return 1 - live if isinstance(live, Tensor) else None

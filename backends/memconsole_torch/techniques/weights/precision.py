@@ -41,9 +41,11 @@ def forward_context(device: torch.device, precision: Precision) -> AbstractConte
 class LossScale:
     """The loss scale of one run, on the device."""
 
-    def __init__(self, device: torch.device, total: optimizers.Total | None = None) -> None:
-        """`total`: see `optimizers.norm`."""
-        self._total = total
+    def __init__(
+        self, device: torch.device, process_sum: optimizers.ProcessSum | None = None
+    ) -> None:
+        """`process_sum`: see `optimizers.global_norm`."""
+        self._process_sum = process_sum
         self.state = torch.tensor(loss_scale.start(), device=device)
         """Scale, good steps in a row, steps skipped."""
 
@@ -58,7 +60,7 @@ class LossScale:
 
     @torch.no_grad()
     def take(
-        self, optimizer: optimizers.Updating, gradients: Sequence[Tensor], most: float
+        self, optimizer: optimizers.Optimizer, gradients: Sequence[Tensor], most: float
     ) -> Tensor:
         """Take one step with the gradients of the scaled loss, or skip it if a gradient is not
         finite. The gradients are divided by the scale and then clipped to a global norm of `most`
@@ -67,7 +69,7 @@ class LossScale:
         Returns their norm before clipping, a device scalar that is not finite if the step is
         skipped.
         """
-        norm = optimizers.norm(gradients, self._total) / self.state[0]
+        norm = optimizers.global_norm(gradients, self._process_sum) / self.state[0]
         finite = torch.isfinite(norm)
         factor = (most / norm.clamp(min=most) if most else torch.ones_like(norm)) / self.state[0]
         torch._foreach_mul_(list(gradients), factor)
