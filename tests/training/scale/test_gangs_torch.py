@@ -34,6 +34,7 @@ PAIRS: dict[str, dict[str, Any]] = {
 }
 COPIED: dict[str, dict[str, Any]] = {
     "muon": {"optimize.optimizer": "muon"},
+    "apollo-mini": {"optimize.optimizer": "apollo-mini"},
     "adafactor": {"optimize.optimizer": "adafactor"},
     "8 bits": {"optimize.optimizer": "adamw-8bit"},
     "compressed": {"optimize.optimizer_offload": "compressed"},

@@ -29,6 +29,7 @@ PAIRS: dict[str, dict[str, Any]] = {
     "selective": {"optimize.gradient_checkpointing": "selective"},
     "attention": {"optimize.gradient_checkpointing": "attention"},
     "muon": {"optimize.optimizer": "muon"},
+    "apollo-mini": {"optimize.optimizer": "apollo-mini"},
     "adafactor": {"optimize.optimizer": "adafactor"},
     "lion": {"optimize.optimizer": "lion"},
     "sgd": {"optimize.optimizer": "sgd"},

@@ -27,7 +27,16 @@ from tests.training.harness.grids import spread
 torch.set_num_threads(1)
 KEY = "optimize.optimizer_in_backward"
 STEPS = 6
-OPTIMIZERS = ("adamw", "adamw-8bit", "adamw8-all", "adafactor", "lion", "muon", "sgd")
+OPTIMIZERS = (
+    "adamw",
+    "adamw-8bit",
+    "adamw8-all",
+    "adafactor",
+    "apollo-mini",
+    "lion",
+    "muon",
+    "sgd",
+)
 
 
 def plan_with(changes: dict[str, Any]) -> Plan:
