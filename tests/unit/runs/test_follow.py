@@ -225,6 +225,31 @@ def test_minutes_of_training_leave_out_starts_and_pauses(run: RunDirectory, cloc
     assert Follower(run).poll().minutes == report(run).total_minutes == 3.5
 
 
+def test_an_attempt_that_takes_no_step_has_no_training_time(
+    run: RunDirectory, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live(monkeypatch, "running")
+    trainer = Trainer(run, clock)
+    for phase in ("data", "build", "preflight", "wait_disk"):
+        trainer.say(events.Phase(phase=phase))
+        clock.now += 60.0
+        assert Follower(run).poll().minutes == 0.0
+    live(monkeypatch, "failed")
+    trainer.say(events.Error(cause="disk", message="no room", traceback=""))
+    assert Follower(run).poll().minutes == report(run).total_minutes == 0.0
+    trainer.say(events.Stopped(step=0, reason="asked", total_minutes=1.0))
+    assert Follower(run).poll().minutes == report(run).total_minutes == 0.0
+    again = Trainer(run, clock)
+    again.start()
+    again.steps(10, 120, seconds=1.0)
+    assert Follower(run).poll().minutes == pytest.approx(120.0 / 60)
+    third = Trainer(run, clock)
+    third.say(events.Phase(phase="data"))
+    clock.now += 60.0
+    third.say(events.Error(cause="data", message="gone", traceback=""))
+    assert Follower(run).poll().minutes == report(run).total_minutes == pytest.approx(120.0 / 60)
+
+
 def test_a_clock_set_back_gives_no_negative_times(
     run: RunDirectory, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
