@@ -266,13 +266,15 @@ def test_a_checkpoint_is_chosen_by_its_name(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, 2)
     assert chosen(checkpoints, "best") is None
     save(checkpoints, 3)
-    with pytest.raises(ValueError, match="none was saved right after an evaluation"):
+    with pytest.raises(
+        ValueError, match=r"none was saved right after an evaluation; there are last, step-3$"
+    ):
         chosen(checkpoints, "best")
     for step, loss in {4: 1.0, 5: 2.0}.items():
         save(checkpoints, step, state=STATE | {"validation_loss": loss})
     found = {which: chosen(checkpoints, which) for which in ("last", "best", "step-3", "5")}
     assert [c.step for c in found.values() if c] == [5, 4, 3, 5]
-    with pytest.raises(ValueError, match="there are last, step-3, step-4, step-5"):
+    with pytest.raises(ValueError, match="there are last, best, step-3, step-4, step-5"):
         chosen(checkpoints, "step-9")
     next(checkpoints.best().glob("*.safetensors")).write_bytes(b"")  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="step-000000004 is damaged"):

@@ -313,12 +313,20 @@ def test_the_stages_before_the_first_step_have_their_times(
     ]  # fmt: skip
     assert found.phase_seconds == 5.0
     trainer.say(events.Phase(phase="compile"))
+    during = Follower(run).poll()
     trainer.steps(1, 1, every=1, seconds=4.0)
     clock.now += 100.0
     trainer.say(events.Phase(phase="evaluate"))
     trainer.steps(10, 100)
     after = Follower(run).poll().stages
     assert [(s.phase, s.seconds) for s in after[-2:]] == [("preflight", 5.0), ("compile", 4.0)]
+    plan = apply_settings(Plan(), ["backend=jax"])
+    assert [stage_words(s.phase, s.detail, plan) for s in after[-2:]] == [
+        "compiling the training step", "taking the first step",
+    ]  # fmt: skip
+    assert (
+        stage_words(during.facts.phase, during.facts.phase_detail, plan) == "taking the first step"
+    )
     assert not any(stage.running for stage in after)
 
 
@@ -327,7 +335,10 @@ def test_the_stages_before_the_first_step_have_their_times(
     [("torch", "import", "", "importing PyTorch"), ("jax", "import", "", "importing JAX"),
      ("jax", "preflight", "training step", "compiling the training step"),
      ("torch", "preflight", "training step", "rehearsing a training step"),
-     ("torch", "build", "fine-tunes", "building the model, fine-tunes"),
+     ("torch", "build", "fine-tunes", "building the model to fine-tune"),
+     ("jax", "build", "from scratch", "compiling the model, from scratch"),
+     ("jax", "compile", "", "compiling the training step"),
+     ("jax", "compile", "rehearsed", "taking the first step"),
      ("torch", "data", "hf://a/b", "reading the data: hf://a/b"), ("torch", "evaluate", "", "evaluate")],
 )  # fmt: skip
 def test_a_stage_is_said_in_words(backend: str, phase: str, detail: str, words: str) -> None:

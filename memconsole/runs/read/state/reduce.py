@@ -10,7 +10,7 @@ from memconsole.runs.read.curves.history import History
 from memconsole.runs.read.curves.series import GaugeHistory, StepSeries
 from memconsole.runs.read.state.facts import FactsSoFar
 from memconsole.runs.read.state.ranks import MOST_RANKS, highest, merged, readings_of
-from memconsole.runs.read.state.stages import StageMark, marked
+from memconsole.runs.read.state.stages import StageMark, first_step_detail, marked
 from memconsole.runs.record.log import events
 from memconsole.runs.record.states import WAIT_DISK
 from memconsole.sanitize import clean, clean_line
@@ -228,6 +228,8 @@ def _phase(state: RunState, record: events.Phase) -> None:
     if state.trained:
         state.trained_until = before if state.phase in UNTRAINED_PHASES else None
     state.phase_detail = clean_line(record.detail)
+    if state.phase == "compile":
+        state.phase_detail = first_step_detail(state.stages)
     state.phase_since = state.last_boot
     if not state.trained and state.last_boot is not None:
         state.stages = marked(state.stages, state.phase, state.phase_detail, state.last_boot)
