@@ -22,6 +22,7 @@ from memconsole.plan.training.origin import origin
 from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.labels import NAME_CHARACTERS, shown_name
 from memconsole.runs.record.names import check_name
+from memconsole.runs.record.redaction import REDACTED
 from memconsole.runs.record.run_store import list_runs
 from memconsole.units import format_bytes, format_count, format_duration, format_step
 
@@ -55,14 +56,17 @@ def launch_name(plan: Plan, name: str | None) -> str:
     return free_name(shown) if shown else default_name(plan)
 
 
-def numbered_words(run: RunDirectory, name: str | None) -> str:
-    """Says that a new run has a number in its name because another run is called `name`, else empty."""
-    shown = shown_name(name or "", os.environ)
-    return (
-        f'another run is called "{shown}": this one is {run.name}'
-        if shown not in ("", run.name)
-        else ""
-    )
+def name_words(run: RunDirectory, name: str | None) -> str:
+    """Says why a new run is not called `name`: another run is, or a name cannot hold all of it. Empty if it is."""
+    asked = (name or "").strip()
+    shown = shown_name(asked, os.environ)
+    if REDACTED in shown:
+        return f"the name looks like a token or a password: kept as {run.name}"
+    if shown not in ("", run.name):
+        return f'another run is called "{shown}": this one is {run.name}'
+    if shown != asked:
+        return f"a name is one line of at most {NAME_CHARACTERS} characters: kept as {run.name}"
+    return ""
 
 
 def after_words(run: RunDirectory) -> str:

@@ -39,6 +39,8 @@ from memconsole.runs.record.checkpoints.manifest import (
 )
 from memconsole.runs.record.directory import CHECKPOINT_NAME
 from memconsole.runs.record.files import sync_directory
+from memconsole.runs.record.spares import FULL
+from memconsole.units import format_bytes
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.weights import tensorfile
 from memconsole_trainer.weights.best import best, mark
@@ -192,12 +194,37 @@ class Checkpoints:
         """Commit a checkpoint of `step`. `written` is called with the number of bytes on disk so
         far.
 
-        Raises `NotFiniteError`, `FencedError`, and OSError; ENOSPC before anything is written if
-        less than 1.5 times the expected size is free. Older checkpoints are not touched.
+        Raises `NotFiniteError`, `FencedError`, and OSError; ENOSPC before anything is written if less is free
+        than the last checkpoint took, or `expected_bytes` before the first one. If the disk is full, the error
+        says how much is free and how much a checkpoint takes. Older checkpoints are not touched.
         """
-        started = time.monotonic()
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        self._preflight(max(self._last_bytes, expected_bytes))
+        if self._last_bytes:
+            self._preflight(self._last_bytes)
+        counted, free = _Counted(tensors), shutil.disk_usage(self._directory).free
+        try:
+            if not self._last_bytes:
+                self._preflight(expected_bytes)
+            return self._commit(step, counted, state, is_newest, written)
+        except OSError as error:
+            if error.errno in FULL:
+                for _ in counted:  # the size of a checkpoint is known once all its tensors are
+                    pass
+                self._last_bytes = counted.size_bytes
+                if free < self._last_bytes:
+                    raise self._full(free, self._last_bytes) from error
+            raise
+
+    def _commit(
+        self,
+        step: int,
+        tensors: Iterable[Named],
+        state: dict[str, Any],
+        is_newest: Callable[[], bool],
+        written: Callable[[int], None],
+    ) -> Saved:
+        """Write a checkpoint of `step`, and commit it."""
+        started = time.monotonic()
         temporary = self._directory / f".tmp-{step}-{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(mode=0o700)
@@ -275,12 +302,25 @@ class Checkpoints:
 
     def _preflight(self, expected: int) -> None:
         free = shutil.disk_usage(self._directory).free
-        if free < expected * 1.5:
-            raise OSError(
-                errno.ENOSPC,
-                f"{free / 2**20:,.0f} MiB free, a checkpoint needs {expected * 1.5 / 2**20:,.0f} MiB",
-                str(self._directory),
-            )
+        if free < expected:
+            raise self._full(free, expected)
+
+    def _full(self, free: int, needed: int) -> OSError:
+        words = f"{format_bytes(free)} free, a checkpoint needs {format_bytes(needed)}"
+        return OSError(errno.ENOSPC, words, str(self._directory))
+
+
+class _Counted(Iterator[Named]):
+    """Tensors, and the bytes of those that were read so far."""
+
+    def __init__(self, tensors: Iterable[Named]) -> None:
+        self._tensors = iter(tensors)
+        self.size_bytes = 0
+
+    def __next__(self) -> Named:
+        name, array = next(self._tensors)
+        self.size_bytes += array.nbytes
+        return name, array
 
 
 def _shards(tensors: Iterable[Named]) -> Iterator[tuple[str, list[Named]]]:

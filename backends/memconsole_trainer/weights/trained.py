@@ -202,9 +202,10 @@ def _choose(checkpoints: Checkpoints, which: str) -> LoadedCheckpoint | None:
             owned=False,
         )
     if path is None and committed:
-        kept = ", ".join(f"step-{step_of(p)}" for p in reversed(committed))
+        names = ["last", *(["best"] if checkpoints.best() is not None else [])]
+        kept = ", ".join([*names, *(f"step-{step_of(p)}" for p in reversed(committed))])
         why = "none was saved right after an evaluation" if which == "best" else "it is not kept"
-        raise NothingTrainedError(f"checkpoint {which}: {why}; there are last, {kept}")
+        raise NothingTrainedError(f"checkpoint {which}: {why}; there are {kept}")
     if path is None:
         return None
     problem = verify(path)

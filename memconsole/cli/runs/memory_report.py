@@ -49,10 +49,8 @@ def remedies_after(run: RunDirectory, made: Report, devices: Devices | None) -> 
 
 def memory_lines(memory: MemoryReport, uncertain: Collection[str] = ()) -> list[str]:
     """One row per figure, then the host memory by kind and the source of the band. Measurements that
-    may be wrong are marked."""
-    rows = [["memory", "estimated", "measured", "error", "in band"]]
-    rows += [_row(c, uncertain) for c in memory.comparison]
-    lines = columns(rows)
+    may be wrong are marked. One line if nothing was measured."""
+    lines = _comparison_lines(memory, uncertain)
     lines += rank_lines(memory)
     measured = memory.measured
     if measured.host_anonymous_bytes is not None:
@@ -74,6 +72,18 @@ def memory_lines(memory: MemoryReport, uncertain: Collection[str] = ()) -> list[
             f"{format_bytes(lacked.needed_bytes)}"
         )
     return lines
+
+
+def _comparison_lines(memory: MemoryReport, uncertain: Collection[str]) -> list[str]:
+    if all(c.measured_bytes is None for c in memory.comparison):
+        total = next((c for c in memory.comparison if c.estimated_bytes is not None), None)
+        known = (
+            "" if total is None else f", estimated at {total.tier} {_bytes(total.estimated_bytes)}"
+        )
+        return [f"memory: nothing was measured{known}"]
+    rows = [["memory", "estimated", "measured", "error", "in band"]]
+    rows += [_row(c, uncertain) for c in memory.comparison]
+    return columns(rows)
 
 
 def rank_lines(memory: MemoryReport) -> list[str]:

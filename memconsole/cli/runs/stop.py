@@ -25,7 +25,10 @@ POLL_SECONDS = 0.2
 @click.option("--kill", is_flag=True, help="Kill it: no step is finished, no checkpoint written.")
 @click.option("--wait/--no-wait", default=True, help="Wait until it has stopped.")
 def command(run: str | None, yes: bool, kill: bool, wait: bool) -> None:
-    """Stop RUN, by default the newest live one: it finishes its step, writes a checkpoint, and can be resumed."""
+    """Stop RUN, by default the newest live one: it finishes its step, writes a checkpoint, and can be resumed.
+
+    The exit code is 0 also if RUN has ended already: nothing of it is left to stop.
+    """
     found = find_live(run)
     follower = Follower(found)
     before = follower.status()

@@ -12,7 +12,7 @@ from types import FrameType
 
 import click
 
-from memconsole.announcing import after_words, launch_rows, numbered_words
+from memconsole.announcing import after_words, launch_rows, name_words
 from memconsole.calibration import calibrated_here
 from memconsole.cli import completing, output
 from memconsole.cli.exits import Exit
@@ -28,9 +28,9 @@ from memconsole.runs.act.waiting import check_after, is_going
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.report.report import report
 from memconsole.runs.read.shown.snapshot import RunSnapshot
+from memconsole.runs.record import labels
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.names import check_name
-from memconsole.runs.record.redaction import REDACTED
 from memconsole.runs.record.run_store import find_run
 from memconsole.runs.record.states import LIVE, OUT_OF_MEMORY
 from memconsole.start import check_launch, devices_then, start
@@ -152,7 +152,9 @@ def _tell(
 ) -> Devices | None:
     """Print what the plan will do, on standard error if `quiet`. Returns the devices of this machine, as far as they
     are known for the time when the run starts."""
-    check_name((name or "").strip())
+    if name is not None:
+        labels.check_not_empty(name)
+        check_name(name.strip())
     devices = devices_then(read_devices(plan), after)
     found = calibrated_here(plan, check_launch(plan, devices))
     table = found.table
@@ -178,9 +180,7 @@ def _launch(
     plan: Plan, name: str | None, devices: Devices | None, after: RunDirectory | None
 ) -> RunDirectory:
     run = start(plan, name, devices, after=after)
-    if REDACTED in run.name:
-        click.echo(f"the name looks like a token or a password: kept as {run.name}", err=True)
-    if words := numbered_words(run, name):
+    if words := name_words(run, name):
         click.echo(words, err=True)
     return run
 

@@ -51,10 +51,15 @@ def rename(folder: Path, name: str, environment: Mapping[str, str]) -> str:
     Raises `LabelError` for an empty name and `OSError`.
     """
     shown = shown_name(name, environment)
-    if not shown:
-        raise LabelError("a name is one line of text; this one is empty")
+    check_not_empty(shown)
     _write(folder, name=shown)
     return shown
+
+
+def check_not_empty(name: str) -> None:
+    """Raise `LabelError` for a name without text."""
+    if not name.strip():
+        raise LabelError("a name is one line of text; this one is empty")
 
 
 def tag(

@@ -180,7 +180,7 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
         self, plan: Plan, name: str | None = None, after: RunDirectory | None = None
     ) -> None:
         """Check, price and start `plan` as a new run, or have it start once the run `after` has ended."""
-        from memconsole.announcing import numbered_words
+        from memconsole.announcing import name_words
         from memconsole.runs.record.directory import RunError
         from memconsole.start import devices_then, start
 
@@ -191,7 +191,7 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
             self.post_message(ActionFailed(f"not launched: {error}"))
             return
         how = "launched" if after is None else "waits"
-        self.post_message(Launched(run.id, numbered_words(run, name) or how))
+        self.post_message(Launched(run.id, name_words(run, name) or how))
 
     @work(thread=True, exclusive=True, group="launch", exit_on_error=False)
     def resume(self, run_id: str) -> None:

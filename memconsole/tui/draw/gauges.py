@@ -23,8 +23,11 @@ _ZOOM = 0.5
 _ROUND = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0)
 _REASON_ROWS = 5
 """More than the longest reason needs in the narrowest panel."""
-SIGNS = f"{FULL} now {REACHED} peak {TICK} predicted"
-"""The key to the bars."""
+
+
+def signs(live: bool) -> str:
+    """The key to the bars; of a run that has ended, their last readings."""
+    return f"{FULL} {'now' if live else 'last'} {REACHED} peak {TICK} predicted"
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from memconsole.plan.tasks import task_of
 from memconsole.runs.read.shown.ranks import each_per_second
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.tui.draw.gauges import (
-    SIGNS,
     gauge_lines,
     history_lines,
     missing_lines,
     peak_line,
+    signs,
     whole_line,
 )
 from memconsole.tui.draw.ink import Line, Span, fit, left, rule
@@ -37,12 +37,12 @@ def memory_lines(view: RunView, width: int, height: int) -> list[Line]:
     gauges = run_gauges(view)
     section = rank_section(view, gauges[-2], width) if gauges else None
     ranks: list[Line] = []
-    title, signs = "memory", SIGNS
+    title, key = "memory", signs(view.live or view.snapshot is None)
     if section is not None:
         gauges.pop(-2)
         ranks = [section.head, *section.lines]
         if len(ranks) + 2 > height:  # no room for a heading: the title goes into the rule
-            title, signs, ranks = section.title, "", section.lines
+            title, key, ranks = section.title, "", section.lines
     blocks = [[*gauge_lines(gauge, width), peak_line(gauge, width)] for gauge in gauges]
     problem = _problem_lines(view, width)
     account = [*problem, *_in_all_lines(view, width)]
@@ -59,7 +59,7 @@ def memory_lines(view: RunView, width: int, height: int) -> list[Line]:
     if rows >= LEAST_ROWS:
         for n in with_history:
             blocks[n] += history_lines(gauges[n], width, rows)
-    lines = [rule(title, width, signs)]
+    lines = [rule(title, width, key)]
     lines += [*ranks, *(line for block in blocks for line in block), *account]
     return lines[:height]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.shown.words import ended_why, paused, resume_command, state_word
@@ -19,6 +20,8 @@ SLOW_STEP_SECONDS = 2.0
 """Steps that take longer are counted in tenths."""
 LEAST_NAME = 20
 """Cells that a long name has at least, beside the model, the backend and the device."""
+_SOURCE = re.compile(r" \([^()]*\)$")
+"""Where the evidence of a verdict comes from; the report says it, too."""
 _WORD = 16
 """Cells that a row may leave free because the next word does not fit."""
 
@@ -169,6 +172,8 @@ def ended_lines(view: RunView, run: RunSnapshot, width: int) -> list[Line]:
         key = f" — {view.keys.shown('run', 'resume')} resumes it"
     rows = 1 if good or view.symptom is not None else 2
     room = rows * (width - 1) - (rows - 1) * _WORD - len(key)
+    if good and len(words) > room:
+        words = _SOURCE.sub("", words)
     wrapped = wrap(fit(words, room) + key, width - 1, rows)
     return [[Span(f" {row}", "good" if good else "bad")] for row in wrapped]
 

@@ -6,7 +6,12 @@ from collections.abc import Collection
 
 from memconsole.plan.tasks import task_of
 from memconsole.runs.read.report.comparison import Comparison, EstimatedTable, compare
-from memconsole.runs.read.report.measured import measured_of, on_cpu, shortfall_of
+from memconsole.runs.read.report.measured import (
+    is_lower_bound,
+    measured_of,
+    on_cpu,
+    shortfall_of,
+)
 from memconsole.runs.read.shown.jumps import jump_words
 from memconsole.runs.read.shown.missing import marked, missing_words
 from memconsole.runs.read.shown.snapshot import RunSnapshot
@@ -125,7 +130,7 @@ def compared(view: RunView, run: RunSnapshot) -> tuple[Comparison, ...]:
         estimated = EstimatedTable(**{name: getattr(table, name) for name in fields})
     facts = run.facts
     # The peak may still rise until a run has taken its steps.
-    at_least = view.out_of_memory or view.live or facts.step == 0
+    at_least = view.live or is_lower_bound(facts, ran_out=view.out_of_memory)
     rows = compare(estimated, measured_of(facts), facts.peaks_by_phase, at_least)
     # On a CPU only the trainer's own allocations are charged to it, so one row is enough.
     return tuple(row for row in rows if not (on_cpu(facts) and row.name == "device"))

@@ -12,13 +12,14 @@ from memconsole.runs.read.shown.missing import MARK
 from memconsole.runs.read.shown.status import RunStatus
 from memconsole.runs.read.shown.words import ended_why, state_word
 from memconsole.runs.record.states import LIVE
-from memconsole.tui.draw.ink import Line, Span, fit, left, right, width_of, wrap
+from memconsole.tui.draw.ink import Line, Span, fit, fit_end, left, right, width_of, wrap
 from memconsole.tui.draw.words import age_word, measure_word, rate_word, state_mark
 from memconsole.units import format_bytes, format_duration
 
 _STATE = 12
 _MARKED = 2
 _LONGEST_NAME = 36
+_MODEL = 10
 _NAME_END = 6
 """Characters kept of the end of a name that is too long."""
 
@@ -36,7 +37,7 @@ class Column:
 
 
 COLUMNS = (
-    Column("model", 10, 0, lambda run, now: run.model, align=left),
+    Column("model", _MODEL, 0, lambda run, now: _model(run.model), align=left),
     Column("engine", 6, 128, lambda run, now: run.backend, "dim", left),
     Column("step", 13, 112, lambda run, now: _steps(run)),
     Column("loss", 8, 128, lambda run, now: _figure(run.loss, run), "train"),
@@ -129,6 +130,11 @@ def _shortened(name: str, cells: int) -> str:
     if width_of([Span(name)]) <= cells:
         return name
     return f"{fit(name, cells - _NAME_END).rstrip('…')}…{name[-_NAME_END:]}"
+
+
+def _model(name: str) -> str:
+    """A model's name. Of a path that is too long the end is kept: the ends tell models apart."""
+    return fit_end(name, _MODEL) if "/" in name else name
 
 
 def _state(run: RunStatus) -> str:

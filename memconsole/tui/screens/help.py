@@ -17,7 +17,7 @@ from memconsole.tui.widgets.text_lines import TextLines
 COLUMN_CELLS, GAP = 48, 2
 _WORDS = (
     "● on, ○ off, ✗ not trained by this backend, * pinned; ~ formula, = traced, ✓ calibrated.",
-    "A gauge's bar: █ now, ▒ the highest so far, ┃ the predicted peak. The number at its right end is its scale. The chart "
+    "A gauge's bar: █ now or at the run's end, ▒ the highest so far, ┃ the predicted peak. The number at its right end is its scale. The chart "
     "below it is its history on the same scale, with the prediction dotted.",
     "A gauge is yellow above the prediction's band (above 10 % where it has none) or from 85 % of what the run may use, and red from 95 %.",
     "Mouse: a click selects a row, a second one opens it; entries of the footer are buttons. Hold shift to select text, or "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import random
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -257,7 +258,7 @@ def test_a_disk_without_room_for_a_checkpoint_ends_the_run_before_its_first_step
     real = checkpoint.shutil.disk_usage
 
     def full(path: Path) -> Any:
-        return real(path)._replace(free=1_000_000)
+        return real(path)._replace(free=500_000)
 
     with patch.object(checkpoint.shutil, "disk_usage", full):
         run, code, said = trained(plan(text, "torch"))
@@ -266,6 +267,7 @@ def test_a_disk_without_room_for_a_checkpoint_ends_the_run_before_its_first_step
     assert error.cause == "disk"
     assert "preflight: checkpoint" in error.message
     assert str(run.path / "preflight") in error.message
+    assert re.search(r"488 KiB free, a checkpoint needs 2\.\d+ MiB", error.message)
     assert "free some room" in error.message
     assert not [e for e in said if isinstance(e, events.Step)]
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -189,11 +190,43 @@ def test_a_save_that_fails_leaves_the_earlier_checkpoint_and_nothing_else(
 
 
 def test_too_little_room_is_noticed_before_anything_is_written(tmp_path: Path) -> None:
-    needed = shutil.disk_usage(tmp_path).free
-    with pytest.raises(OSError, match="MiB free") as caught:
+    needed = 2 * shutil.disk_usage(tmp_path).free
+    with pytest.raises(OSError, match="iB free") as caught:
         save(Checkpoints(tmp_path, 2), 1, expected_bytes=needed)
     assert caught.value.errno == errno.ENOSPC
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("guess", [0, 600_000])
+def test_a_full_disk_is_told_how_much_a_checkpoint_takes(
+    guess: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the disk turns out to be full before the first byte or in the middle. Then no more is asked for."""
+    real, free = checkpoint.tensorfile.write, [500_000]
+
+    def write(path: Path, shard: list[tuple[str, NDArray[np.generic]]]) -> tuple[int, str]:
+        if path.name.startswith("optimizer"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, shard)
+
+    def usage(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=free[0])
+
+    def many() -> Iterator[tuple[str, NDArray[np.generic]]]:
+        for name in ("model.a", "optimizer.m.a", "optimizer.v.a"):
+            yield name, np.zeros(1 << 18, dtype=np.float32)
+
+    checkpoints = Checkpoints(tmp_path, 2)
+    monkeypatch.setattr(checkpoint.tensorfile, "write", write)
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", usage)
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"488 KiB free, a checkpoint needs 3\.00 MiB"):
+            save(checkpoints, 1, tensors=many(), expected_bytes=guess)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(checkpoint.tensorfile, "write", real)
+    free[0] = 3 << 20
+    save(checkpoints, 1, tensors=many(), expected_bytes=guess)
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_retention_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
@@ -233,13 +266,15 @@ def test_a_checkpoint_is_chosen_by_its_name(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, 2)
     assert chosen(checkpoints, "best") is None
     save(checkpoints, 3)
-    with pytest.raises(ValueError, match="none was saved right after an evaluation"):
+    with pytest.raises(
+        ValueError, match=r"none was saved right after an evaluation; there are last, step-3$"
+    ):
         chosen(checkpoints, "best")
     for step, loss in {4: 1.0, 5: 2.0}.items():
         save(checkpoints, step, state=STATE | {"validation_loss": loss})
     found = {which: chosen(checkpoints, which) for which in ("last", "best", "step-3", "5")}
     assert [c.step for c in found.values() if c] == [5, 4, 3, 5]
-    with pytest.raises(ValueError, match="there are last, step-3, step-4, step-5"):
+    with pytest.raises(ValueError, match="there are last, best, step-3, step-4, step-5"):
         chosen(checkpoints, "step-9")
     next(checkpoints.best().glob("*.safetensors")).write_bytes(b"")  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="step-000000004 is damaged"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.cells import cell_len
 
@@ -22,11 +23,11 @@ from memconsole.tui.plan.pricing import price
 from memconsole.tui.plan.widgets.memory_table import table_lines
 from memconsole.tui.run.epoch_table import epoch_lines
 from memconsole.tui.run.gauge import memory_lines
-from memconsole.tui.run.header import header_lines
+from memconsole.tui.run.header import ended_lines, header_lines
 from memconsole.tui.run.line_chart import legend
 from memconsole.tui.run.output_pane import OutputPane
 from memconsole.tui.run.remedies import choices_of
-from memconsole.tui.runs.rows import detail_lines
+from memconsole.tui.runs.rows import detail_lines, run_line
 from memconsole.tui.screens.pick import Choice, PickScreen
 from memconsole.tui.views.plan_view import PlanView
 from memconsole.tui.views.run_view import RunView
@@ -214,6 +215,36 @@ def test_paths_that_differ_show_their_ends() -> None:
         assert "-a.jsonl" in row
         assert "-b.jsonl" in row
         assert row.count("…") == sum(cell_len(path) > cells - 1 for path in paths)
+
+
+def test_a_list_of_runs_tells_models_that_are_paths_apart() -> None:
+    def row(model: str) -> str:
+        run = RunStatus(
+            id="r", name="r", state="finished", phase="", step=1, total_steps=1, loss=None,
+            backend="torch", model=model, created_wall=1.0,
+        )  # fmt: skip
+        return plain(run_line(run, 100, 2.0))
+
+    assert "…e/w/llama " in row("/somewhere/w/llama")
+    assert "…e/w/gemma " in row("/somewhere/w/gemma")
+    assert " w/llama " in row("w/llama")
+    assert " llama-3.2… " in row("llama-3.2-1b")
+
+
+@pytest.mark.parametrize("width", [80, 100, 140, 180])
+def test_how_a_run_stopped_is_not_cut_within_its_source(width: int) -> None:
+    source = " (from its own last record; its exit code is unknown)"
+    evidence = "stopped at step 818, saved as step-000000818"
+    verdict = Outcome(reason="stopped", evidence=evidence + source, resumable=True)
+    run = msgspec.structs.replace(snapshot(), state="stopped", verdict=verdict)
+    row = plain(ended_lines(RunView(run), run, width)[0])
+    assert row == f" {evidence}{source if width >= 140 else ''} — r resumes it"
+
+
+@pytest.mark.parametrize(("state", "word"), [("running", "now"), ("failed", "last")])
+def test_only_the_gauges_of_a_live_run_speak_of_now(state: str, word: str) -> None:
+    run = msgspec.structs.replace(snapshot(), state=state)
+    assert f"█ {word} ▒ peak ┃ predicted" in plain(memory_lines(RunView(run), 60, 12)[0])
 
 
 @pytest.mark.parametrize("note", ["", "too much work"])

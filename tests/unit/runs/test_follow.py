@@ -225,6 +225,31 @@ def test_minutes_of_training_leave_out_starts_and_pauses(run: RunDirectory, cloc
     assert Follower(run).poll().minutes == report(run).total_minutes == 3.5
 
 
+def test_an_attempt_that_takes_no_step_has_no_training_time(
+    run: RunDirectory, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live(monkeypatch, "running")
+    trainer = Trainer(run, clock)
+    for phase in ("data", "build", "preflight", "wait_disk"):
+        trainer.say(events.Phase(phase=phase))
+        clock.now += 60.0
+        assert Follower(run).poll().minutes == 0.0
+    live(monkeypatch, "failed")
+    trainer.say(events.Error(cause="disk", message="no room", traceback=""))
+    assert Follower(run).poll().minutes == report(run).total_minutes == 0.0
+    trainer.say(events.Stopped(step=0, reason="asked", total_minutes=1.0))
+    assert Follower(run).poll().minutes == report(run).total_minutes == 0.0
+    again = Trainer(run, clock)
+    again.start()
+    again.steps(10, 120, seconds=1.0)
+    assert Follower(run).poll().minutes == pytest.approx(120.0 / 60)
+    third = Trainer(run, clock)
+    third.say(events.Phase(phase="data"))
+    clock.now += 60.0
+    third.say(events.Error(cause="data", message="gone", traceback=""))
+    assert Follower(run).poll().minutes == report(run).total_minutes == pytest.approx(120.0 / 60)
+
+
 def test_a_clock_set_back_gives_no_negative_times(
     run: RunDirectory, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,12 +313,20 @@ def test_the_stages_before_the_first_step_have_their_times(
     ]  # fmt: skip
     assert found.phase_seconds == 5.0
     trainer.say(events.Phase(phase="compile"))
+    during = Follower(run).poll()
     trainer.steps(1, 1, every=1, seconds=4.0)
     clock.now += 100.0
     trainer.say(events.Phase(phase="evaluate"))
     trainer.steps(10, 100)
     after = Follower(run).poll().stages
     assert [(s.phase, s.seconds) for s in after[-2:]] == [("preflight", 5.0), ("compile", 4.0)]
+    plan = apply_settings(Plan(), ["backend=jax"])
+    assert [stage_words(s.phase, s.detail, plan) for s in after[-2:]] == [
+        "compiling the training step", "taking the first step",
+    ]  # fmt: skip
+    assert (
+        stage_words(during.facts.phase, during.facts.phase_detail, plan) == "taking the first step"
+    )
     assert not any(stage.running for stage in after)
 
 
@@ -302,7 +335,10 @@ def test_the_stages_before_the_first_step_have_their_times(
     [("torch", "import", "", "importing PyTorch"), ("jax", "import", "", "importing JAX"),
      ("jax", "preflight", "training step", "compiling the training step"),
      ("torch", "preflight", "training step", "rehearsing a training step"),
-     ("torch", "build", "fine-tunes", "building the model, fine-tunes"),
+     ("torch", "build", "fine-tunes", "building the model to fine-tune"),
+     ("jax", "build", "from scratch", "compiling the model, from scratch"),
+     ("jax", "compile", "", "compiling the training step"),
+     ("jax", "compile", "rehearsed", "taking the first step"),
      ("torch", "data", "hf://a/b", "reading the data: hf://a/b"), ("torch", "evaluate", "", "evaluate")],
 )  # fmt: skip
 def test_a_stage_is_said_in_words(backend: str, phase: str, detail: str, words: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from memconsole.announcing import default_name, free_name, launch_name, launch_rows, numbered_words
+from memconsole.announcing import default_name, free_name, launch_name, launch_rows, name_words
 from memconsole.cli.main import cli
 from memconsole.cli.plans.plan import document
 from memconsole.cli.plans.plan import text as plan_text
@@ -99,8 +99,25 @@ def test_a_new_run_gets_a_number_if_another_run_has_its_name() -> None:
     for expected in ("prof", "prof-2"):
         run = create_run(Plan(), launch_name(Plan(), " prof "))
         assert run.name == expected
-    assert numbered_words(run, "prof") == 'another run is called "prof": this one is prof-2'
-    assert numbered_words(run, "prof-2") == numbered_words(run, None) == ""
+    assert name_words(run, "prof") == 'another run is called "prof": this one is prof-2'
+    assert name_words(run, " prof-2 ") == name_words(run, None) == ""
     done = CliRunner().invoke(cli, ["train", "--name", "latest"])
     assert str(done.exception).startswith('the name "latest" stands for the newest run')
     assert done.output == ""
+
+
+def test_a_name_that_is_changed_or_empty_is_not_taken_in_silence() -> None:
+    """`runs rename` prints the name that it kept, and refuses an empty one, too."""
+    for asked, kept in (("a\nb", "a b"), ("x" * 90, "x" * 79 + "…")):
+        run = create_run(Plan(), launch_name(Plan(), asked))
+        assert run.name == kept
+        words = f"a name is one line of at most 80 characters: kept as {kept}"
+        assert name_words(run, asked) == words
+    secret = "hf_" + "a" * 34
+    run = create_run(Plan(), launch_name(Plan(), secret))
+    assert (
+        name_words(run, secret) == f"the name looks like a token or a password: kept as {run.name}"
+    )
+    for empty in ("", " "):
+        done = CliRunner().invoke(cli, ["train", "--name", empty])
+        assert str(done.exception) == "a name is one line of text; this one is empty"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from memconsole.cli.runs.memory_report import memory_lines
 from memconsole.memory.estimate import estimate
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, apply_settings
@@ -332,11 +334,36 @@ def test_a_run_that_died_of_memory_measured_only_a_lower_bound() -> None:
         tier="~", peak_bytes=900, device_bytes=900, host_bytes=1, band_bytes=(800, 1000)
     )
     low, high = (
-        compare(table, MemoryLine(peak_bytes=n, device_bytes=n), {}, out_of_memory=True)[0]
+        compare(table, MemoryLine(peak_bytes=n, device_bytes=n), {}, at_least=True)[0]
         for n in (500, 1100)
     )
     assert (low.at_least, low.inside_band) == (True, None)
     assert (high.at_least, high.inside_band) == (True, False)
+
+
+def test_a_run_that_took_no_step_is_not_judged(run: RunDirectory) -> None:
+    """Its start measured a part of what a step needs, so it cannot show that the estimate was wrong."""
+    made = create_run(run.read_plan(), "failed in its start")
+    files.write_atomic(made.path / "estimate.json", (run.path / "estimate.json").read_bytes())
+    writer = _attempt(made, resumed_step=0)
+    writer.write(_memory("build", 700, 800, 9000))
+    for steps in (0, 1):
+        allocated = report(made).memory.comparison[0]
+        assert (allocated.name, allocated.measured_bytes) == ("allocated", 800)
+        assert allocated.at_least == (steps == 0)
+        assert allocated.inside_band == (None if steps == 0 else False)
+        written = memory_lines(report(made).memory)[1].split()
+        assert written[-2:] == ["n/a", "n/a"] if steps == 0 else written[-1] == "no"
+        writer.write(_step(1, 5.0))
+
+
+def test_a_run_that_measured_no_memory_has_one_line_instead_of_a_table(run: RunDirectory) -> None:
+    made = create_run(run.read_plan(), "failed at once")
+    _attempt(made, resumed_step=0)
+    assert memory_lines(report(made).memory) == ["memory: nothing was measured"]
+    files.write_atomic(made.path / "estimate.json", (run.path / "estimate.json").read_bytes())
+    (line,) = [line for line in memory_lines(report(made).memory) if line.startswith("memory")]
+    assert re.fullmatch(r"memory: nothing was measured, estimated at [~=✓] .*iB", line)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,12 @@ from memconsole.cli.main import cli
 from memconsole.plan.plan import Plan
 from memconsole.runs.act import control
 from memconsole.runs.read.life.liveness import Liveness
-from memconsole.runs.record import requests
+from memconsole.runs.record import files, requests
 from memconsole.runs.record.directory import RunError
 from memconsole.runs.record.processes import locks
+from memconsole.runs.record.records import ExitRecord
 from memconsole.runs.record.run_store import create_run
+from memconsole.runs.record.states import Verdict
 
 
 def test_a_paused_run_is_not_waited_for_to_record_its_steps(
@@ -49,3 +51,19 @@ def test_a_removed_folder_of_requests_is_made_again(
     assert [request.id for request, _ in requests.pending(run) if request] == asked
     assert (run.control_path / "ack").is_dir()
     assert run.control_path.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("order", ["stop", "pause", "resume", "profile"])
+def test_stopping_what_has_ended_is_done_and_other_orders_to_it_are_refused(
+    order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    run = create_run(Plan(), "over")
+    verdict = Verdict(reason="finished", evidence="exit code 0", exit_code=0)
+    path = run.attempt_path(run.new_attempt()) / "exit.json"
+    files.write_struct(path, ExitRecord(verdict=verdict, time_wall=1.0))
+    done = CliRunner().invoke(cli, [order, "over"])
+    if order == "stop":
+        assert (done.exit_code, done.output) == (0, f"{run.id} is not running: finished\n")
+    else:
+        assert done.exit_code != 0

@@ -43,7 +43,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     band_bytes: tuple[int, int] | None = None
     inside_band: bool | None = None
     at_least: bool = False
-    """True if the measurement is a lower bound, because the run ran out of memory or is not finished."""
+    """True if the measurement is a lower bound: the run ran out of memory, has taken no step or is not finished."""
     note: str = ""
     """Why a figure is missing, or which phase of the step has the highest estimate."""
 
@@ -92,26 +92,26 @@ def compare(
     estimated: EstimatedTable | None,
     measured: MemoryLine,
     by_phase: dict[str, int],
-    out_of_memory: bool = False,
+    at_least: bool = False,
 ) -> tuple[Comparison, ...]:
     """One row per total of the memory table, then one per phase of it. A phase without an estimate, such as the start
     or sampling, has a row if its peak is the highest.
 
-    `out_of_memory` makes every measurement a lower bound.
+    `at_least` makes every measurement a lower bound.
     """
-    rows = [_column(name, estimated, measured, out_of_memory) for name in _COLUMNS]
+    rows = [_column(name, estimated, measured, at_least) for name in _COLUMNS]
     listed: set[str] = set()
     names = (*by_phase, *(estimated.phases if estimated else ()))
     for name, phases in measured_phases(names).items():
         seen = max((by_phase[p] for p in phases if p in by_phase), default=None)
         guess, tier, note = _phase(estimated, name)
         if seen is not None or guess is not None:
-            rows.append(_row(name, guess, seen, tier, at_least=out_of_memory, note=note))
+            rows.append(_row(name, guess, seen, tier, at_least=at_least, note=note))
             listed.update(phases)
     highest = max(by_phase, key=lambda phase: by_phase[phase], default="")
     if highest and highest not in listed:
         seen = by_phase[highest]
-        rows.append(_row(highest, None, seen, "", at_least=out_of_memory, note=_HIGHEST))
+        rows.append(_row(highest, None, seen, "", at_least=at_least, note=_HIGHEST))
     return tuple(rows)
 
 

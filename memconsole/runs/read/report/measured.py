@@ -35,6 +35,11 @@ def measured_of(facts: FactsSoFar) -> MeasuredLine:
     return MeasuredLine(**found, missing=missing)
 
 
+def is_lower_bound(facts: FactsSoFar, *, ran_out: bool) -> bool:
+    """Whether the measured peaks are too low to judge the estimate by: memory ran out, or no step was taken."""
+    return ran_out or facts.step == 0
+
+
 def shortfall_of(facts: FactsSoFar) -> Shortfall | None:
     """What a run that ran out of memory lacked; None if nothing was measured."""
     error = facts.error

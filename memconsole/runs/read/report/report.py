@@ -19,7 +19,7 @@ from memconsole.runs.read.report.comparison import (
     MemoryLine,
     compare,
 )
-from memconsole.runs.read.report.measured import measured_of, shortfall_of
+from memconsole.runs.read.report.measured import is_lower_bound, measured_of, shortfall_of
 from memconsole.runs.read.report.ranks import RankLine, SlowestLine, rank_lines, slowest_line
 from memconsole.runs.read.shown.clean_records import clean_texts
 from memconsole.runs.read.shown.missing import uncertain_figures
@@ -221,7 +221,7 @@ def report_of(run: RunDirectory, run_events: RunEvents, verdict: VerdictLine) ->
     state, started = run_events.state, run_events.state.started
     evaluations, ended_epochs = _evaluation_lines(state), [mark.event for mark in state.epochs]
     (plan, plan_problem), task = _plan(run), _task(run)
-    elapsed, labels = state.earlier_seconds + state.attempt_seconds, read_labels(run.path)
+    labels = read_labels(run.path)
     stored = stored_estimate(run)
     speed = state.average_units_per_second or state.tokens_per_second
     return Report(
@@ -241,7 +241,7 @@ def report_of(run: RunDirectory, run_events: RunEvents, verdict: VerdictLine) ->
         best_validation_loss=best_validation_loss(state, evaluations),
         final_train_loss=final_train_loss(state),
         unigram_loss=_unigram_loss(evaluations),
-        total_minutes=total_minutes(state, elapsed),
+        total_minutes=total_minutes(state, state.elapsed_seconds),
         average_epoch_minutes=average_epoch_minutes(state, ended_epochs),
         attempts=len(run.attempt_numbers()),
         average_units_per_second=speed,
@@ -307,7 +307,9 @@ def _memory(state: RunState, table: EstimatedTable | None, verdict: VerdictLine)
         else MemoryLine(),
         measured=measured,
         by_phase=dict(state.peaks_by_phase),
-        comparison=compare(table, measured, state.peaks_by_phase, ran_out),
+        comparison=compare(
+            table, measured, state.peaks_by_phase, is_lower_bound(state, ran_out=ran_out)
+        ),
         band_from=table.band_from if table else "",
         shortfall=shortfall_of(state) if ran_out else None,
         ranks=rank_lines(state),

@@ -84,11 +84,11 @@ def resume_command(run_id: str, ended_by: str) -> str:
 
 def total_minutes(facts: FactsSoFar, elapsed_seconds: float) -> float:
     """The minutes of training in all attempts, without starts and pauses. For a finished or stopped run it is
-    the trainer's own count."""
+    the trainer's own count. An attempt that has taken no step has not trained."""
     last = facts.ended or facts.stopped
     if last is not None and last.total_minutes is not None:
-        return last.total_minutes
-    return max(0.0, elapsed_seconds - facts.untrained_seconds) / 60
+        return last.total_minutes if facts.step else 0.0
+    return facts.training_seconds(elapsed_seconds) / 60
 
 
 def units_per_second(facts: FactsSoFar, live: bool) -> float | None:

@@ -56,12 +56,20 @@ class FactsSoFar(msgspec.Struct, kw_only=True):
     stopped: events.Stopped | None = None
     ended: events.Ended | None = None
     untrained_seconds: float = 0.0
-    """Seconds of starts and pauses in all attempts."""
+    """Seconds of the run's attempts that were not training: starts, pauses and waiting for a disk."""
+    trained_until: float | None = None
+    """Seconds of training when the present start or pause began; None while the run trains."""
 
     @property
     def average_units_per_second(self) -> float | None:
         """The speed of all steps together; None before the second record of steps."""
         return self.trained_units / self.trained_seconds if self.trained_seconds > 0 else None
+
+    def training_seconds(self, elapsed_seconds: float) -> float:
+        """The seconds of training in all attempts, `elapsed_seconds` after the run began."""
+        if self.trained_until is not None:
+            return self.trained_until
+        return max(0.0, elapsed_seconds - self.untrained_seconds)
 
 
 class RunFacts(FactsSoFar, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec allows it

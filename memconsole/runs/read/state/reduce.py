@@ -10,8 +10,9 @@ from memconsole.runs.read.curves.history import History
 from memconsole.runs.read.curves.series import GaugeHistory, StepSeries
 from memconsole.runs.read.state.facts import FactsSoFar
 from memconsole.runs.read.state.ranks import MOST_RANKS, highest, merged, readings_of
-from memconsole.runs.read.state.stages import StageMark, marked
+from memconsole.runs.read.state.stages import StageMark, first_step_detail, marked
 from memconsole.runs.record.log import events
+from memconsole.runs.record.states import WAIT_DISK
 from memconsole.sanitize import clean, clean_line
 
 STATE_VERSION = 3
@@ -28,7 +29,7 @@ RATE_RECORDS = 64
 PROFILING = "profile"
 """The phase in which steps are profiled. Memory of the profiler does not belong to the plan."""
 UNTRAINED_PHASES = frozenset(
-    {"starting", "import", "data", "tokenizer", "build", "reference", "paused"}
+    {"starting", "import", "data", "tokenizer", "build", "reference", "paused", WAIT_DISK}
 )
 """The phases that a trainer does not count as training time."""
 WARMING_PHASES = frozenset({"import", "build", "reference", "preflight", "compile"})
@@ -87,10 +88,17 @@ class RunState(FactsSoFar, kw_only=True):
             return 0.0
         return max(0.0, self.last_boot - self.first_boot)
 
+    @property
+    def elapsed_seconds(self) -> float:
+        return self.earlier_seconds + self.attempt_seconds
+
 
 def begin_attempt(state: RunState, attempt: int) -> RunState:
     """Continue with the next attempt of the same run: keep its curves, clear how it ended."""
+    # An attempt has not trained before its first step.
+    state.trained_until = state.training_seconds(state.elapsed_seconds)
     state.earlier_seconds += state.attempt_seconds
+    state.untrained_seconds = state.earlier_seconds - state.trained_until
     state.attempt = attempt
     state.first_boot = state.last_boot = None
     state.phase, state.phase_detail = "starting", ""
@@ -215,8 +223,13 @@ def _phase(state: RunState, record: events.Phase) -> None:
     since = state.first_boot if state.phase_since is None else state.phase_since
     if state.phase in UNTRAINED_PHASES and since is not None and state.last_boot is not None:
         state.untrained_seconds += state.last_boot - since
+    before = state.training_seconds(state.elapsed_seconds)
     state.phase = clean_line(record.phase, 40)
+    if state.trained:
+        state.trained_until = before if state.phase in UNTRAINED_PHASES else None
     state.phase_detail = clean_line(record.detail)
+    if state.phase == "compile":
+        state.phase_detail = first_step_detail(state.stages)
     state.phase_since = state.last_boot
     if not state.trained and state.last_boot is not None:
         state.stages = marked(state.stages, state.phase, state.phase_detail, state.last_boot)
@@ -243,7 +256,7 @@ def _step(state: RunState, record: events.Step) -> None:
     taken = step - state.step if step > state.step else 1
     state.step = step
     if not state.trained:
-        state.trained = True
+        state.trained, state.trained_until = True, None
         state.stages = marked(state.stages, "train", "", state.last_boot or 0.0)
     state.epoch = record.epoch
     state.tokens = record.tokens

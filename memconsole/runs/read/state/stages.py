@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from memconsole.plan.plan import Plan
+from memconsole.plan.training.origin import FINE_TUNES
 
 FRAMEWORKS = {"torch": "PyTorch", "jax": "JAX"}
 TIMED = frozenset(
@@ -14,6 +15,8 @@ TIMED = frozenset(
 """Phases whose duration is shown: all but those that take steps."""
 COUNTED = frozenset({"reference"})
 """Phases whose detail says how far they are."""
+REHEARSED = "rehearsed"
+"""The detail of the first step of an attempt that has rehearsed a step, and so has compiled it."""
 MOST_STAGES = 24
 _DOING = {
     "starting": "starting",
@@ -47,6 +50,12 @@ class StageMark(msgspec.Struct, array_like=True):
     phase: str
     detail: str
     since: float
+
+
+def first_step_detail(marks: list[StageMark]) -> str:
+    """The detail of the first step that follows the stages `marks`."""
+    steps = ("preflight", "training step")
+    return REHEARSED if any((mark.phase, mark.detail) == steps for mark in marks) else ""
 
 
 def marked(marks: list[StageMark], phase: str, detail: str, since: float) -> list[StageMark]:
@@ -84,6 +93,8 @@ def stage_words(phase: str, detail: str, plan: Plan) -> str:
             return "making the tokenizer" if not detail else f"tokenizer: {detail}"
         case "build":
             built = "compiling the model" if plan.backend == "jax" else "building the model"
+            if detail == FINE_TUNES:
+                return f"{built} to fine-tune"
             return f"{built}, {detail}" if detail else built
         case "reference":
             return detail or "scoring answers with the starting weights"
@@ -94,7 +105,8 @@ def stage_words(phase: str, detail: str, plan: Plan) -> str:
         case "preflight":
             return "rehearsing a checkpoint" if detail.startswith("checkpoint") else "rehearsing"
         case "compile":
-            return "compiling the training step" if compiled else "taking the first step"
+            compiles = compiled and detail != REHEARSED
+            return "compiling the training step" if compiles else "taking the first step"
     return f"{phase}: {detail}" if detail else phase
 
 
