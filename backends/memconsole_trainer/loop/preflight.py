@@ -37,7 +37,7 @@ DISK_WAIT_SECONDS = 60.0
 CHECKPOINT, EVALUATION, STEP = "checkpoint", "evaluation", "training step"
 _ROOM = "free some room in the folder of temporary files (TMPDIR) and in that of caches"
 _REMEDIES = {
-    (CHECKPOINT, "disk"): "free some room there, or lower train.keep_checkpoints",
+    (CHECKPOINT, "disk"): "free some room there",
     (CHECKPOINT, "out_of_memory"): "free host memory: tensors pass through it when saved",
     (EVALUATION, "disk"): _ROOM,
     (STEP, "disk"): _ROOM,

@@ -13,6 +13,7 @@ from memconsole.runs.record import consent
 from memconsole.runs.record.log import events
 from memconsole.runs.record.spares import FULL
 from memconsole.runs.record.states import WAIT_DISK
+from memconsole.units import format_duration
 from memconsole_trainer.gang import ElsewhereError
 from memconsole_trainer.loop.progress import Progress
 from memconsole_trainer.loop.setup import Job
@@ -129,7 +130,7 @@ class Saver:
                     if time.monotonic() >= began + patience_seconds:
                         raise
                     self._watch.check_stop()
-                self._announce_wait(error, waited)
+                self._announce_wait(error, waited, patience_seconds)
                 waited = True
                 self._sleep()
                 continue
@@ -170,13 +171,14 @@ class Saver:
                 for _ in tensors:  # the other processes gather the rest, whatever has failed here
                     pass
 
-    def _announce_wait(self, error: OSError, waited: bool) -> None:
-        """Say once why a checkpoint cannot be written."""
+    def _announce_wait(self, error: OSError, waited: bool, patience_seconds: float | None) -> None:
+        """Say once why a checkpoint cannot be written, and what follows."""
         if not waited:
             self._watch.enter(WAIT_DISK, str(error.strerror))
-            self._watch.warn(
-                f"a checkpoint cannot be written ({error.strerror}); the run waits and keeps its state in memory"
-            )
+            follows = "the run waits and keeps its state in memory"
+            if patience_seconds is not None:
+                follows = f"the run ends if it cannot be written within {format_duration(patience_seconds)}"
+            self._watch.warn(f"a checkpoint cannot be written ({error.strerror}); {follows}")
 
     def _sleep(self) -> None:
         end = time.monotonic() + RETRY_SECONDS

@@ -85,6 +85,7 @@ class Trainer:
         self._watch.memory()
         try:
             self._step_is_rehearsal = preflight(self._attempt, self._job, self._watch, self.saver)
+            self._watch.forget_clock()  # a rehearsal is not training
             self._repeat_missed_evaluation()
             self._job.control.prepare(self._engine)
             while not self._progress.finished(self._plan):

@@ -17,6 +17,7 @@ from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.tasks.language import MASKED
 from memconsole.runs.act.trainer.attempt import Attempt
+from memconsole.runs.read.report.report import report
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.failures.failure import ExitCode
@@ -270,6 +271,36 @@ def test_a_disk_without_room_for_a_checkpoint_ends_the_run_before_its_first_step
     assert re.search(r"488 KiB free, a checkpoint needs 2\.\d+ MiB", error.message)
     assert "free some room" in error.message
     assert not [e for e in said if isinstance(e, events.Step)]
+
+
+def test_a_run_that_waits_for_its_first_checkpoint_says_that_it_will_end(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr("memconsole_trainer.loop.saving.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("memconsole_trainer.loop.preflight.DISK_WAIT_SECONDS", 2.0)
+    real = checkpoint.shutil.disk_usage
+
+    def full(path: Path) -> Any:
+        return real(path)._replace(free=500_000)
+
+    with patch.object(checkpoint.shutil, "disk_usage", full):
+        _, code, said = trained(plan(text, "torch"))
+    assert code == ExitCode.DISK_FULL
+    (told,) = [e.message for e in said if isinstance(e, events.Warning)]
+    assert told.endswith("the run ends if it cannot be written within 2.0 s")
+
+
+def test_a_rehearsal_is_not_training_time(text: Path) -> None:
+    pytest.importorskip("torch")
+    run, code, said = trained(plan(text, "torch"))
+    assert code == 0
+    (ended,) = [e for e in said if isinstance(e, events.Ended)]
+    rehearsed = max(
+        e.time_boot for e in said if isinstance(e, events.Phase) and e.phase == "preflight"
+    )
+    assert 0 < ended.total_minutes * 60 <= ended.time_boot - rehearsed
+    assert report(run).total_minutes == ended.total_minutes
 
 
 def test_room_for_the_first_checkpoint_alone_is_a_warning(text: Path) -> None:

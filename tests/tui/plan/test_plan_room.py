@@ -109,6 +109,22 @@ def test_what_an_optimization_does_is_whole_or_ends_with_a_sign(drawn: Any) -> N
             assert row.help in said or said.endswith("…") or row.help[:20] not in said, rows
 
 
+@pytest.mark.parametrize("drawn", [brief_lines, detail_lines])
+@pytest.mark.parametrize("height", [1, 2, 3])
+def test_a_reason_without_room_ends_with_a_sign(drawn: Any, height: int) -> None:
+    view = view_of()
+    for n, row in enumerate(OPTIMIZATIONS):
+        shown = replace(view, cursor=n)
+        saving = shown.next_saving(row)
+        if saving is None or not saving.reason or row.refusal(view.plan, kind=view.kind):
+            continue
+        rows = [plain(line) for line in drawn(shown, LEFT, height)]
+        said = " ".join(" ".join(rows).split())
+        assert len(rows) <= height
+        assert all(len(text) <= LEFT for text in rows)
+        assert saving.reason in said or said.endswith("…"), rows
+
+
 def test_the_tier_stands_in_a_column_of_its_own() -> None:
     view = view_of()
     for width in (LEFT, 58, 70):

@@ -110,6 +110,14 @@ def test_the_line_fits_and_always_names_the_longest(width: int) -> None:
     assert all(width_of(line) <= width for line in lines[-1:])
 
 
+@pytest.mark.parametrize("width", range(26, 100, 5))
+def test_the_command_that_measures_lengths_is_never_cut(width: int) -> None:
+    rows = RowLengths(None, ())
+    for line in (brief(rows, width), whole(rows, width, 9)[-1]):
+        assert width_of(line) <= width
+        assert "memconsole plan --lengths" in "".join(span.text for span in line)
+
+
 def test_rows_of_tokens_are_one_width() -> None:
     rows = RowLengths(
         Lengths(kind="rows", documents=9, exact=True, p50=64, p99=64, longest=64, tokenizer=""), ()

@@ -29,7 +29,17 @@ RATE_RECORDS = 64
 PROFILING = "profile"
 """The phase in which steps are profiled. Memory of the profiler does not belong to the plan."""
 UNTRAINED_PHASES = frozenset(
-    {"starting", "import", "data", "tokenizer", "build", "reference", "paused", WAIT_DISK}
+    {
+        "starting",
+        "import",
+        "data",
+        "tokenizer",
+        "build",
+        "reference",
+        "preflight",
+        "paused",
+        WAIT_DISK,
+    }
 )
 """The phases that a trainer does not count as training time."""
 WARMING_PHASES = frozenset({"import", "build", "reference", "preflight", "compile"})

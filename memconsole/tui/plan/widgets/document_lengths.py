@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from memconsole.plan.data.lengths import Lengths
 
 _NAMES = {"p50": "p50", "p99": "p99", "longest": "max"}
-_UNKNOWN = "documents' lengths are not known: memconsole plan --lengths measures them"
+_UNKNOWN = (
+    "documents' lengths are not known: memconsole plan --lengths measures them",
+    "lengths unknown: memconsole plan --lengths",
+    "memconsole plan --lengths",
+)
+"""The same in fewer and fewer words; the command is never cut."""
 
 
 def brief(rows: RowLengths, width: int) -> Line:
@@ -25,13 +30,18 @@ def brief(rows: RowLengths, width: int) -> Line:
     """
     lengths = rows.lengths
     if lengths is None:
-        return [Span(fit(f" {_UNKNOWN}", width), "dim")]
+        return [Span(_unknown(width), "dim")]
     if lengths.kind == "rows":
         return [Span(fit(f" {_of_file(lengths)}", width), "dim")]
     prices = rows.prices
     choices = [_listed(prices), _listed(prices[1:])]
     choices += [_listed(prices, amounts=False), _listed(prices[2:], amounts=False)]
     return next((line for line in choices if width_of(line) <= width), [])
+
+
+def _unknown(width: int) -> str:
+    """That the lengths are not known, and the command that measures them."""
+    return next((f" {words}" for words in _UNKNOWN if len(words) < width), f" {_UNKNOWN[-1]}")
 
 
 def _listed(prices: Sequence[LengthPrice], *, amounts: bool = True) -> Line:
@@ -48,8 +58,8 @@ def whole(rows: RowLengths, width: int, height: int) -> list[Line]:
     lines = [rule("rows that hold a document whole", width)]
     lengths = rows.lengths
     if lengths is None or lengths.kind == "rows":
-        words = _UNKNOWN if lengths is None else _of_file(lengths)
-        lines.append([Span(fit(f" {words}", width), "dim")])
+        words = _unknown(width) if lengths is None else fit(f" {_of_file(lengths)}", width)
+        lines.append([Span(words, "dim")])
         return lines[:height]
     for price in rows.prices:
         _, role = _verdict(price)

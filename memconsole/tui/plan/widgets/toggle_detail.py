@@ -6,7 +6,7 @@ from memconsole.memory.table import Saving
 from memconsole.memory.verdict import Verdict, verdict_of
 from memconsole.plan.toggles.optimization import Optimization
 from memconsole.plan.toggles.optimizations import BY_KEY
-from memconsole.tui.draw.ink import Line, Span, left, right, rule, wrap
+from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule, width_of, wrap
 from memconsole.tui.draw.words import VERDICTS, signed_bytes, verdict_mark
 from memconsole.tui.plan.widgets.document_lengths import brief, whole
 from memconsole.tui.plan.widgets.toggles import NUMBER, saving_span, time_word
@@ -55,7 +55,7 @@ def detail_lines(view: PlanView, width: int, height: int) -> list[Line]:
         lines = [brief(view.rows, width), *lines] if short else [*lines, *lengths]
     if height - len(lines) >= 4:
         lines += [[], *best_lines(view, width, height - len(lines) - 1)]
-    return lines[:height]
+    return _cut(lines, width, height)
 
 
 def brief_lines(view: PlanView, width: int, height: int) -> list[Line]:
@@ -63,8 +63,18 @@ def brief_lines(view: PlanView, width: int, height: int) -> list[Line]:
     refusal = _refusal(view.row.refusal(view.plan, kind=view.kind), width)
     lines = refusal or [*_notes(view, width), *_next(view, width)]
     room = height - len(lines)
-    lines += [brief(view.rows, width)] if view.rows else _dim(view.row.help, width, room)
-    return lines[:height]
+    if room > 0:
+        lines += [brief(view.rows, width)] if view.rows else _dim(view.row.help, width, room)
+    return _cut(lines, width, height)
+
+
+def _cut(lines: list[Line], width: int, height: int) -> list[Line]:
+    """At most `height` lines. If there are more, the last one ends with a sign."""
+    if len(lines) <= height or height <= 0:
+        return lines[: max(0, height)]
+    *first, last = lines[height - 1] or [Span("")]
+    ended = fit(last.text, width - width_of(first) - 2).removesuffix("…") + " …"
+    return [*lines[: height - 1], [*first, Span(ended, last.role)]]
 
 
 def _dim(text: str, width: int, most: int = MOST_ROWS) -> list[Line]:
