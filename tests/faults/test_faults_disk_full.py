@@ -21,7 +21,7 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.record import files
 from memconsole.runs.record.log import events
 from memconsole.runs.act.trainer.attempt import Attempt
-from memconsole.runs.record.directory import create_run
+from memconsole.runs.record.run_store import create_run
 from memconsole.runs.record.log.eventreader import EventReader
 from memconsole.runs.record.records import ErrorRecord, FinalRecord
 
@@ -83,7 +83,8 @@ from pathlib import Path
 from memconsole.plan.plan import Plan, replace
 from memconsole.runs.act import launch
 from memconsole.runs.read.life.liveness import liveness
-from memconsole.runs.record.directory import RunError, list_runs
+from memconsole.runs.record.directory import RunError
+from memconsole.runs.record.run_store import list_runs
 from memconsole.runs.record.processes.heartbeat import read_heartbeat
 from memconsole.runs.record.records import OUTPUT
 

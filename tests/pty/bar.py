@@ -72,7 +72,7 @@ sys.exit(75)
 MANY = """
 import math, sys
 from memconsole.runs.record.log import events
-from memconsole.runs.record.directory import create_run
+from memconsole.runs.record.run_store import create_run
 from memconsole.runs.record.log.eventlog import EventWriter
 from memconsole.runs.read.follow import Follower
 from memconsole.plan import plan as plans
