@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
+from memconsole_jax.techniques.optimizer.trees import Tree, divided
 from memconsole_trainer.techniques.apollo import (
     EPSILON,
     GROWTH,
@@ -18,8 +19,6 @@ from memconsole_trainer.techniques.apollo import (
     is_tall,
     start_of,
 )
-
-Tree = dict[str, Array]
 
 
 class ApolloState(NamedTuple):
@@ -50,12 +49,8 @@ def scale_by_apollo_mini(
     A weight has one or more matrices, one below the other.
     """
 
-    def divided(tree: Tree) -> tuple[Tree, Tree]:
-        inside = {n: x for n, x in tree.items() if n in matrices}
-        return inside, {n: x for n, x in tree.items() if n not in matrices}
-
     def init(weights: Tree) -> ApolloState:
-        inside, outside = divided(weights)
+        inside, outside = divided(weights, matrices)
         counts = {n: (*w.shape[:-2], w.shape[-2] // matrices[n][0]) for n, w in inside.items()}
 
         def zeros(sides: Mapping[str, int]) -> Tree:
@@ -68,7 +63,7 @@ def scale_by_apollo_mini(
     def update(
         gradients: Tree, state: ApolloState, weights: Tree | None = None
     ) -> tuple[Tree, ApolloState]:
-        inside, outside = divided(gradients)
+        inside, outside = divided(gradients, matrices)
         others, after = rest.update(outside, state.rest, None)
         updates: Tree = {}
         moments: tuple[Tree, Tree, Tree] = {}, {}, {}

@@ -12,9 +12,8 @@ import optax
 from jax import Array, lax
 
 from memconsole.plan.training.matrices import together
+from memconsole_jax.techniques.optimizer.trees import Tree, divided
 from memconsole_trainer.techniques.muon import COEFFICIENTS, EPSILON, MOMENTUM, STEPS, scale
-
-Tree = dict[str, Array]
 
 
 class MuonState(NamedTuple):
@@ -33,19 +32,15 @@ def scale_by_muon(
     A weight has one or more matrices, one below the other.
     """
 
-    def divided(tree: Tree) -> tuple[Tree, Tree]:
-        inside = {n: x for n, x in tree.items() if n in matrices}
-        return inside, {n: x for n, x in tree.items() if n not in matrices}
-
     def init(weights: Tree) -> MuonState:
-        inside, outside = divided(weights)
+        inside, outside = divided(weights, matrices)
         momentum = {n: jnp.zeros(w.shape, jnp.float32) for n, w in inside.items()}
         return MuonState(momentum, rest.init(outside))
 
     def update(
         gradients: Tree, state: MuonState, weights: Tree | None = None
     ) -> tuple[Tree, MuonState]:
-        inside, outside = divided(gradients)
+        inside, outside = divided(gradients, matrices)
         updates, momentum = {}, {}
         for name, gradient in inside.items():
             m = state.momentum[name]

@@ -27,13 +27,12 @@ from memconsole_jax.techniques.optimizer.compressed import Place, compressed
 from memconsole_jax.techniques.optimizer.muon import scale_by_muon
 from memconsole_jax.techniques.optimizer.quantized_adam import scale_by_quantized_adam
 from memconsole_jax.techniques.optimizer.slices import in_slices
+from memconsole_jax.techniques.optimizer.trees import Tree, divided
 from memconsole_trainer.techniques.adapters import trained_parameters
 from memconsole_trainer.techniques.apollo import is_projected
 from memconsole_trainer.techniques.blockwise import is_quantized
 from memconsole_trainer.techniques.compressed import is_compressed
 from memconsole_trainer.techniques.muon import is_orthogonalized
-
-Tree = dict[str, jax.Array]
 
 
 class Part(NamedTuple):
@@ -135,21 +134,15 @@ def per_tensor(
     not one tensor. A layer's update overwrites its gradient before the next layer is processed.
     """
 
-    def divide(tree: Tree) -> tuple[Tree, Tree]:
-        return (
-            {n: x for n, x in tree.items() if n in layered},
-            {n: x for n, x in tree.items() if n not in layered},
-        )
-
     def init(parameters: Tree) -> Any:
-        stacked, rest = divide(parameters)
+        stacked, rest = divided(parameters, layered)
         layers = next((len(x) for x in stacked.values()), 1)
         return jax.vmap(inner.init, axis_size=layers)(stacked), inner.init(rest)
 
     def update(updates: Tree, state: Any, parameters: Tree | None = None) -> tuple[Tree, Any]:
         assert parameters is not None
-        stacked, rest = divide(updates)
-        stacked_parameters, rest_parameters = divide(parameters)
+        stacked, rest = divided(updates, layered)
+        stacked_parameters, rest_parameters = divided(parameters, layered)
 
         def one(layer: jax.Array, carry: tuple[Tree, Any]) -> tuple[Tree, Any]:
             at = jax.tree.map(lambda x: x[layer], (*carry, stacked_parameters))
