@@ -64,10 +64,12 @@ def lengths_words(lengths: Lengths) -> str:
     """``p50 312, p99 2,011, longest 9,120 (all 128 documents; …)``."""
     if lengths.kind == "rows":
         return f"every row of the file holds {lengths.longest:,} tokens"
-    which = "all" if lengths.exact else "a sample of"
+    which = f"{'all' if lengths.exact else 'a sample of'} {lengths.documents:,} documents"
+    if lengths.exact and lengths.documents == 1:
+        which = "the only document"
     return (
         f"p50 {lengths.p50:,}, p99 {lengths.p99:,}, longest {lengths.longest:,} "
-        f"({which} {lengths.documents:,} documents; tokenizer: {lengths.tokenizer})"
+        f"({which}; tokenizer: {lengths.tokenizer})"
     )
 
 
