@@ -99,7 +99,7 @@ def _price_words(plan: Plan, price: LengthPrice) -> str:
 def _why(plan: Plan, rows: RowLengths) -> str:
     if rows.lengths is not None and rows.lengths.kind == "rows":
         return "the file's rows are cut to that"
-    if plan.train.objective == "dpo":
+    if plan.learns_pairs:
         return "each row holds a prompt with one answer, cut or padded to that"
     if plan.data.template is not None:
         return "records are not split if a row can hold them, and what is left of a row is padded"
