@@ -20,7 +20,7 @@ from memconsole_trainer.weights.huggingface import exported
 SHARD_BYTES = 4 << 30
 DTYPES = ("float32", "bfloat16", "float16")
 """The types that weights are exported in."""
-_OWN_TOKENS = ("phi3", "smollm3", "olmo2", "olmoe", "mixtral")
+_OWN_TOKENS = ("phi3", "smollm3", "olmo2", "olmo3", "olmoe", "mixtral")
 """Kinds whose default special tokens are those of their own vocabularies."""
 CLASSES = {
     "gpt2": "GPT2LMHeadModel",
@@ -36,6 +36,7 @@ CLASSES = {
     "granite": "GraniteForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
     "gpt_neox": "GPTNeoXForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
@@ -181,7 +182,6 @@ def config(a: Architecture) -> dict[str, Any]:
     }
     kinds = ["sliding_attention" if a.is_local(i) else "full_attention" for i in range(a.layers)]
     if a.family == "gemma3":
-        full = {**_rope(a), "rope_theta": a.rope_theta}
         return _described(
             "gemma3_text",
             a,
@@ -193,10 +193,7 @@ def config(a: Architecture) -> dict[str, Any]:
             layer_types=kinds,
             rope_theta=a.rope_theta,
             rope_local_base_freq=a.rope_local_theta,
-            rope_parameters={
-                "full_attention": full,
-                "sliding_attention": {"rope_type": "default", "rope_theta": a.rope_local_theta},
-            },
+            rope_parameters=_by_layer_type(a),
         )
     parameters = {**_rope(a), "rope_theta": a.rope_theta}
     if a.family in ("phi3", "gpt_neox"):
@@ -232,6 +229,10 @@ def config(a: Architecture) -> dict[str, Any]:
         }
     elif a.experts:
         kind, more = _experts(a)
+    elif not a.pre_norms and a.sliding_window is not None:
+        kind = "olmo3"
+        more = {"sliding_window": a.sliding_window, "layer_types": kinds}
+        rope["rope_parameters"] = _by_layer_type(a)
     elif not a.pre_norms:
         kind = "olmo2"
     elif a.query_key_norm:
@@ -249,6 +250,14 @@ def config(a: Architecture) -> dict[str, Any]:
     if kind in _OWN_TOKENS:
         more |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     return _described(kind, a, **shape, **rope, **more, hidden_act="silu")
+
+
+def _by_layer_type(a: Architecture) -> dict[str, Any]:
+    """The rotary positions of each kind of layer, as transformers 5 writes them."""
+    return {
+        "full_attention": {**_rope(a), "rope_theta": a.rope_theta},
+        "sliding_attention": {"rope_type": "default", "rope_theta": a.rope_local_theta},
+    }
 
 
 def _experts(a: Architecture) -> tuple[str, dict[str, Any]]:
