@@ -1,4 +1,4 @@
-"""`memconsole data`: inspect a dataset, or make one."""
+"""`memconsole data`: inspect a dataset, cut windows, or make a dataset."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from memconsole import typed_json
 from memconsole.cli import completing
 from memconsole.cli.data.lengths import lengths_words
 from memconsole.cli.data.make import make_command
+from memconsole.cli.data.windows import windows_command
 from memconsole.cli.tables import columns
 from memconsole.inspection import inspection
 from memconsole.memory.answers.lengths import keep_lengths
@@ -25,10 +26,11 @@ UNUSABLE = 2
 
 @click.group()
 def command() -> None:
-    """Look into a dataset before training on it, or make one."""
+    """Look into a dataset before training on it, cut a table into windows, or make a dataset."""
 
 
 command.add_command(make_command)
+command.add_command(windows_command)
 
 
 @command.command("inspect")

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 
 from memconsole.cli import completing
-from memconsole.cli.tables import columns
+from memconsole.cli.data.writing import absolute, check_place, write
 from memconsole.plan.data.made import KINDS, kind, parse_options, parse_size
-from memconsole.plan.plan import PlanError, quote
-from memconsole.sanitize import clean_line, utf8
-from memconsole.units import format_bytes
+from memconsole.plan.plan import PlanError
 
 
 class _Help(click.Command):
@@ -67,9 +58,7 @@ def make_command(
     The size is approximate, because rows that belong together are never separated. OUT appears when it is complete.
     """
     found = kind(name)
-    path = os.path.abspath(out)
-    if path != utf8(path):
-        raise PlanError(f"{quote(path)}: the name is not UTF-8; choose another")
+    path = absolute(out)
     request = {
         "kind": found.name,
         "out": path,
@@ -80,43 +69,5 @@ def make_command(
     if found.suffixes and out.suffix.lower() not in found.suffixes:
         allowed = " or ".join(found.suffixes)
         raise PlanError(f"{out}: {found.name} is read from a file whose name ends with {allowed}")
-    if out.exists() and not force:
-        raise PlanError(f"{out}: exists; choose another name, or replace it with --force")
-    if not out.absolute().parent.is_dir():
-        raise PlanError(f"{out}: there is no folder {out.absolute().parent}")
-    started = time.monotonic()
-    facts = _made(request)
-    if as_json:
-        click.echo(json.dumps(facts, indent=2))
-        return
-    rows = [[clean_line(key.replace("_", " ")), _shown(key, facts[key])] for key in facts]
-    rows.append(["minutes", f"{(time.monotonic() - started) / 60:.1f}"])
-    click.echo("\n".join(columns(rows, left=(0, 1))))
-
-
-def _made(request: dict[str, Any]) -> dict[str, Any]:
-    """Make the data in a separate process, whose progress bar goes to standard error. Raises `PlanError`."""
-    argv = [sys.executable, "-P", "-m", "memconsole_trainer.data.make", json.dumps(request)]
-    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
-        try:
-            printed = process.communicate()[0]
-        except KeyboardInterrupt:
-            # The terminal interrupts both processes; the other one removes what it began.
-            process.send_signal(signal.SIGINT)
-            process.wait()
-            raise
-    try:
-        found: dict[str, Any] = json.loads(printed)
-    except ValueError:
-        raise PlanError(
-            f"{request['out']}: making it ended with code {process.returncode}; see above"
-        ) from None
-    if "error" in found:
-        raise PlanError(clean_line(found["error"]))
-    return found
-
-
-def _shown(key: str, value: Any) -> str:
-    if isinstance(value, int) and key.endswith("bytes"):
-        return format_bytes(value)
-    return clean_line(f"{value:,}" if isinstance(value, int) else str(value))
+    check_place(out, force)
+    write("memconsole_trainer.data.make", request, as_json)

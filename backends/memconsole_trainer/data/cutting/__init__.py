@@ -1,0 +1,1 @@
+"""Tables of numbers, cut into windows that a regressor learns from."""
