@@ -26,11 +26,11 @@ from memconsole_jax.compiled import compile_cache, compiling
 from memconsole_jax.compiled.compiling import Compiled
 from memconsole_jax.compiled.programs import Programs
 from memconsole_jax.compiled.step import Backward, TrainState
-from memconsole_jax.gang import join
 from memconsole_jax.jumps import JaxJumps
 from memconsole_jax.layout.mesh import put
 from memconsole_jax.layout.stacking import Stack
 from memconsole_jax.models import dropout
+from memconsole_jax.process_group import join
 from memconsole_jax.profiling import Recording
 from memconsole_jax.saved.loading import Loader
 from memconsole_jax.saved.tensors import Saved
@@ -52,9 +52,9 @@ from memconsole_trainer.engine import (
     WeightSource,
     check_names,
 )
-from memconsole_trainer.gang import Alone, Gang
 from memconsole_trainer.host import mapped
 from memconsole_trainer.jumps import phase_precision, saved_snapshots
+from memconsole_trainer.process_group import ProcessGroup, SingleProcess
 from memconsole_trainer.schedule import learning_rate
 from memconsole_trainer.techniques import adapters, average, loss_scale
 from memconsole_trainer.techniques.adapters import InitialAdapters
@@ -68,8 +68,10 @@ def create(plan: Plan, run_directory: Path | None) -> JaxEngine:
     """An engine for `plan` on this machine. Raises `PlanError` if the plan cannot run here."""
     devices.prepare(plan)
     compile_cache.enable_compile_cache()
-    gang = join(plan, run_directory)
-    engine = JaxEngine(plan, devices.find_all(plan, gang.size), run_directory, gang)
+    process_group = join(plan, run_directory)
+    engine = JaxEngine(
+        plan, devices.find_all(plan, process_group.size), run_directory, process_group
+    )
     check_trainable(plan, engine.device.kind)  # the plan's device may be auto
     return engine
 
@@ -82,7 +84,7 @@ class JaxEngine:
         plan: Plan,
         jax_devices: tuple[Any, ...],
         run_directory: Path | None = None,
-        gang: Gang | None = None,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         """`jax_devices` are the plan's `jax.Device`s, those of other processes included."""
         self._plan = plan
@@ -90,7 +92,7 @@ class JaxEngine:
         local = tuple(d for d in jax_devices if d.process_index == d.client.process_index())
         self._devices, device = jax_devices, local[0]
         jax.config.update("jax_default_device", device)
-        self.gang: Gang = gang or Alone()
+        self.process_group: ProcessGroup = process_group or SingleProcess()
         self.device: DeviceFacts = devices.facts(device)
         self.versions: Mapping[str, str] = {
             "jax": jax.__version__,
@@ -114,7 +116,7 @@ class JaxEngine:
     def prepare(self, plan: Plan, model: Model) -> None:
         """Begin to compile, from shapes alone. Several processes must compile in the same order, so they do
         it in `build`."""
-        if self.gang.size == 1:
+        if self.process_group.size == 1:
             self._compiling = compiling.begin(self._programs_of(plan, model))
 
     def _programs_of(self, plan: Plan, model: Model) -> Programs:

@@ -52,7 +52,7 @@ def told(rank: int, count: int, address: str, *, own: bool) -> dict[str, str]:
         MEMBER: "1",
         "RANK": str(rank),
         "WORLD_SIZE": str(count),
-        "MEMCONSOLE_MEETING": address,
+        "MEMCONSOLE_COORDINATOR": address,
         "MEMCONSOLE_OWN_NODE": str(int(own)),
     }
 

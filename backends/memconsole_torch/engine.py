@@ -19,13 +19,13 @@ from memconsole.plan.plan import Plan, Precision
 from memconsole.plan.training.compiler import imports_compiler
 from memconsole.plan.training.trained import frozen_names
 from memconsole_torch import devices, tasks
-from memconsole_torch.gang import Processes, join, local_rank
 from memconsole_torch.held import Held
 from memconsole_torch.jumps import TorchJumps
 from memconsole_torch.kernels import launch
 from memconsole_torch.models import decoder, experts, pretrained
 from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.models.generate import generate
+from memconsole_torch.process_group import TorchProcessGroup, join, local_rank
 from memconsole_torch.profiling import Recording
 from memconsole_torch.saved import loading
 from memconsole_torch.saved.tensors import Saved
@@ -57,9 +57,9 @@ from memconsole_trainer.engine import (
     WeightSource,
     check_names,
 )
-from memconsole_trainer.gang import Alone, share_of
 from memconsole_trainer.host.platform_lines import optimization_lines
 from memconsole_trainer.jumps import UPDATES, group_of, phase_precision, saved_snapshots
+from memconsole_trainer.process_group import SingleProcess, local_rows
 from memconsole_trainer.schedule import learning_rate, summed_batches
 from memconsole_trainer.techniques import adapters, average, loss_scale
 
@@ -90,10 +90,10 @@ class TorchEngine:
         plan: Plan,
         device: torch.device,
         run_directory: Path | None = None,
-        gang: Processes | Alone | None = None,
+        process_group: TorchProcessGroup | SingleProcess | None = None,
     ) -> None:
         self._plan = plan
-        self.gang = gang or Alone()
+        self.process_group = process_group or SingleProcess()
         self._run_directory = run_directory
         self._device = device
         self._memory = devices.DeviceMemory(device)
@@ -133,14 +133,14 @@ class TorchEngine:
         self.module = loading.load(plan, model, self.task, source, self._device, self._split)
         self._base = source.fingerprint()
         """The fingerprint of the frozen weights; None if no weight is frozen."""
-        fsdp = plan.optimize.sharding == "fsdp" and self.gang.size > 1
+        fsdp = plan.optimize.sharding == "fsdp" and self.process_group.size > 1
         self._rows = sharding.LocalRows(self.module) if fsdp else None
         trained = adapters.trained_parameters(plan, model)
         self._build_optimizer(plan, trained)
         self._apply_techniques(plan, model)
         self._replicated: sharding.Replicated | None = None
-        if isinstance(self.gang, Processes) and not fsdp:
-            self._replicated = sharding.Replicated(self.module, self.gang.exchanges)
+        if isinstance(self.process_group, TorchProcessGroup) and not fsdp:
+            self._replicated = sharding.Replicated(self.module, self.process_group.exchanges)
         self.saved = Saved(
             self.module,
             self._rows,
@@ -219,12 +219,12 @@ class TorchEngine:
         sums = summed_batches(self._plan)
         share = sums * scale / max(1.0, batch.weight)  # each micro-batch's loss is multiplied by it
         if self._balance is not None:
-            parts = self._plan.optimize.accumulation_steps * self.gang.size
+            parts = self._plan.optimize.accumulation_steps * self.process_group.size
             self._balance.scale = sums * scale / parts
         loss = torch.zeros((), device=self._device)
         last = self._plan.optimize.accumulation_steps - 1
         for index, arrays in enumerate(batch.micro_batches()):
-            rows = MicroBatch(share_of(self.gang, arrays), self._to_device)
+            rows = MicroBatch(local_rows(self.process_group, arrays), self._to_device)
             drawing = nullcontext() if self._draws is None else self._draws.of(self._step, index)
             with drawing, self._exchanging(index == last):
                 with precision.forward_context(self._device, self._compute):
@@ -234,8 +234,8 @@ class TorchEngine:
             loss += part.detach()
             self._memory.observe()
             del part
-        if isinstance(self.gang, Processes):
-            self.gang.total(loss)
+        if isinstance(self.process_group, TorchProcessGroup):
+            self.process_group.all_reduce_sum(loss)
         self._pending = rate, loss / sums, scale
 
     def update(self) -> None:
@@ -336,15 +336,15 @@ class TorchEngine:
             for batch in batches:
                 weight += batch.weight
                 for arrays in batch.micro_batches():
-                    rows = MicroBatch(share_of(self.gang, arrays), self._to_device)
+                    rows = MicroBatch(local_rows(self.process_group, arrays), self._to_device)
                     with precision.forward_context(self._device, self._plan.optimize.precision):
                         loss_and_measures = self.task.sums(self.module, rows)
                     sums.append(loss_and_measures.tolist() if on_cpu else loss_and_measures)
         if not sums:
             return LossSum(0.0, weight)
         table = torch.tensor(sums) if on_cpu else torch.stack(sums)  # (micro-batches, 1 + measures)
-        if isinstance(self.gang, Processes):
-            self.gang.total(table)
+        if isinstance(self.process_group, TorchProcessGroup):
+            self.process_group.all_reduce_sum(table)
         loss, *measures = (sum(column) for column in zip(*table.tolist(), strict=True))
         return LossSum(loss, weight, tuple(measures))
 
@@ -354,8 +354,11 @@ class TorchEngine:
         self._held.need("weights")
         (arrays,) = batch.micro_batches()
         rows = len(next(iter(arrays.values())))
-        shared = isinstance(self.gang, Processes) and rows % self.gang.size == 0
-        local = share_of(self.gang, arrays) if shared else arrays
+        shared = (
+            isinstance(self.process_group, TorchProcessGroup)
+            and rows % self.process_group.size == 0
+        )
+        local = local_rows(self.process_group, arrays) if shared else arrays
         with (
             self._evaluation_weights(),
             compilation.paused(),
@@ -363,10 +366,15 @@ class TorchEngine:
         ):
             outputs = self.task.outputs(self.module, MicroBatch(local, self._to_device)).float()
         if shared:
-            assert isinstance(self.gang, Processes)
+            assert isinstance(self.process_group, TorchProcessGroup)
             whole = outputs.new_zeros((rows, *outputs.shape[1:]))
-            whole[self.gang.rank * len(outputs) : (self.gang.rank + 1) * len(outputs)] = outputs
-            outputs = self.gang.total(whole)  # every other process has zeros in these rows
+            whole[
+                self.process_group.rank * len(outputs) : (self.process_group.rank + 1)
+                * len(outputs)
+            ] = outputs
+            outputs = self.process_group.all_reduce_sum(
+                whole
+            )  # every other process has zeros in these rows
         values: Array = outputs.cpu().numpy()
         return values
 
@@ -462,13 +470,17 @@ class TorchEngine:
     def _sum_over_processes(self) -> optimizers.ProcessSum | None:
         """A function that adds up a device scalar over all processes; None unless each process holds only
         some rows of the gradients."""
-        if self._rows is None or not isinstance(self.gang, Processes):
+        if self._rows is None or not isinstance(self.process_group, TorchProcessGroup):
             return None
-        return self.gang.total
+        return self.process_group.all_reduce_sum
 
     def _split(self, module: nn.Module) -> None:
-        if self._plan.optimize.sharding == "fsdp" and isinstance(self.gang, Processes):
-            sharding.split(self._plan, self.gang.mesh, module, self.gang.exchanges)
+        if self._plan.optimize.sharding == "fsdp" and isinstance(
+            self.process_group, TorchProcessGroup
+        ):
+            sharding.split(
+                self._plan, self.process_group.mesh, module, self.process_group.exchanges
+            )
 
     def _exchanging(self, last: bool) -> AbstractContextManager[None]:
         """A context for a micro-batch: copies of the model add up gradients after the `last` one."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
-from memconsole_trainer.gang import Gang
+from memconsole_trainer.process_group import ProcessGroup
 
 Array = NDArray[np.generic]
 STEP = "optimizer.step"
@@ -170,7 +170,7 @@ class Generator(Protocol):
 class Engine(Generator, Protocol):
     """A backend's implementation of training one model on the devices of this process."""
 
-    gang: Gang
+    process_group: ProcessGroup
     """The processes that train together. Each calls every method that follows in the same order."""
     device: DeviceFacts
     versions: Mapping[str, str]

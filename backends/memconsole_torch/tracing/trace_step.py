@@ -25,7 +25,7 @@ from memconsole_torch.models import pretrained
 from memconsole_torch.techniques.activations import fused_loss
 from memconsole_torch.techniques.optimizer import offload
 from memconsole_torch.techniques.weights import lora
-from memconsole_torch.tracing import trace_devices, trace_gang
+from memconsole_torch.tracing import trace_devices, trace_distributed
 from memconsole_torch.tracing.trace_liveness import Liveness, Workspace
 from memconsole_torch.tracing.trace_remembered import Remembered
 from memconsole_trainer.engine import Batch
@@ -76,23 +76,23 @@ def trace(
     plan = _traced_plan(plan, sizes)
     gc.collect()
     emulated = trace_devices.emulated(kind, aligned=length % MASK_ALIGNMENT == 0)
-    with trace_gang.imagined(plan) as gang, emulated, without_data(sizes), fake:
-        engine = torch_engine.TorchEngine(plan, torch.device("cpu"), None, gang)
+    with trace_distributed.simulated(plan) as group, emulated, without_data(sizes), fake:
+        engine = torch_engine.TorchEngine(plan, torch.device("cpu"), None, group)
         engine._memory = NoMemory()
         with live:
             engine.build(plan, model, 10, NoWeights())
             _declare(live, engine, plan)
             live.start()
             # A CPU holds the rows of the whole step; other devices are sent one micro-batch at a time.
-            held = micro_batches * gang.size if kind == "cpu" else 0
+            held = micro_batches * group.size if kind == "cpu" else 0
             engine._to_device = partial(_to_device, live, held == 0)  # type: ignore[method-assign]
             inputs = task_for(plan, model).inputs(plan, model)
-            with _phases(engine, live), trace_gang.declared(live):
+            with _phases(engine, live), trace_distributed.declared(live):
                 for _ in range(steps):
                     _train(engine, live, plan, inputs, held)
                 _evaluate(engine, live, plan, model, evaluated, held)
             live.phase = "checkpoint"
-            trace_gang.save(engine, kind)
+            trace_distributed.save(engine, kind)
             live.phase = "end"
     live.peaks.pop("end", None)
     return live
@@ -113,11 +113,13 @@ def _recorder(
     of_device = trace_devices.overrides() | trace_devices.device_overrides(kind)
     workspaces: dict[Any, Workspace] = {}
     if hidden:
-        workspaces = trace_devices.workspaces(kind, rows_bound, few) | trace_gang.workspaces(kind)
+        workspaces = trace_devices.workspaces(kind, rows_bound, few) | trace_distributed.workspaces(
+            kind
+        )
     return Liveness(
         hidden=hidden,
         vocabulary=vocabulary,
-        overrides=of_device | trace_gang.OVERRIDES,
+        overrides=of_device | trace_distributed.OVERRIDES,
         workspaces=workspaces,
         check=check,
         run=run,
@@ -156,7 +158,7 @@ def _evaluate(
     evaluating = replace(plan, {"data.sequence_length": sizes.length})
     inputs = task_for(evaluating, model).inputs(evaluating, model)
     with _rows_in_memory(live, inputs, held * sizes.batch), _loss_chunk(sizes):
-        engine.evaluate([_batch(inputs, EVALUATED, engine.gang.size * sizes.batch)])
+        engine.evaluate([_batch(inputs, EVALUATED, engine.process_group.size * sizes.batch)])
 
 
 def _loss_chunk(sizes: TracedSizes) -> AbstractContextManager[Any]:
@@ -196,7 +198,7 @@ def _declare(live: Liveness, engine: Any, plan: Plan) -> None:
     """Assign weights, their average and optimizer state to their components."""
     away = plan.optimize.optimizer_offload != "none" and not offload.same_memory(engine._device)
     for weight in (*engine.module.parameters(), *engine.module.buffers()):
-        live.declare(trace_gang.held(weight), "weights")
+        live.declare(trace_distributed.local_part(weight), "weights")
     for _, tensor in engine._average.named() if engine._average is not None else ():
         live.declare(tensor, "optimizer state")
     for state in engine._optimizer.state.values():
@@ -248,7 +250,7 @@ def _phases(engine: Any, live: Liveness) -> Iterator[None]:
     with ExitStack() as stack:
         change = stack.enter_context
         change(patch.object(engine.module, "forward", in_phase("forward", forward, "forward")))
-        if engine.gang.size > 1:  # weights are gathered before the module is called
+        if engine.process_group.size > 1:  # weights are gathered before the module is called
             begun = in_phase("forward", engine.task.loss, "loss")
             change(patch.object(engine.task, "loss", begun))
         run = in_phase("backward", backward_and_declare, "optimizer step")
@@ -284,7 +286,7 @@ def _to_empty(module: torch.nn.Module, *, device: torch.device) -> None:
     for part in module.modules():
         for name, p in part._parameters.items():
             if p is not None:
-                empty = trace_gang.empty_like(p, device)
+                empty = trace_distributed.empty_like(p, device)
                 part._parameters[name] = torch.nn.Parameter(empty, requires_grad=p.requires_grad)
         for name, b in part._buffers.items():
             if b is not None:

@@ -103,7 +103,7 @@ def preflight(attempt: Attempt, job: Job, watch: Watch, saver: Saver) -> bool:
                     job.engine.take_metrics()
             with _part(watch, CHECKPOINT, str(folder)):
                 job.engine.load_state(stored)
-            job.engine.gang.most(0)  # every process has read the checkpoint
+            job.engine.process_group.all_reduce_max(0)  # every process has read the checkpoint
     finally:
         if not attempt.rank:
             shutil.rmtree(folder, ignore_errors=True)

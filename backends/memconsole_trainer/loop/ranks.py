@@ -26,7 +26,7 @@ change which rank is reported as slow."""
 
 def rank_count(engine: Engine) -> int:
     """The number of ranks of a run: its processes times the devices that each process can measure separately."""
-    return engine.gang.size * len(engine.memories())
+    return engine.process_group.size * len(engine.memories())
 
 
 class RankReadings:
@@ -61,7 +61,7 @@ class RankReadings:
         peak_host_bytes: int,
     ) -> None:
         """Record the memory of each device of this process."""
-        rank, size = self._engine.gang.rank, self._engine.gang.size
+        rank, size = self._engine.process_group.rank, self._engine.process_group.size
         if size * len(found) == 1:
             return
         if self._steps:
@@ -81,15 +81,15 @@ class RankReadings:
     def last(self, step: int) -> None:
         """Call in every process after the last measurement of an attempt. Logs the readings once all processes have
         written theirs."""
-        gang = self._engine.gang
+        process_group = self._engine.process_group
         if not self._own:
             return
-        gang.most(0)
-        if not gang.rank:
+        process_group.all_reduce_max(0)
+        if not process_group.rank:
             self._say(step)
 
     def _say(self, step: int) -> None:
-        others = readings.told(self._attempt.path, self._engine.gang.size)
+        others = readings.told(self._attempt.path, self._engine.process_group.size)
         self._said = time.monotonic()
         self._attempt.emit(Ranks(step=step, ranks=(*self._own.values(), *others)))
 

@@ -15,10 +15,10 @@ from memconsole.runs.record.checkpoints import verified
 from memconsole.runs.record.checkpoints.manifest import damaged
 from memconsole.runs.record.directory import RunDirectory
 from memconsole_trainer.data.sources.documents import DataError
-from memconsole_trainer.gang import Gang
 from memconsole_trainer.loop import progress
 from memconsole_trainer.loop.announcing import Announcer
 from memconsole_trainer.loop.progress import Progress
+from memconsole_trainer.process_group import ProcessGroup
 from memconsole_trainer.tasks.task import TaskData, Teller
 from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint
 
@@ -30,19 +30,19 @@ class NoCheckpointError(Exception):
 
 
 def newest_checkpoint(
-    attempt: Attempt, checkpoints: Checkpoints, gang: Gang, say: Announcer
+    attempt: Attempt, checkpoints: Checkpoints, process_group: ProcessGroup, say: Announcer
 ) -> LoadedCheckpoint | None:
     """The newest intact checkpoint of the run; None if it has none at all. The leader of several processes finds it and
     tells the others its name.
 
     Raises `NoCheckpointError` if there are checkpoints and none can be used.
     """
-    if gang.rank:
-        name = gang.tell()
+    if process_group.rank:
+        name = process_group.broadcast()
         return LoadedCheckpoint(attempt.run.checkpoints_path / name) if name else None
     checkpoints.sweep()
     stored = _newest(attempt, checkpoints, say)
-    gang.tell(stored.path.name if stored else "")
+    process_group.broadcast(stored.path.name if stored else "")
     return stored
 
 

@@ -14,10 +14,10 @@ from memconsole.runs.record.log import events
 from memconsole.runs.record.spares import FULL
 from memconsole.runs.record.states import WAIT_DISK
 from memconsole.units import format_duration
-from memconsole_trainer.gang import ElsewhereError
 from memconsole_trainer.loop.progress import Progress
 from memconsole_trainer.loop.setup import Job
 from memconsole_trainer.loop.watch import Watch
+from memconsole_trainer.process_group import OtherProcessError
 from memconsole_trainer.weights import checkpoint
 
 RETRY_SECONDS = 2.0
@@ -59,7 +59,7 @@ class Saver:
             self._watch.count()
             saved = self.write(job.checkpoints, p.step)
             self.last, self._saved, self._at = saved.path, _place(p), time.monotonic()
-            if job.engine.gang.rank:
+            if job.engine.process_group.rank:
                 return
             job.checkpoints.retain()
             consent.end(self._attempt.run)
@@ -93,27 +93,27 @@ class Saver:
         then, and raises `StopRequestedError` on a stop request.
 
         Of several processes, the first one writes. The others gather the tensors with it, and raise
-        `ElsewhereError` if it fails.
+        `OtherProcessError` if it fails.
         """
-        gang = self._job.engine.gang
-        if gang.rank:
+        process_group = self._job.engine.process_group
+        if process_group.rank:
             return self._follow(checkpoints, step)
         try:
             saved = self._write(checkpoints, step, patience_seconds)
         except BaseException:
-            gang.tell(_FAILED)
+            process_group.broadcast(_FAILED)
             raise
-        gang.tell(_SAVED)
+        process_group.broadcast(_SAVED)
         return saved
 
     def _follow(self, checkpoints: checkpoint.Checkpoints, step: int) -> checkpoint.Saved:
         """Gather the tensors that the first process writes."""
-        gang = self._job.engine.gang
-        while (word := gang.tell()) == _GATHER:
+        process_group = self._job.engine.process_group
+        while (word := process_group.broadcast()) == _GATHER:
             for _ in self._job.engine.state():
                 pass
         if word == _FAILED:
-            raise ElsewhereError("the process that writes checkpoints has failed")
+            raise OtherProcessError("the process that writes checkpoints has failed")
         return checkpoint.Saved(checkpoints.path_of(step), 0, 0.0)
 
     def _write(
@@ -155,7 +155,7 @@ class Saver:
             "architecture": msgspec.to_builtins(job.model),
             "versions": {n: str(v) for n, v in job.engine.versions.items()},
         }
-        job.engine.gang.tell(_GATHER)
+        job.engine.process_group.broadcast(_GATHER)
         tensors = job.engine.state()
         try:
             return checkpoints.save(
@@ -167,7 +167,7 @@ class Saver:
                 expected_bytes=4 * job.engine.trainable_parameters,
             )
         finally:
-            if job.engine.gang.size > 1:
+            if job.engine.process_group.size > 1:
                 for _ in tensors:  # the other processes gather the rest, whatever has failed here
                     pass
 

@@ -105,7 +105,7 @@ def set_up(attempt: Attempt) -> Job:
     model = catalog.model(plan)
     engine = engine_factory(plan.backend)(plan, attempt.run.path)
     checkpoints = Checkpoints(attempt.run.checkpoints_path, plan.train.keep_checkpoints)
-    stored = newest_checkpoint(attempt, checkpoints, engine.gang, say)
+    stored = newest_checkpoint(attempt, checkpoints, engine.process_group, say)
     _set_position(attempt, stored.path if stored else None)
     _report_start(attempt, plan, engine, stored)
     for warning in _warnings(attempt.run, plans, engine):
@@ -178,13 +178,13 @@ def _open_data(
 ) -> TaskData:
     """Open the data, and print what they are and what the recipe chose. Of several processes the leader prepares the
     data; the others wait for it and then find them ready."""
-    plan, gang = plans.plan, engine.gang
-    if gang.rank:
-        gang.tell()
+    plan, process_group = plans.plan, engine.process_group
+    if process_group.rank:
+        process_group.broadcast()
     known = stored.fingerprints if stored else {}
     data = open_data(plan, model, attempt.run.path, say, known)
-    if not gang.rank:
-        gang.tell()
+    if not process_group.rank:
+        process_group.broadcast()
     lines = data.description, *left_out(plan, folder), recipe.words(plan, plans.by_recipe)
     print("\n".join(f"  {line}" for line in lines), flush=True)
     return data

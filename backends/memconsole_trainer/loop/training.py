@@ -19,7 +19,6 @@ from memconsole.runs.record.log import events
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import Item
 from memconsole_trainer.engine import Batch, StepMetrics
-from memconsole_trainer.gang import ElsewhereError
 from memconsole_trainer.host import heap
 from memconsole_trainer.loop import summary
 from memconsole_trainer.loop.announcing import StopRequestedError
@@ -28,6 +27,7 @@ from memconsole_trainer.loop.profiling import Profiling
 from memconsole_trainer.loop.saving import Saver
 from memconsole_trainer.loop.setup import Job
 from memconsole_trainer.loop.watch import Watch
+from memconsole_trainer.process_group import OtherProcessError
 from memconsole_trainer.techniques import loss_scale
 
 _ADVICE = {
@@ -47,7 +47,7 @@ class NonFiniteLossError(ArithmeticError):
     cause = "nan"
 
 
-class ElsewhereDataError(DataError, ElsewhereError):
+class OtherProcessDataError(DataError, OtherProcessError):
     """Another process cannot read the data."""
 
 
@@ -108,7 +108,7 @@ class Trainer:
 
     def _next(self) -> Item:
         """The next item of the data. Raises `DataError` in all processes if one cannot read it."""
-        if self._engine.gang.size == 1:
+        if self._engine.process_group.size == 1:
             return self._job.stream.next(self._watch.check_stop)
         error = item = None
         try:
@@ -118,7 +118,7 @@ class Trainer:
         failed = self._watch.settle(error is not None)
         self._watch.check_stop()
         if failed or item is None:
-            raise error or ElsewhereDataError("another process could not read the data")
+            raise error or OtherProcessDataError("another process could not read the data")
         return item
 
     def _repeat_missed_evaluation(self) -> None:
@@ -190,7 +190,9 @@ class Trainer:
     def _checkpoint_is_old(self) -> bool:
         """Whether the last checkpoint is older than `train.checkpoint_minutes` by the clock of any process."""
         minutes = self._plan.train.checkpoint_minutes
-        return bool(minutes and self._engine.gang.most(self.saver.due(minutes))[0])
+        return bool(
+            minutes and self._engine.process_group.all_reduce_max(self.saver.due(minutes))[0]
+        )
 
     def _read_losses(self) -> None:
         """Read the metrics of the steps since the last call from the device and report them. Raises

@@ -116,7 +116,7 @@ class Watch:
 
     @property
     def _exchanged(self) -> float | None:
-        return self._engine.gang.exchange_seconds
+        return self._engine.process_group.exchange_seconds
 
     def _held_bytes(self) -> int:
         """Bytes in use on a CPU; 0 on other devices, whose memory a profiler does not use."""
@@ -137,18 +137,20 @@ class Watch:
     def settle(self, failed: bool = False) -> bool:
         """Agree with the other processes, if there are any, on whether to stop and to pause. Returns
         whether one of them has `failed`."""
-        attempt, gang = self._attempt, self._engine.gang
-        if gang.size == 1:
+        attempt, process_group = self._attempt, self._engine.process_group
+        if process_group.size == 1:
             self._paused = attempt.paused
             return failed
-        stop, pause, any_failed = gang.most(attempt.asked, attempt.paused, failed)
+        stop, pause, any_failed = process_group.all_reduce_max(
+            attempt.asked, attempt.paused, failed
+        )
         attempt.stop_requested, self._paused = bool(stop), bool(pause and not stop)
         return bool(any_failed)
 
     def wait_while_paused(self) -> None:
         """Between two steps: wait while the run is paused. This time does not count as training or
         epoch time."""
-        if self._engine.gang.size == 1:
+        if self._engine.process_group.size == 1:
             self.settle()
         if not self._paused:
             return

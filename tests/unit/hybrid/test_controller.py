@@ -12,9 +12,9 @@ from memconsole.plan.plan import Plan, replace
 from memconsole_trainer.control.hybrid import LEAST_KEPT, TRIM_EVERY, Hybrid
 from memconsole_trainer.control.monitor import LEAST
 from memconsole_trainer.engine import Batch, MemoryReading, StepMetrics
-from memconsole_trainer.gang import Alone
 from memconsole_trainer.host import heap
 from memconsole_trainer.loop.watch import Watch
+from memconsole_trainer.process_group import SingleProcess
 
 SETTINGS: dict[str, Any] = {
     "hybrid.mode": "aggressive",
@@ -74,7 +74,7 @@ class ScriptedEngine:
 
     def count_step(self, loss: float) -> None: ...
 
-    gang = Alone()
+    process_group = SingleProcess()
 
     def memory(self) -> MemoryReading:
         return MemoryReading(1, 1, 1, None, None)

@@ -10,11 +10,11 @@ import pytest
 from memconsole.runs.read.state.reduce import PROFILING, RunState, reduce
 from memconsole.runs.record.log import events
 from memconsole_trainer.engine import MemoryReading
-from memconsole_trainer.gang import Alone
 from memconsole_trainer.host import host_memory
 from memconsole_trainer.host.host_memory import HostMemory, Resident, Tree
 from memconsole_trainer.loop import watch as watching
 from memconsole_trainer.loop.watch import Watch
+from memconsole_trainer.process_group import SingleProcess
 
 IDLE = 300
 """Bytes of the process besides what the engine holds."""
@@ -31,7 +31,7 @@ class _Machine:
         self.now, self.most = count, max(self.most, peak)
         HostMemory.highest_anonymous = max(HostMemory.highest_anonymous, IDLE + peak)
 
-    gang = Alone()
+    process_group = SingleProcess()
 
     @property
     def device(self) -> Any:
