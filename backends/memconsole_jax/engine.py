@@ -21,7 +21,7 @@ from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, Precision, replace
 from memconsole.plan.sections.hybrid import GRADIENT_PHASES
 from memconsole.plan.toggles.optimizations import check_trainable
-from memconsole_jax import devices, held, tasks
+from memconsole_jax import devices, releasing, tasks
 from memconsole_jax.compiled import compile_cache, compiling
 from memconsole_jax.compiled.compiling import Compiled
 from memconsole_jax.compiled.programs import Programs
@@ -172,7 +172,7 @@ class JaxEngine:
                 other = replace(plan, {"optimize.precision": precision})
                 self._steps[precision] = self._programs_of(other, model).compiled_step()
         if plan.hybrid.memory != "none":
-            held.prepare(self._programs.state_shapes, plan.hybrid.memory)
+            releasing.warm_up(self._programs.state_shapes, plan.hybrid.memory)
         self._jumps = JaxJumps(
             self._programs, lambda: self._train_state.weights, lambda: self._frozen, self._put_batch
         )
@@ -202,14 +202,14 @@ class JaxEngine:
 
     def release(self, part: Part, keeping: Keeping = "cpu") -> None:
         self.synchronize()
-        self._move(part, partial(held.release, keeping=keeping))
+        self._move(part, partial(releasing.release, keeping=keeping))
 
     def fetch(self, part: Part) -> None:
         """Begin to bring a released `part` back. JAX copies and decodes asynchronously."""
         self.restore(part)
 
     def restore(self, part: Part) -> None:
-        self._move(part, held.restore)
+        self._move(part, releasing.restore)
 
     @property
     def jumps(self) -> JaxJumps:
@@ -252,7 +252,7 @@ class JaxEngine:
             "gradients": self._gradients,
         }
         for part in parts:
-            if held.is_released(parts_of[part]):
+            if releasing.is_released(parts_of[part]):
                 raise RuntimeError(f"{part} of the model are released: restore them first")
 
     def _rates(self) -> jax.Array:

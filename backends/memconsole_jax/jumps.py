@@ -13,7 +13,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from memconsole.plan.plan import replace
-from memconsole_jax import held, tasks
+from memconsole_jax import releasing, tasks
 from memconsole_jax.compiled.programs import Programs
 from memconsole_jax.layout.mesh import put_to_replace
 from memconsole_jax.tasks.task import Tree
@@ -93,11 +93,11 @@ class JaxJumps:
         """Compile the functions that move weights. If this were done later, the compiler's memory would be counted as
         that of a jump."""
         shapes = self._programs.trained_shapes
-        path = {n: held.zeros(x, jnp.bfloat16) for n, x in shapes.items()}
-        base = {n: self._copied(n, held.zeros(x, x.dtype)) for n, x in shapes.items()}
+        path = {n: releasing.zeros(x, jnp.bfloat16) for n, x in shapes.items()}
+        base = {n: self._copied(n, releasing.zeros(x, x.dtype)) for n, x in shapes.items()}
         jax.block_until_ready(_moved(base, path, 1.0))
         del base
-        weights = {n: held.zeros(x, x.dtype) for n, x in shapes.items()}
+        weights = {n: releasing.zeros(x, x.dtype) for n, x in shapes.items()}
         jax.block_until_ready(_moved_in_place(weights, path, 1.0))
 
     def _copied(self, name: str, weight: Array) -> Array:
@@ -137,7 +137,7 @@ class JaxJumps:
             weight = weights[name]
             self._base[name] = self._copied(name, weight)
             if narrow and self._moves:  # matrices leave the device before the path is put there
-                weights[name] = held.release(weight)
+                weights[name] = releasing.release(weight)
         work = self._workspace(path.pairs)
         for name, weight in self._base.items():
             flat = np.empty(weight.size, jnp.bfloat16)
@@ -170,7 +170,7 @@ class JaxJumps:
         """Move the weights by `scale` times the path. With 0 they are as before, bit for bit."""
         weights = self._weights()
         self._base = {}
-        weights.update(held.restore(dict(weights)))
+        weights.update(releasing.restore(dict(weights)))
         if scale and not self._before:
             self._before = {n: np.array(w) for n, w in weights.items()}
         if scale:

@@ -19,7 +19,6 @@ from memconsole.plan.plan import Plan, Precision
 from memconsole.plan.training.compiler import imports_compiler
 from memconsole.plan.training.trained import frozen_names
 from memconsole_torch import devices, tasks
-from memconsole_torch.held import Held
 from memconsole_torch.jumps import TorchJumps
 from memconsole_torch.kernels import launch
 from memconsole_torch.models import decoder, experts, pretrained
@@ -27,6 +26,7 @@ from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.models.generate import generate
 from memconsole_torch.process_group import TorchProcessGroup, join, local_rank
 from memconsole_torch.profiling import Recording
+from memconsole_torch.releasing import Releaser
 from memconsole_torch.saved import loading
 from memconsole_torch.saved.tensors import Saved
 from memconsole_torch.tasks.task import MicroBatch
@@ -186,7 +186,9 @@ class TorchEngine:
     def _build_hybrid(self, plan: Plan, trained: Sequence[Parameter]) -> None:
         """Prepare to release parts of the engine and to change its precision; for a hybrid plan, also to jump."""
         moves = not offload.same_memory(self._device)
-        self._held = Held(self._device, self.saved.of, moves=moves, signed=self.saved.is_signed)
+        self._releaser = Releaser(
+            self._device, self.saved.of, moves=moves, signed=self.saved.is_signed
+        )
         self._compute: Precision = plan.optimize.precision
         self._jumps: TorchJumps | None = None
         if plan.hybrid.on:
@@ -209,7 +211,7 @@ class TorchEngine:
         optimizer inside the backward pass, the weights are updated here.
         """
         inside = self._in_backward is not None
-        self._held.need("weights", *(("optimizer",) if inside else ()))
+        self._releaser.require("weights", *(("optimizer",) if inside else ()))
         self._drop_gradients()
         rate = learning_rate(self._step, self._plan, self._total_steps)
         optimizers.set_learning_rate(self._optimizer, rate)
@@ -240,7 +242,7 @@ class TorchEngine:
 
     def update(self) -> None:
         """Update the weights with the gradients of the last `backward`, and free the gradients."""
-        self._held.need("weights", "optimizer", "gradients")
+        self._releaser.require("weights", "optimizer", "gradients")
         if self._pending is None:
             raise RuntimeError("there are no gradients to update with: call backward first")
         (rate, loss, scale), self._pending = self._pending, None
@@ -257,18 +259,18 @@ class TorchEngine:
     def release(self, part: Part, keeping: Keeping = "cpu") -> None:
         """Free the device memory of `part` until `restore`."""
         self.synchronize()
-        self._held.release(part, keeping)
+        self._releaser.release(part, keeping)
         if keeping == "reinitialize":
             self._updates = 0
             optimizers.set_step(self._optimizer, 0)
 
     def fetch(self, part: Part) -> None:
         """Begin to bring a released `part` back to the device."""
-        self._held.fetch(part)
+        self._releaser.fetch(part)
 
     def restore(self, part: Part) -> None:
         """Bring a released `part` back to the device."""
-        self._held.restore(part)
+        self._releaser.restore(part)
 
     @property
     def jumps(self) -> TorchJumps:
@@ -328,7 +330,7 @@ class TorchEngine:
         """Summed loss over `batches` without gradients, read from the device once at the end. On a CPU the
         sums are read after each batch: a tensor that stays allocated in the heap would fragment the memory
         that a batch frees for the next one."""
-        self._held.need("weights")
+        self._releaser.require("weights")
         sums: list[Any] = []
         on_cpu = self._device.type == "cpu"
         weight = 0.0
@@ -351,7 +353,7 @@ class TorchEngine:
     @torch.no_grad()
     def outputs(self, batch: Batch) -> Array:
         """The outputs for a batch of one micro-batch. Several processes share its rows, if they can share them equally."""
-        self._held.need("weights")
+        self._releaser.require("weights")
         (arrays,) = batch.micro_batches()
         rows = len(next(iter(arrays.values())))
         shared = (
@@ -385,7 +387,7 @@ class TorchEngine:
         sampling: Sampling = GREEDY,
         on_tokens: OnTokens | None = None,
     ) -> list[int]:
-        self._held.need("weights")
+        self._releaser.require("weights")
         if not isinstance(self.module, Decoder):
             raise ValueError("this model continues no text")
         with (
@@ -403,7 +405,7 @@ class TorchEngine:
         """
         self.synchronize()  # copies of offloaded state to the host may still be running
         for name, tensor in self.saved.named():
-            yield name, pretrained.on_host(self.saved.whole(name, self._held.shown(tensor)))
+            yield name, pretrained.on_host(self.saved.whole(name, self._releaser.values(tensor)))
         if self._base is not None:
             yield adapters.FINGERPRINT, self._base
         if self._jumps is not None:
@@ -450,7 +452,7 @@ class TorchEngine:
 
     def _drop_gradients(self) -> None:
         self._pending = None
-        self._held.forget("gradients")
+        self._releaser.discard("gradients")
         for p in self._trained:
             p.grad = None
         if self._rows is not None:

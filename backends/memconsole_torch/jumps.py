@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from memconsole.plan.sections.optimize import Precision
-from memconsole_torch.held import Held
 from memconsole_torch.models.pretrained import copy_into, on_host
+from memconsole_torch.releasing import Releaser
 from memconsole_torch.tasks.task import MicroBatch, Task
 from memconsole_torch.techniques import compilation
 from memconsole_torch.techniques.weights import precision
@@ -61,7 +61,7 @@ class TorchJumps:
         """Memory for the weights that a jump tries; all its forward passes use the same."""
         self._before: dict[str, Tensor] = {}
         """The weights before the first move since `settle`, on the host."""
-        self._held = Held(self._device, lambda part: self._narrow().values(), moves=moves)
+        self._releaser = Releaser(self._device, lambda part: self._narrow().values(), moves=moves)
 
     @torch.no_grad()
     def snapshot(self) -> None:
@@ -94,11 +94,11 @@ class TorchJumps:
     def begin(self, path: Path) -> None:
         """Prepare to try moves along `path`."""
         # Matrices leave the device before anything is added to it.
-        self._held.release("weights")
+        self._releaser.release("weights")
         narrow = self._narrow()
         work = self._workspace(path.pairs)
         self._base = {
-            n: self._held.shown(w).to(self._device).to(_BF16) if n in narrow else w
+            n: self._releaser.values(w).to(self._device).to(_BF16) if n in narrow else w
             for n, w in self._weights.items()
         }
         # Arrays that last are allocated one after the other. Between temporary arrays they would leave gaps in the heap of
@@ -141,7 +141,7 @@ class TorchJumps:
     def end(self, scale: float) -> None:
         """Move the weights by `scale` times the path. With 0 they are as before, bit for bit."""
         self._base, self._tried = {}, {}
-        self._held.restore("weights")
+        self._releaser.restore("weights")
         if scale and not self._before:
             self._before = {n: w.detach().cpu().clone() for n, w in self._weights.items()}
         for name, weight in self._weights.items() if scale else ():

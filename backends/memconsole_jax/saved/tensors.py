@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from memconsole_jax.compiled.programs import Programs
 from memconsole_jax.compiled.step import TrainState
-from memconsole_jax.held import Released
 from memconsole_jax.layout.mesh import is_elsewhere, put_to_replace
 from memconsole_jax.layout.stacking import Stack
+from memconsole_jax.releasing import Released
 from memconsole_jax.saved import optimizer_state
 from memconsole_jax.saved.loading import Loader
 from memconsole_jax.saved.optimizer_state import as_stored

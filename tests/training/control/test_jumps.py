@@ -171,7 +171,7 @@ def test_weights_wait_on_the_host_while_bf16_copies_are_tried() -> None:
     rows, path = batch(seed=9), path_of(engine, (0.5, 0.5))
     losses = []
     for moves in (False, True):
-        engine.jumps._held._moves = moves
+        engine.jumps._releaser._moves = moves
         before = [p.detach().clone() for p in engine.module.parameters()]
         engine.jumps.begin(path)
         sizes = {p.untyped_storage().nbytes() for p in engine.module.parameters() if p.dim() > 1}
@@ -217,12 +217,12 @@ def test_optimizer_state_comes_back_as_its_strategy_promises(
 
 def test_state_that_waits_elsewhere_is_reinitialized_too() -> None:
     torch = pytest.importorskip("torch")
-    from memconsole_torch.held import Held
+    from memconsole_torch.releasing import Releaser
 
     state = torch.full((3,), torch.nan)  # on a device that is not the engine's
-    held = Held(torch.device("meta"), lambda part: [state], moves=True)
-    held.release("optimizer", "reinitialize")
-    held.restore("optimizer")
+    releaser = Releaser(torch.device("meta"), lambda part: [state], moves=True)
+    releaser.release("optimizer", "reinitialize")
+    releaser.restore("optimizer")
     assert state.tolist() == [0.0] * 3
 
 
