@@ -297,7 +297,7 @@ class JaxEngine:
         self._require("weights")
         (arrays,) = batch.micro_batches()
         rows = len(next(iter(arrays.values())))
-        with self._programs.places.programmed():
+        with self._programs.mesh.active():
             outputs = self._outputs(
                 self._evaluation_weights | self._frozen, self._put_batch(arrays, rows)
             )
@@ -391,7 +391,7 @@ class JaxEngine:
             if described.fill:
                 filled.fill(described.fill)
             filled[tuple(slice(n) for n in array.shape[: len(axes)])] = array
-            place = self._programs.places.rows(axes, len(axes) - 1)
+            place = self._programs.mesh.row_sharding(axes, len(axes) - 1)
             placed[described.name] = put(filled, place)
         return placed
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from memconsole.plan.plan import replace
 from memconsole_jax import releasing, tasks
 from memconsole_jax.compiled.programs import Programs
-from memconsole_jax.layout.mesh import put_to_replace
+from memconsole_jax.layout.mesh import put_donatable
 from memconsole_jax.tasks.task import Tree
 from memconsole_trainer import engine
 from memconsole_trainer.control.confirm import rows_of_group
@@ -181,7 +181,7 @@ class JaxJumps:
         """Set the weights back to before the first move since `settle`, bit for bit."""
         weights = self._weights()
         for name, before in self._before.items():
-            weights[name] = put_to_replace(before, weights[name].sharding)
+            weights[name] = put_donatable(before, weights[name].sharding)
         self._before = {}
 
     def settle(self) -> None:

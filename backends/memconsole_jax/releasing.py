@@ -14,7 +14,7 @@ from jax.sharding import SingleDeviceSharding
 from jax.tree_util import tree_map_with_path
 from numpy.typing import NDArray
 
-from memconsole_jax.layout.mesh import put_to_replace
+from memconsole_jax.layout.mesh import put_donatable
 from memconsole_jax.techniques.optimizer import quantized_adam
 from memconsole_trainer.engine import Keeping
 from memconsole_trainer.techniques import blockwise
@@ -48,7 +48,7 @@ class Released:
 
     def restored(self) -> Array:
         """The array on its device."""
-        return put_to_replace(self.stored, self.sharding)
+        return put_donatable(self.stored, self.sharding)
 
     def delete(self) -> None:
         """Does nothing: no memory of the device is left to free."""
@@ -148,7 +148,7 @@ def warm_up(shapes: Any, keeping: Keeping) -> None:
 
 def zeros(shape: Any, dtype: Any) -> Array:
     """Zeros with the shape and the sharding of `shape`, a `jax.ShapeDtypeStruct`."""
-    return put_to_replace(np.zeros(shape.shape, dtype), shape.sharding)
+    return put_donatable(np.zeros(shape.shape, dtype), shape.sharding)
 
 
 def _copied(path: Any, x: Array, keeping: Keeping) -> Released:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
-from memconsole_jax.layout.mesh import by_rows, gathered
+from memconsole_jax.layout.mesh import all_gather, shard_rows
 from memconsole_jax.models import accumulation
 from memconsole_jax.models.accumulation import Sums
 
@@ -60,7 +60,7 @@ def through(
     unrolled = running is not None and running.unrolled
 
     def wrapped(x: Array, weights: Any, of_layer: Any) -> Array:
-        return by_rows(wrapped_layer(by_rows(x), weights, of_layer, *shared))
+        return shard_rows(wrapped_layer(shard_rows(x), weights, of_layer, *shared))
 
     if sums is not None:
         return _adding(wrapped, x, weights, of_layers, sums, unrolled)
@@ -102,7 +102,7 @@ def assembled(kind: Callable[[Any], M], shape: Any, weights: Mapping[str, Any]) 
     is copied."""
     graph, paths = _abstract(kind, shape)
     found_weights = {".".join(path): weights[".".join(path)] for path in paths}
-    apart = {n: w if n.startswith("layers.") else gathered(w) for n, w in found_weights.items()}
+    apart = {n: w if n.startswith("layers.") else all_gather(w) for n, w in found_weights.items()}
     flat = [(path, nnx.Param(apart[".".join(path)])) for path in paths]
     found: M = nnx.merge(graph, nnx.from_flat_state(flat))
     return found

@@ -17,7 +17,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from memconsole_jax import target
-from memconsole_jax.layout.mesh import gathered, shared_out
+from memconsole_jax.layout.mesh import all_gather, shard_gradient
 from memconsole_jax.models.recompute import recomputed
 
 RowsOf = Callable[[Any, Array, int, Any], Callable[[], Array]]
@@ -104,8 +104,8 @@ class Norm(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((size,))) if bias else None
 
     def __call__(self, x: Array) -> Array:
-        bias = None if self.bias is None else gathered(self.bias[...])
-        inputs = x, gathered(self.weight[...]), bias
+        bias = None if self.bias is None else all_gather(self.bias[...])
+        inputs = x, all_gather(self.weight[...]), bias
         if target.kind() == "cpu":
             return recomputed(self._normed, inputs)
         # Elsewhere XLA fuses all of it; the custom rule would keep a second x.
@@ -182,8 +182,8 @@ def product(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 @jax.custom_vjp
 def _product(x: Array, weight: Array, bias: Array | None) -> Array:
-    y = jnp.einsum("...i,oi->...o", _joined(x), gathered(weight.astype(x.dtype)))
-    return y if bias is None else y + gathered(bias.astype(x.dtype))
+    y = jnp.einsum("...i,oi->...o", _joined(x), all_gather(weight.astype(x.dtype)))
+    return y if bias is None else y + all_gather(bias.astype(x.dtype))
 
 
 def _product_forward(x: Array, weight: Array, bias: Array | None) -> tuple[Array, Any]:
@@ -192,15 +192,15 @@ def _product_forward(x: Array, weight: Array, bias: Array | None) -> tuple[Array
 
 def _product_backward(kept: Any, gradient: Array) -> tuple[Array, Array, Array | None]:
     x, weight, bias = kept
-    back = jnp.einsum("...o,oi->...i", gradient, gathered(weight.astype(x.dtype)))
+    back = jnp.einsum("...o,oi->...i", gradient, all_gather(weight.astype(x.dtype)))
     # As matrices: XLA on a CPU makes a transposed copy before it contracts two axes at once.
     rows, slopes = _joined(x).reshape(-1, weight.shape[1]), gradient.reshape(-1, weight.shape[0])
     turned = jnp.einsum("no,ni->oi", slopes, rows)
     # The bias gradient is also a product: a sum would widen 16-bit gradients a second time.
     ones = jnp.ones(len(slopes), x.dtype)
     summed = None if bias is None else jnp.einsum("n,no->o", ones, slopes).astype(bias.dtype)
-    of_bias = None if summed is None else shared_out(summed)
-    return back.reshape(x.shape), shared_out(turned).astype(weight.dtype), of_bias
+    of_bias = None if summed is None else shard_gradient(summed)
+    return back.reshape(x.shape), shard_gradient(turned).astype(weight.dtype), of_bias
 
 
 _product.defvjp(_product_forward, _product_backward)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from memconsole.plan.plan import Plan
 from memconsole_jax.compiled.programs import Programs
-from memconsole_jax.layout.mesh import put_to_replace
+from memconsole_jax.layout.mesh import put_donatable
 from memconsole_jax.layout.stacking import Stack
 from memconsole_jax.techniques.weights import quantized_base
 from memconsole_trainer.techniques import adapters
@@ -59,4 +59,4 @@ class Loader:
 
     def _put(self, array: Any, name: str | None = None) -> jax.Array:
         place = self._programs.place(name) if name else self._programs.sharding
-        return put_to_replace(array, place)
+        return put_donatable(array, place)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from memconsole_jax.compiled.programs import Programs
 from memconsole_jax.compiled.step import TrainState
-from memconsole_jax.layout.mesh import is_elsewhere, put_to_replace
+from memconsole_jax.layout.mesh import put_donatable, spans_processes
 from memconsole_jax.layout.stacking import Stack
 from memconsole_jax.releasing import Released
 from memconsole_jax.saved import optimizer_state
@@ -83,7 +83,7 @@ class Saved:
                 if found.shape != row.shape:
                     raise WeightsError(f"{name}: shape {found.shape}, expected {row.shape}")
                 as_stored(row)[...] = found
-            loaded.append(put_to_replace(array, place))
+            loaded.append(put_donatable(array, place))
         structure = jax.tree.structure(before.optimizer)
         return TrainState(weights, jax.tree.unflatten(structure, loaded), precision, averages)
 
@@ -92,7 +92,7 @@ class Saved:
     ) -> Iterator[tuple[str, NDArray[np.generic]]]:
         """Yield name and values of each tensor of `array`. If it is spread over several processes, one layer's
         tensor is gathered at a time, never those of all layers."""
-        if isinstance(array, Released) or not is_elsewhere(array):
+        if isinstance(array, Released) or not spans_processes(array):
             yield from of.split(_host(array))
             return
         stack = of if isinstance(of, Stack) else of.stack

@@ -140,7 +140,7 @@ def test_capped_logits_have_the_loss_and_gradients_of_the_definition(
     else:
         loss = fused_loss.whole(*mine, targets, share=0.5, cap=CAP)
     loss.backward()
-    nats_of = jax_loss.chunked_nats if chunked else jax_loss.plain_nats
+    nats_of = jax_loss.chunked if chunked else jax_loss.whole
     arrays = jnp.asarray(hidden.numpy()), jnp.asarray(head.numpy())
     labels = jnp.asarray(targets.numpy())
 

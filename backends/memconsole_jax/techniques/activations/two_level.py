@@ -17,7 +17,7 @@ from jax import Array, lax
 
 from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.tasks.recommendation import ABSENT, GAINS, PADDING, RANKED
-from memconsole_jax.layout.mesh import on_own_rows
+from memconsole_jax.layout.mesh import shard_map_rows
 from memconsole_jax.models.recommender import Projected
 
 
@@ -85,7 +85,7 @@ def ranked(model: Recommender, found: Projected, targets: Array) -> Array:
 
         return lax.fori_loop(0, chunks, step, jnp.zeros(1 + len(RANKED))), ()
 
-    return _on_own_rows(of_rows, found, targets)
+    return _sum_over_rows(of_rows, found, targets)
 
 
 def _lost(logits: Array, targets: Array) -> Array:
@@ -102,10 +102,10 @@ def _present(model: Recommender) -> Array:
     return jnp.asarray(found)
 
 
-def _on_own_rows(function: Callable[..., Any], found: Projected, targets: Array) -> Array:
+def _sum_over_rows(function: Callable[..., Any], found: Projected, targets: Array) -> Array:
     """The sums of `function`. Each of several devices goes through the positions of its own rows."""
     apart, whole = (found.hidden, targets), (found.members, found.clusters)
-    total: Array = on_own_rows(function, apart, whole)[0]
+    total: Array = shard_map_rows(function, apart, whole)[0]
     return total
 
 
@@ -138,4 +138,4 @@ def _summed(
 
         return lax.scan(step, start, (rows, labels))[0], ()
 
-    return _on_own_rows(of_rows, found, targets)
+    return _sum_over_rows(of_rows, found, targets)
