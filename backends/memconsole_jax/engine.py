@@ -399,7 +399,7 @@ class JaxEngine:
         """Put what a training step reads on the devices: a batch, and the random bits of dropout."""
         placed = self._put_batch(batch.arrays, *self._programs.batch_axes)
         if drops(self._plan):
-            placed[dropout.BITS] = self._put(dropout.bits_of(self._plan, self._step))
+            placed[dropout.BITS] = self._put(dropout.bits_of_step(self._plan, self._step))
         return placed
 
     def _put(self, array: Any) -> jax.Array:

@@ -36,10 +36,10 @@ def stacked(count: int, one: Callable[[], nnx.Module]) -> Any:
     return nnx.vmap(lambda _: one())(jnp.arange(count))
 
 
-def through(
+def run_blocks(
     blocks: nnx.Module,
     x: Array,
-    one: Callable[..., Array],
+    run_block: Callable[..., Array],
     running: BlockRunning | None = None,
     sums: Sums | None = None,
     of_layers: Any = None,
@@ -47,14 +47,14 @@ def through(
 ) -> Array:
     """Run x (B, T, C) through all `blocks`.
 
-    `one(block, x, of_layer, *shared)` runs a block; `of_layer` is its row of `of_layers`. Gradients
+    `run_block(block, x, of_layer, *shared)` runs a block; `of_layer` is its row of `of_layers`. Gradients
     of the weights named in `sums` are added to `sums` (see `accumulation`), and the weights
     themselves get none.
     """
     graph, weights = nnx.split(blocks)
 
     def layer(x: Array, weights: Any, of_layer: Any, *shared: Any) -> Array:
-        return one(nnx.merge(graph, weights), x, of_layer, *shared)
+        return run_block(nnx.merge(graph, weights), x, of_layer, *shared)
 
     wrapped_layer = layer if running is None else running.wrap(layer)
     unrolled = running is not None and running.unrolled
@@ -101,11 +101,14 @@ def assembled(kind: Callable[[Any], M], shape: Any, weights: Mapping[str, Any]) 
     """The module ``kind(shape)`` with `weights`, which have stacked names (see `stacking`). Nothing
     is copied."""
     graph, paths = _abstract(kind, shape)
-    found_weights = {".".join(path): weights[".".join(path)] for path in paths}
-    apart = {n: w if n.startswith("layers.") else all_gather(w) for n, w in found_weights.items()}
-    flat = [(path, nnx.Param(apart[".".join(path)])) for path in paths]
-    found: M = nnx.merge(graph, nnx.from_flat_state(flat))
-    return found
+
+    def used(name: str) -> Array:
+        weight = weights[name]
+        return weight if name.startswith("layers.") else all_gather(weight)
+
+    flat = [(path, nnx.Param(used(".".join(path)))) for path in paths]
+    module: M = nnx.merge(graph, nnx.from_flat_state(flat))
+    return module
 
 
 @functools.lru_cache(maxsize=16)

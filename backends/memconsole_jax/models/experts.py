@@ -28,7 +28,7 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole_jax import target
 from memconsole_jax.layout.mesh import shard_gradient, shard_map_rows
 from memconsole_jax.models.balance import balanced
-from memconsole_jax.models.layers import Linear, RowsOf, gated
+from memconsole_jax.models.layers import Linear, RowsOf, gate_activation
 
 FEWEST_ROWS, MOST_ROWS = 64, 512
 """Rows of a tile: half of the tokens that an expert gets on average, within these limits. Smaller tiles are slow, because a
@@ -250,7 +250,7 @@ def _combined(
 
         def step(tile: _Tile, y: Array) -> Array:
             gate, up = (tile.rows_of_pairs(outputs) for outputs in gates_ups)
-            hidden = gated(gate, up, settings.activation)
+            hidden = gate_activation(gate, up, settings.activation)
             share = tile.rows_of_pairs(shares)[:, None]
             return tile.add_to_tokens(y, share * _einsum_fp32("rf,cf->rc", hidden, down()))
 
@@ -359,7 +359,7 @@ def _add_tile_gradients(
     dtype = arrays.x.dtype
     rows, slope = tile.rows_of_tokens(arrays.x), tile.rows_of_tokens(arrays.gradient)
     hidden, pull = jax.vjp(
-        partial(gated, name=settings.activation),
+        partial(gate_activation, name=settings.activation),
         tile.rows_of_pairs(arrays.gates),
         tile.rows_of_pairs(arrays.ups),
     )

@@ -95,7 +95,7 @@ def hidden_states(
 
     def forward(weights: Tree, arrays: Tree, sums: Tree | None = None) -> Hidden:
         decoder = assembled(architecture, weights, scale)
-        with dropout.drawing(rates, arrays.get(dropout.BITS)):
+        with dropout.active(rates, arrays.get(dropout.BITS)):
             hidden = decoder.hidden(arrays["inputs"], dtype, running, arrays.get("documents"), sums)
         gradient_sum = None if sums is None else sums.get(LANGUAGE.head(weights).name)
         return Hidden(hidden, decoder.head_weight, gradient_sum)

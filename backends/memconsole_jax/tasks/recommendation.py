@@ -77,7 +77,7 @@ def _projected(
 
     def projected(weights: Tree, arrays: Tree, sums: Tree | None = None) -> Projected:
         module = equipped(assemble(model, weights), model, weights)
-        with dropout.drawing(rates, arrays.get(dropout.BITS)):
+        with dropout.active(rates, arrays.get(dropout.BITS)):
             found: Projected = module(arrays["items"], dtype, running, sums)
         return found
 

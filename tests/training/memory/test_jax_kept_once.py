@@ -17,7 +17,7 @@ from memconsole_jax.compiled.programs import Programs
 from memconsole_jax.compiled.step import mean_gradients
 from memconsole_jax.layout.stacking import stacks
 from memconsole_jax.models import attention
-from memconsole_jax.models.layers import Norm, looked_up, product
+from memconsole_jax.models.layers import Norm, lookup, product
 from memconsole_jax.tasks.language import LANGUAGE, summed_nats
 from memconsole_jax.techniques.activations.fused_loss import MASKED, whole
 from memconsole_jax.techniques.optimizer.optimizers import transformation
@@ -30,7 +30,7 @@ def test_looking_rows_up_has_the_gradient_of_indexing() -> None:
     table = RANDOM.normal(size=(11, 5)).astype(np.float32)
     indices = np.array([[3, 3, 0], [10, 3, 7]])
     weights = RANDOM.normal(size=(2, 3, 5)).astype(np.float32)
-    found = jax.grad(lambda t: jnp.sum(looked_up(t, indices) ** 2 * weights))(table)
+    found = jax.grad(lambda t: jnp.sum(lookup(t, indices) ** 2 * weights))(table)
     expected = jax.grad(lambda t: jnp.sum(t[indices] ** 2 * weights))(table)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert np.abs(found[3]).max() > 0
