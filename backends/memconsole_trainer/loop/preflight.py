@@ -85,7 +85,7 @@ def preflight(attempt: Attempt, job: Job, watch: Watch, saver: Saver) -> bool:
     folder = attempt.run.path / FOLDER
     first = job.stream.peek(watch.check_stop).batch
     try:
-        with watch.aside(PHASE):
+        with watch.outside_training(PHASE):
             stored = _checkpoint(attempt, job, watch, saver, folder)
             if job.data.validation_rows:
                 shape = job.evaluation_shape

@@ -40,7 +40,7 @@ class Profiling:
             return
         self._first, self._last = step, step - 1
         self._folder = self._attempt.run.path / FOLDER / f"step-{step:09d}-{self._attempt.number}"
-        self._aside.enter_context(self._watch.aside(PROFILING))
+        self._aside.enter_context(self._watch.outside_training(PROFILING))
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._recording = self._engine.profile(self._folder)

@@ -55,8 +55,8 @@ class Saver:
         p, job = self._job.progress, self._job
         if p.step == 0 or self._saved == _place(p):
             return
-        with self._watch.aside("checkpoint"):
-            self._watch.count()
+        with self._watch.outside_training("checkpoint"):
+            self._watch.clock.count()
             saved = self.write(job.checkpoints, p.step)
             self.last, self._saved, self._at = saved.path, _place(p), time.monotonic()
             if job.engine.process_group.rank:
@@ -136,7 +136,7 @@ class Saver:
                 continue
             if waited:
                 seconds = time.monotonic() - began
-                self._watch.forget_clock()
+                self._watch.clock.skip()
                 self._watch.warn(
                     f"the checkpoint of step {step:,} is written, after {seconds:.0f} s"
                 )
@@ -183,7 +183,7 @@ class Saver:
     def _sleep(self) -> None:
         end = time.monotonic() + RETRY_SECONDS
         while time.monotonic() < end:
-            self._watch.beat()
+            self._watch.heartbeat()
             time.sleep(0.2)
 
 

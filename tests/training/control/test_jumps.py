@@ -12,7 +12,7 @@ from memconsole_trainer.control import confirm
 from memconsole_trainer.control.halves import halves
 from memconsole_trainer.control.hybrid import Hybrid
 from memconsole_trainer.engine import Array, Keeping
-from memconsole_trainer.jumps import PREFIX, JumpingEngine, Path, along
+from memconsole_trainer.jumps import PREFIX, JumpingEngine, Path, shrunk_sum
 from memconsole_trainer.techniques import average, blockwise
 from tests.training.engine.test_regressor import batch, built
 from tests.training.harness import reference
@@ -131,7 +131,7 @@ def test_a_jump_that_is_not_kept_leaves_every_bit_and_one_that_is_can_be_undone(
     after = tensors(engine, "model.")
     for name, weight in before.items():
         a, b, c = (snapshot[name].astype(np.float32).ravel() for snapshot in snapshots)
-        expected_move = 0.5 * along(np.stack([b - a, c - b]), np.array([1.0, 2.0]))
+        expected_move = 0.5 * shrunk_sum(np.stack([b - a, c - b]), np.array([1.0, 2.0]))
         moved_by = (after[name] - weight).ravel()
         assert np.allclose(moved_by, expected_move, rtol=1e-2, atol=1e-6)
     engine.jumps.begin(path_of(engine, (1.0, 2.0)))

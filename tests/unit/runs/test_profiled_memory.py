@@ -82,11 +82,11 @@ def test_the_peak_after_a_profile_is_that_of_the_plan(
     watch = Watch(cast(Any, attempt), cast(Any, machine), cast(Any, _Progress()))
     watch.enter("train")
     machine.hold(40, 100)
-    with watch.aside(PROFILING):
+    with watch.outside_training(PROFILING):
         machine.hold(500, 900)
         machine.hold(70 if kind == "cpu" else 40, 0)  # 30 bytes stay with the profiler
     machine.hold(70 if kind == "cpu" else 40, 135 if kind == "cpu" else 105)
-    watch.memory()
+    watch.report_memory()
     state = RunState()
     for record in attempt.told:
         state = reduce(state, record)
@@ -121,7 +121,7 @@ def test_what_a_compiler_took_before_the_baseline_counts_as_host_memory(
     monkeypatch.setattr(
         watching, "tree_memory", lambda: Tree(resident=250, anonymous=200, shared=0)
     )
-    Watch(cast(Any, attempt), cast(Any, machine), cast(Any, _Progress())).memory()
+    Watch(cast(Any, attempt), cast(Any, machine), cast(Any, _Progress())).report_memory()
     (told,) = attempt.told
     assert isinstance(told, events.Memory)
     assert told.peak_host_bytes == 900
