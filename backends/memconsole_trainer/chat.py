@@ -17,7 +17,7 @@ from memconsole_trainer.engine import Generator
 from memconsole_trainer.sample import add_options, given_fields, ready, sampling_of, tell_full
 from memconsole_trainer.tasks.answering import MOST_ANSWER_TOKENS, Answered, Answerer
 from memconsole_trainer.weights import trained
-from memconsole_trainer.weights.companions import ends_of_source
+from memconsole_trainer.weights.tokenizer_export import ends_of_source
 
 PROMPT = "> "
 FORGET, LEAVE = "/forget", "/exit"

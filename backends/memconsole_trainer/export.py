@@ -13,9 +13,9 @@ from memconsole_trainer.new_files import new_folder
 from memconsole_trainer.predictions.export import export_model
 from memconsole_trainer.weights import trained
 from memconsole_trainer.weights.bitnet_accuracy import export_bitnet
-from memconsole_trainer.weights.companions import generation_notes
 from memconsole_trainer.weights.export import DTYPES
 from memconsole_trainer.weights.export_run import adapter_notes, export_adapters, export_run
+from memconsole_trainer.weights.tokenizer_export import generation_notes
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 from memconsole_trainer.engine import Engine, Sampling
 from memconsole_trainer.tasks.answering import MOST_ANSWER_TOKENS, Answerer, fills_context
 from memconsole_trainer.weights import trained
-from memconsole_trainer.weights.companions import ends_of_source, stop_tokens
+from memconsole_trainer.weights.tokenizer_export import ends_of_source, stop_tokens
 
 if TYPE_CHECKING:
     from memconsole.plan.templates.template import Template

@@ -28,7 +28,8 @@ from memconsole_trainer.loop.announcing import StopRequestedError
 from memconsole_trainer.loop.saving import Saver
 from memconsole_trainer.loop.setup import Job
 from memconsole_trainer.loop.watch import Watch
-from memconsole_trainer.weights.checkpoint import Checkpoints, FencedError, LoadedCheckpoint
+from memconsole_trainer.weights.checkpoint import Checkpoints, FencedError
+from memconsole_trainer.weights.loaded_checkpoint import LoadedCheckpoint
 
 PHASE = "preflight"
 FOLDER = "preflight"

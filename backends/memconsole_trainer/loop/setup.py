@@ -35,6 +35,7 @@ from memconsole_trainer.host.host_memory import highest_resident
 from memconsole_trainer.host.memory_limit import limit_build, limit_steps
 from memconsole_trainer.loop import progress, summary
 from memconsole_trainer.loop.announcing import Announcer
+from memconsole_trainer.loop.fingerprint import counted_settings, fingerprint
 from memconsole_trainer.loop.progress import Progress
 from memconsole_trainer.loop.ranks import rank_count
 from memconsole_trainer.loop.resuming import (
@@ -46,8 +47,9 @@ from memconsole_trainer.loop.resuming import (
 from memconsole_trainer.loop.trained_rows import TrainedRows, evaluation_shape, trained_rows
 from memconsole_trainer.tasks.opening import open_data
 from memconsole_trainer.tasks.task import Start, TaskData
-from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint
+from memconsole_trainer.weights.checkpoint import Checkpoints
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights
+from memconsole_trainer.weights.loaded_checkpoint import LoadedCheckpoint
 from memconsole_trainer.weights.trained import starting_weights
 
 
@@ -118,8 +120,8 @@ def set_up(attempt: Attempt) -> Job:
         plan.train.batch_size * plan.device.count,
         plan.data.sequence_length,
     )
-    fingerprints = {"plan": progress.fingerprint(plans.stored, model), **data.fingerprints}
-    settings = progress.counted_settings(plans.stored)
+    fingerprints = {"plan": fingerprint(plans.stored, model), **data.fingerprints}
+    settings = counted_settings(plans.stored)
     if stored is None:
         state = _first_progress(plan, data.steps_per_epoch(shape), say)
     else:

@@ -23,7 +23,7 @@ from memconsole_trainer.data.windows.standardization import (
     of_checkpoint,
 )
 from memconsole_trainer.predictions.items import numbering_of
-from memconsole_trainer.weights.export import DTYPES, narrowed, save
+from memconsole_trainer.weights.export import DTYPES, cast_to, save
 from memconsole_trainer.weights.trained import TrainedModel
 
 STANDALONE = Path(__file__).parent / "standalone"
@@ -54,7 +54,7 @@ def export_model(found: TrainedModel, out: Path, dtype: str | None = None) -> li
         standardization = of_checkpoint(found.directory, known)
         if standardization is not None:
             beside[STANDARDIZATION_JSON] = msgspec.to_builtins(standardization)
-    named = {p.name: narrowed(found.tensor(p.name), dtype) for p in model.parameters()}
+    named = {p.name: cast_to(found.tensor(p.name), dtype) for p in model.parameters()}
     save(named, out / "model.safetensors")
     sizes = msgspec.to_builtins(model)
     described = {"task": task, "dtype": dtype, "sequence_length": length, **sizes, **rotation}

@@ -28,7 +28,7 @@ from memconsole_trainer.data.text.rows.validation import held_out_numbers
 from memconsole_trainer.data.text.tokens.marked import encode, ids
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 from memconsole_trainer.engine import GREEDY, Engine, Generator, Sampling
-from memconsole_trainer.weights.companions import ends_of_source
+from memconsole_trainer.weights.tokenizer_export import ends_of_source
 
 if TYPE_CHECKING:
     from memconsole.plan.templates.template import Question, Template

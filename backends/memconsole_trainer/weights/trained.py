@@ -30,9 +30,10 @@ from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, file_finger
 from memconsole_trainer.engine import Engine, WeightsError, WeightSource
 from memconsole_trainer.techniques.adapters import FINGERPRINT, Fingerprinted, Merged, check_base
 from memconsole_trainer.techniques.average import PREFIX, is_averaged
-from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint
+from memconsole_trainer.weights.checkpoint import Checkpoints
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights
 from memconsole_trainer.weights.initialize import InitialWeights
+from memconsole_trainer.weights.loaded_checkpoint import LoadedCheckpoint
 from memconsole_trainer.weights.starting import weights_directory
 
 BEST_OR_LAST = "best-or-last"
@@ -212,7 +213,7 @@ def _choose(checkpoints: Checkpoints, which: str) -> LoadedCheckpoint | None:
     if problem is not None:
         path.stat()
         raise NothingTrainedError(f"{path.name} is damaged ({problem})")
-    return LoadedCheckpoint(path, hold=True)
+    return LoadedCheckpoint(path, keep_open=True)
 
 
 def starting_weights(plan: Plan, model: Model) -> WeightSource:

@@ -11,7 +11,7 @@ import pytest
 
 from memconsole.plan.plan import PlanError, replace
 from memconsole.runs.act.environment import trainer_environment
-from memconsole_trainer.weights.export import config
+from memconsole_trainer.weights.config_json import config
 from tests.training.harness import tiny_models
 from tests.training.harness.meshes import differences
 from tests.training.harness.pairs import ADAPTERS

@@ -28,6 +28,7 @@ from memconsole_trainer.weights.checkpoint import (
     FencedError,
     NotFiniteError,
 )
+from memconsole_trainer.weights.loaded_checkpoint import LoadedCheckpoint
 from memconsole_trainer.weights.trained import NothingTrainedError, chosen
 
 STATE = {"progress": {"step": 3}, "validation_loss": None}
@@ -51,7 +52,7 @@ def save(checkpoints: Checkpoints, step: int, **changes: Any) -> checkpoint.Save
     return checkpoints.save(step, **(arguments | changes))
 
 
-def newest(checkpoints: Checkpoints) -> tuple[checkpoint.LoadedCheckpoint | None, list[str]]:
+def newest(checkpoints: Checkpoints) -> tuple[LoadedCheckpoint | None, list[str]]:
     said: list[str] = []
     return checkpoints.newest(said.append, lambda: None), said
 
@@ -285,7 +286,7 @@ def test_a_folder_that_is_half_deleted_is_a_deleted_checkpoint(tmp_path: Path) -
     saved = save(Checkpoints(tmp_path, 2), 3).path
     next(saved.glob("*.safetensors")).unlink()
     with pytest.raises(FileNotFoundError):
-        checkpoint.LoadedCheckpoint(saved)
+        LoadedCheckpoint(saved)
 
 
 @pytest.mark.parametrize("which", ["last", "best", "best-or-last"])
@@ -350,7 +351,7 @@ def test_a_checkpoint_that_is_read_can_be_deleted(tmp_path: Path) -> None:
     save(checkpoints, 1)
     held, named = (
         chosen(checkpoints, "last"),
-        checkpoint.LoadedCheckpoint(tmp_path / "step-000000001"),
+        LoadedCheckpoint(tmp_path / "step-000000001"),
     )
     assert held is not None
     save(checkpoints, 2)

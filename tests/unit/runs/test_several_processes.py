@@ -27,7 +27,7 @@ from memconsole.runs.record.records import ErrorRecord, FinalRecord
 from memconsole.runs.record.run_store import create_run
 from memconsole.runs.record.states import Verdict
 from memconsole_trainer import stopping
-from memconsole_trainer.loop.progress import fingerprint
+from memconsole_trainer.loop.fingerprint import fingerprint
 
 TWO = {"device.count": 2, "optimize.sharding": "fsdp", "train.batch_size": 6}
 
