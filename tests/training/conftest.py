@@ -40,7 +40,7 @@ def moving(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax_offload, "same_memory", lambda kind: False)
     pinless = lambda self, tensor: torch.empty_like(tensor).copy_(tensor)  # noqa: E731
     if not torch.cuda.is_available():
-        monkeypatch.setattr(torch_offload.HostState, "_on_host", pinless)
+        monkeypatch.setattr(torch_offload.HostState, "_host_copy", pinless)
 
 
 @pytest.fixture

@@ -119,7 +119,7 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
         change(activation_offload, "store", partial(_NoStore, kind in ("gpu", "rocm")))
         if kind in ("gpu", "rocm"):
             change(offload, "same_memory", lambda device: False)
-            change(offload.HostState, "_on_host", lambda self, tensor: torch.empty_like(tensor))
+            change(offload.HostState, "_host_copy", lambda self, tensor: torch.empty_like(tensor))
         if kind != "cpu":
             change(quantized_adam, "CPU_SLICE", quantized_adam.DEVICE_SLICE)
             change(codes, "CPU_SLICE", codes.DEVICE_SLICE)
