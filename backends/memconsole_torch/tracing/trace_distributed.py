@@ -103,8 +103,16 @@ def declared(live: Liveness) -> Iterator[None]:
             ("foreach_reduce", within("gradients", reduced)),
         ):
             change(patch.object(_fsdp_param_group, name, function))
-        change(patch.object(_fsdp_param, "alloc_storage", live.resized(_fsdp_param.alloc_storage)))
-        change(patch.object(_fsdp_param, "free_storage", live.resized(_fsdp_param.free_storage)))
+        change(
+            patch.object(
+                _fsdp_param, "alloc_storage", live.tracking_resize(_fsdp_param.alloc_storage)
+            )
+        )
+        change(
+            patch.object(
+                _fsdp_param, "free_storage", live.tracking_resize(_fsdp_param.free_storage)
+            )
+        )
         yield
 
 

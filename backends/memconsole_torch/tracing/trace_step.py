@@ -26,8 +26,8 @@ from memconsole_torch.techniques.activations import fused_loss
 from memconsole_torch.techniques.optimizer import offload
 from memconsole_torch.techniques.weights import lora
 from memconsole_torch.tracing import trace_devices, trace_distributed
+from memconsole_torch.tracing.trace_cache import OperatorCache
 from memconsole_torch.tracing.trace_liveness import Liveness, Workspace
-from memconsole_torch.tracing.trace_remembered import Remembered
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.techniques import adapters, base_storage
 
@@ -56,22 +56,22 @@ def trace(
     evaluated: TracedSizes | None = None,
     *,
     steps: int = STEPS,
-    hidden: bool = True,
+    internal: bool = True,
     check: Callable[[], None] | None = None,
-    remember: bool = True,
+    cached: bool = True,
 ) -> Liveness:
     """Run `steps` training steps, an evaluation and a checkpoint on fake tensors. The keys of `.peaks` are the phases of the
     memory table.
 
     `kind` is the kind of device to emulate. `sizes` replace the plan's own, `evaluated` those of its evaluation.
-    `hidden`: also count what kernels allocate internally. `check` is called before each operator and may raise.
-    `remember`: cache the results of each operator by shapes.
+    `internal`: also count what kernels allocate internally. `check` is called before each operator and may raise.
+    `cached`: cache the results of each operator by shapes.
     """
     length = plan.data.sequence_length
     evaluated = evaluated or sizes or TracedSizes(plan.evaluation_batch, length)
     sizes = sizes or TracedSizes(plan.train.batch_size, length)
     fake = FakeTensorMode()
-    live = _recorder(plan, model, kind, hidden, check, Remembered(fake) if remember else None)
+    live = _recorder(plan, model, kind, internal, check, OperatorCache(fake) if cached else None)
     micro_batches = plan.optimize.accumulation_steps
     plan = _traced_plan(plan, sizes)
     gc.collect()
@@ -84,13 +84,13 @@ def trace(
             _declare(live, engine, plan)
             live.start()
             # A CPU holds the rows of the whole step; other devices are sent one micro-batch at a time.
-            held = micro_batches * group.size if kind == "cpu" else 0
-            engine._to_device = partial(_to_device, live, held == 0)  # type: ignore[method-assign]
+            resident = micro_batches * group.size if kind == "cpu" else 0
+            engine._to_device = partial(_to_device, live, resident == 0)  # type: ignore[method-assign]
             inputs = task_for(plan, model).inputs(plan, model)
             with _phases(engine, live), trace_distributed.declared(live):
                 for _ in range(steps):
-                    _train(engine, live, plan, inputs, held)
-                _evaluate(engine, live, plan, model, evaluated, held)
+                    _train(engine, live, plan, inputs, resident)
+                _evaluate(engine, live, plan, model, evaluated, resident)
             live.phase = "checkpoint"
             trace_distributed.save(engine, kind)
             live.phase = "end"
@@ -102,9 +102,9 @@ def _recorder(
     plan: Plan,
     model: Model,
     kind: str,
-    hidden: bool,
+    internal: bool,
     check: Callable[[], None] | None,
-    run: Remembered | None,
+    run: OperatorCache | None,
 ) -> Liveness:
     """What records the allocations of the plan's steps on a `kind` of device; see `trace`."""
     vocabulary = model.vocab_size if isinstance(model, Architecture) else 0
@@ -112,12 +112,12 @@ def _recorder(
     few = plan.micro_batch_tokens <= EMBEDDING_FEW if vocabulary else None
     of_device = trace_devices.overrides() | trace_devices.device_overrides(kind)
     workspaces: dict[Any, Workspace] = {}
-    if hidden:
+    if internal:
         workspaces = trace_devices.workspaces(kind, rows_bound, few) | trace_distributed.workspaces(
             kind
         )
     return Liveness(
-        hidden=hidden,
+        internal=internal,
         vocabulary=vocabulary,
         overrides=of_device | trace_distributed.OVERRIDES,
         workspaces=workspaces,
@@ -139,11 +139,13 @@ def _traced_plan(plan: Plan, sizes: TracedSizes) -> Plan:
     return replace(plan, changes)
 
 
-def _train(engine: Any, live: Liveness, plan: Plan, inputs: tuple[Input, ...], held: int) -> None:
-    """One training step. `held`: how many micro-batches of rows are in memory during it."""
+def _train(
+    engine: Any, live: Liveness, plan: Plan, inputs: tuple[Input, ...], resident: int
+) -> None:
+    """One training step. `resident`: how many micro-batches of rows are in memory during it."""
     live.phase = "forward"
     start, rows = len(live.events), plan.train.batch_size
-    with _rows_in_memory(live, inputs, held * rows):
+    with _rows_in_memory(live, inputs, resident * rows):
         rows *= plan.device.count  # each process is given the rows of all
         engine.train_step(_batch(inputs, plan.optimize.accumulation_steps, rows))
     engine._metrics.clear()
@@ -151,13 +153,13 @@ def _train(engine: Any, live: Liveness, plan: Plan, inputs: tuple[Input, ...], h
 
 
 def _evaluate(
-    engine: Any, live: Liveness, plan: Plan, model: Model, sizes: TracedSizes, held: int
+    engine: Any, live: Liveness, plan: Plan, model: Model, sizes: TracedSizes, resident: int
 ) -> None:
-    """An evaluation of `EVALUATED` micro-batches of `sizes`. `held`: as in `_train`."""
+    """An evaluation of `EVALUATED` micro-batches of `sizes`. `resident`: as in `_train`."""
     live.phase = "evaluation"
     evaluating = replace(plan, {"data.sequence_length": sizes.length})
     inputs = task_for(evaluating, model).inputs(evaluating, model)
-    with _rows_in_memory(live, inputs, held * sizes.batch), _loss_chunk(sizes):
+    with _rows_in_memory(live, inputs, resident * sizes.batch), _loss_chunk(sizes):
         engine.evaluate([_batch(inputs, EVALUATED, engine.process_group.size * sizes.batch)])
 
 
@@ -178,7 +180,7 @@ def _batch(inputs: tuple[Input, ...], micro_batches: int, rows: int) -> Batch:
 @contextmanager
 def _rows_in_memory(live: Liveness, inputs: tuple[Input, ...], rows: int) -> Iterator[None]:
     """A context in which `rows` rows of every array are live."""
-    releases = [live.hold(rows * array.row_bytes, "data") for array in inputs if rows]
+    releases = [live.allocate(rows * array.row_bytes, "data") for array in inputs if rows]
     yield
     for release in releases:
         release()

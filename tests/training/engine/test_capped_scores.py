@@ -84,7 +84,7 @@ def test_the_workspace_is_what_the_operators_allocate(
         (capped_attention.capped_attention, capped_attention.forward_workspace, (q, k, v)),
         (capped_attention.capped_attention_backward, capped_attention.backward_workspace, (q, q, k, v)),
     ):  # fmt: skip
-        live = Liveness(hidden=False)
+        live = Liveness(internal=False)
         with live:
             live.phase = "step"
             for tensor in given:
