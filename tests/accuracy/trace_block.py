@@ -26,7 +26,7 @@ from memconsole_torch.models import capped_attention, codes, expert_matrices, ex
 from memconsole_torch.models.rotary import rotation_of
 from memconsole_torch.techniques.optimizer import optimizers
 from memconsole_torch.techniques.weights import precision
-from memconsole_torch.tracing import trace_devices
+from memconsole_torch.tracing import trace_devices, trace_operators
 from memconsole_torch.tracing.trace_cache import OperatorCache
 from memconsole_torch.tracing.trace_liveness import Liveness
 from memconsole_torch.tracing.trace_step import NoMemory, NoWeights, TracedSizes, without_data
@@ -113,8 +113,8 @@ class BlockTracer:
         of weights are still there), "kept", "backward" and "end"."""
         a, plan = told_model(a), told_plan(k)
         live = Liveness(
-            overrides=trace_devices.overrides() | trace_devices.device_overrides(k.kind),
-            workspaces=trace_devices.workspaces(k.kind, True),
+            overrides=trace_operators.overrides() | trace_operators.device_overrides(k.kind),
+            workspaces=trace_operators.workspaces(k.kind, True),
         )
         with _emulating(k), self._fake:
             engine = torch_engine.TorchEngine(plan, torch.device("cpu"))

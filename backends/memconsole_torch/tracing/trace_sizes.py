@@ -144,7 +144,7 @@ def _model_sizes(model: Model, rank: int) -> tuple[int, ...]:
     a = model
     sizes = [value for value in msgspec.structs.astuple(a) if type(value) is int]
     sizes += [a.query_width, a.key_width, a.heads // max(1, a.kv_heads), rank]
-    # Widths of the embedding's partial sums, see trace_devices.
+    # Widths of the embedding's partial sums, see trace_operators.
     sizes += [4 * -(-a.hidden_size // 32) * 32 // 10]
     return tuple(value for value in sizes if value > 1)
 

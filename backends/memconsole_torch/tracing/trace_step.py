@@ -25,7 +25,7 @@ from memconsole_torch.models import pretrained
 from memconsole_torch.techniques.activations import fused_loss
 from memconsole_torch.techniques.optimizer import offload
 from memconsole_torch.techniques.weights import lora
-from memconsole_torch.tracing import trace_devices, trace_distributed
+from memconsole_torch.tracing import trace_devices, trace_distributed, trace_operators
 from memconsole_torch.tracing.trace_cache import OperatorCache
 from memconsole_torch.tracing.trace_liveness import Liveness, Workspace
 from memconsole_trainer.engine import Batch
@@ -110,12 +110,12 @@ def _recorder(
     vocabulary = model.vocab_size if isinstance(model, Architecture) else 0
     rows_bound = plan.micro_batch_tokens <= vocabulary
     few = plan.micro_batch_tokens <= EMBEDDING_FEW if vocabulary else None
-    of_device = trace_devices.overrides() | trace_devices.device_overrides(kind)
+    of_device = trace_operators.overrides() | trace_operators.device_overrides(kind)
     workspaces: dict[Any, Workspace] = {}
     if internal:
-        workspaces = trace_devices.workspaces(kind, rows_bound, few) | trace_distributed.workspaces(
-            kind
-        )
+        workspaces = trace_operators.workspaces(
+            kind, rows_bound, few
+        ) | trace_distributed.workspaces(kind)
     return Liveness(
         internal=internal,
         vocabulary=vocabulary,
