@@ -111,7 +111,7 @@ class TorchEngine:
         o = self._plan.optimize
         compiled = ["torch.compile enabled - the first steps compile"] if o.compile else []
         return [
-            devices.line(self.device),
+            devices.platform_line(self.device),
             precision.line(self._device, o.precision),
             *optimization_lines(self._plan, self.device.kind),
             *compiled,

@@ -52,12 +52,12 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _products_by_eigen() -> None:
+def _matmul_with_eigen() -> None:
     """XLA computes as in a run, whichever test opens JAX's devices first: it reads its flags only then."""
     with contextlib.suppress(ImportError):
-        from memconsole_jax.devices import products_by_eigen
+        from memconsole_jax.devices import matmul_with_eigen
 
-        products_by_eigen()
+        matmul_with_eigen()
 
 
 @pytest.fixture(autouse=True, scope="session")
