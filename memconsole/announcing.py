@@ -82,7 +82,7 @@ def launch_rows(plan: Plan, found: Estimate) -> tuple[tuple[str, str], ...]:
         parameters += f", {format_count(found.active_parameters)} a token"
     if found.trainable_parameters != found.parameters:
         parameters += f", {format_count(found.trainable_parameters)} trained"
-    pairs = f", {plan.effective_batch // 2:,} pairs" if plan.train.objective == "dpo" else ""
+    pairs = f", {plan.effective_batch // 2:,} pairs" if plan.learns_pairs else ""
     rows = f"{plan.effective_batch:,} rows of {plan.data.sequence_length:,} {task.positions}{pairs} per step"
     kinds, slow = wanted(plan), slow_words(plan, table.budget)
     return (

@@ -22,6 +22,8 @@ from memconsole.memory.table import Estimate, MemoryTable
 from memconsole.plan.data.paths import with_absolute_model
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.plan_file import from_document
+from memconsole.runs.read.report.measured import SETTLED_STEPS
 from memconsole.runs.read.report.receipt import driver_version
 from memconsole.runs.read.state.reduce import PROFILING
 from memconsole.runs.record.directory import RECEIPT, RunError
@@ -201,7 +203,7 @@ class Receipts:
         """What a receipt measured; None if it cannot be used."""
         try:
             stored = self._decoder.decode(regular_file.read(path, MOST_BYTES, follow=False))
-            plan = typed_json.convert(_with_heap(stored.plan), Plan)
+            plan = from_document(_with_heap(stored.plan))
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
             return None
         lacked = stored.shortfall
@@ -209,7 +211,7 @@ class Receipts:
         peak = lacked.needed_bytes if lacked else max(priced, default=stored.measured.peak_bytes)
         # A short run may not have reached its peak, because the heap grows in the first steps, and a
         # damaged log may lack the record of the peak.
-        if not peak or stored.missing_records or (lacked is None and stored.steps < LEAST_STEPS):
+        if not peak or stored.missing_records or (lacked is None and stored.steps < SETTLED_STEPS):
             return None
         return Measured(
             plan=plan,

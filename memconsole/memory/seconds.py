@@ -79,7 +79,7 @@ def step_flops(plan: Plan, model: Model) -> float:
     forward = forward_flops_per_token(architecture, plan.data.sequence_length)
     head = 2 * sizes(architecture).head_matrix
     total = _passes(plan, model) * forward
-    if plan.train.objective == "dpo":
+    if plan.learns_pairs:
         total += head  # first for the likelihoods that the gradients depend on
     if o.gradient_checkpointing == "full":
         total += forward - head

@@ -162,6 +162,10 @@ MOST_MEANT = 4
 """The most settings that are offered for an unknown key."""
 
 
+FORMER_WORDS = {"optimize.base_storage": {"bf16": "none"}}
+"""Words that plan files written by earlier versions hold, by key, each with the word of today."""
+
+
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """`` — did you mean "x"?`` or nothing: the shortest of `allowed` that begins with `word`, else the most
     similar."""
@@ -300,6 +304,7 @@ def _allowed(key: str) -> str:
 
 
 def _convert(setting: Setting, value: Any) -> Any:
+    value = FORMER_WORDS.get(setting.key, {}).get(value, value) if isinstance(value, str) else value
     if setting.key == "backend":
         allowed = BACKENDS if value in BACKENDS else installed_backends()
         if value not in allowed:

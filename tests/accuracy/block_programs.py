@@ -99,7 +99,7 @@ def _plain_blocks() -> Iterator[Kernels]:
                 rounded=rounded,
                 summed=summed,
             )
-        for compute, base, first in product((4, 2), ("", "bf16", "int8", "nf4"), (False, True)):
+        for compute, base, first in product((4, 2), ("", "none", "int8", "nf4"), (False, True)):
             yield Kernels(
                 compute=compute,
                 kind=kind,
@@ -108,7 +108,7 @@ def _plain_blocks() -> Iterator[Kernels]:
                 dropped=dropped,
                 rank=1 if base else 0,
                 frozen=True,
-                storage=base or "bf16",
+                storage=base or "none",
                 first=first,
             )
 

@@ -65,7 +65,7 @@ def describe(case: Case) -> str:
         o.optimizer,
         "chunked loss" if o.fused_loss else "",
         f"LoRA {o.lora_rank}" if o.lora_rank else "",
-        o.base_storage if o.base_storage != "bf16" else "",
+        o.base_storage if o.base_storage != "none" else "",
         f"state {o.optimizer_offload}" if o.optimizer_offload != "none" else "",
         "in backward" if o.optimizer_in_backward else "",
         "activations offloaded" if o.activation_offload else "",
@@ -168,7 +168,7 @@ def _plan(
             "optimize.fused_loss": rng.random() < 0.4,
             "optimize.lora_rank": rank,
             "optimize.freeze_base": rank > 0,
-            "optimize.base_storage": rng.choice(("bf16", "bf16", "int8", "nf4")),
+            "optimize.base_storage": rng.choice(("none", "none", "int8", "nf4")),
         },
     )
     return without_conflicts(plan)

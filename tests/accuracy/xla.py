@@ -238,7 +238,7 @@ def draw_experts(seed: int, kind: str) -> tuple[Architecture, Plan]:
             "optimize.fused_loss": rng.random() < 0.5,
             "optimize.lora_rank": 16 if adapters else 0,
             "optimize.freeze_base": adapters,
-            "optimize.base_storage": rng.choice(("bf16", "int8", "nf4")) if adapters else "bf16",
+            "optimize.base_storage": rng.choice(("none", "int8", "nf4")) if adapters else "none",
         },
     )
     return architecture, without_conflicts(plan)
@@ -301,7 +301,7 @@ def _with_all_settings(rng: random.Random, plan: Plan) -> Plan:
         "optimize.optimizer": rng.choice((o.optimizer, o.optimizer, "muon")),
         "optimize.optimizer_offload": rng.choice(("none", "none", "pinned")),
         "optimize.activation_offload": rng.random() < 0.4,
-        "optimize.base_storage": rng.choice(("bf16", "int8", "nf4")),
+        "optimize.base_storage": rng.choice(("none", "int8", "nf4")),
     }
     return without_conflicts(replace(plan, wanted))
 
@@ -321,7 +321,7 @@ def describe(architecture: Architecture, plan: Plan) -> str:
         o.optimizer,
         "chunked loss" if o.fused_loss else "",
         f"LoRA {o.lora_rank}" if o.lora_rank else "",
-        o.base_storage if o.base_storage != "bf16" else "",
+        o.base_storage if o.base_storage != "none" else "",
         f"state {o.optimizer_offload}" if o.optimizer_offload != "none" else "",
         "activations offloaded" if o.activation_offload else "",
         "isolated" if plan.data.isolate_documents else "",

@@ -1,10 +1,10 @@
-"""What DPO teaches and costs: a small model learns answers of two kinds, and then which kind is preferred.
+"""What learning of preferences teaches and costs: a small model learns answers of two kinds, and then which is preferred.
 
     python tests/bench/preferences.py [--write]
 
-In each backend a run with next-token loss learns both kinds of answers, and runs of DPO begin with its weights: all weights
-or adapters, with full logits or chunks. The time of a step is compared with that of a step with next-token loss on the same
-rows. With `--write` the results go to results/preferences.json and into docs/training.md.
+In each backend a run with next-token loss learns both kinds of answers, and runs of DPO, ORPO and SimPO begin with its
+weights: all weights or adapters, with full logits or chunks. The time of a step is compared with that of a step with
+next-token loss on the same rows. With `--write` the results go to results/preferences.json and into docs/training.md.
 """
 
 from __future__ import annotations
@@ -42,9 +42,19 @@ MODEL: dict[str, object] = {
     "device.name": "cpu",
 }
 CASES: dict[str, dict[str, object]] = {
-    "all weights": {"train.learning_rate": 1e-4},
-    "all weights, chunked loss": {"train.learning_rate": 1e-4, "optimize.fused_loss": True},
-    "LoRA, rank 8": {"train.learning_rate": 1e-3, "optimize.lora_rank": 8},
+    "DPO, all weights": {"train.objective": "dpo", "train.learning_rate": 1e-4},
+    "DPO, all weights, chunked loss": {
+        "train.objective": "dpo",
+        "train.learning_rate": 1e-4,
+        "optimize.fused_loss": True,
+    },
+    "DPO, LoRA, rank 8": {
+        "train.objective": "dpo",
+        "train.learning_rate": 1e-3,
+        "optimize.lora_rank": 8,
+    },
+    "ORPO, all weights": {"train.objective": "orpo", "train.learning_rate": 1e-4},
+    "SimPO, all weights": {"train.objective": "simpo", "train.learning_rate": 1e-4},
 }
 STEPS, ROUNDS = 60, 7
 
@@ -76,7 +86,6 @@ def measured(backend: str, folder: Path) -> list[dict[str, Any]]:
             **changes,
             "train.max_steps": STEPS,
             "data.source": pairs,
-            "train.objective": "dpo",
         }
         found = trained(settings, folder, options=("--from", begun["run"]))
         last = found["evaluations"][-1]
@@ -108,7 +117,7 @@ def estimated_bytes(stored: dict[str, Any]) -> int:
 
 
 def step_ratio(backend: str, changes: dict[str, object]) -> float:
-    """Seconds of a step of DPO, divided by those of a step of next-token loss on the same rows: the median of rounds that
+    """Seconds of a step of the case, divided by those of a step of next-token loss on the same rows: the median of rounds that
     alternate."""
     import numpy as np
 
@@ -119,7 +128,7 @@ def step_ratio(backend: str, changes: dict[str, object]) -> float:
     from memconsole_trainer.weights.initialize import InitialWeights
 
     engines, batches = {}, {}
-    for objective in ("next-token", "dpo"):
+    for objective in ("next-token", changes["train.objective"]):
         settings = {**MODEL, **changes, "backend": backend, "train.objective": objective}
         plan = replace(Plan(), {**settings, "model.weights": "random"})
         model = catalog.model(plan)
@@ -141,12 +150,12 @@ def step_ratio(backend: str, changes: dict[str, object]) -> float:
             engine.synchronize()
             engine.take_metrics()
             seconds[objective] = time.perf_counter() - began
-        ratios.append(seconds["dpo"] / seconds["next-token"])
+        ratios.append(seconds[changes["train.objective"]] / seconds["next-token"])
     return statistics.median(ratios[1:])
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    head = ["", "backend", "DPO loss (0.693 before)", "reward accuracy", "reward margin", "step, estimated MiB", "measured", "time of a step"]  # fmt: skip
+    head = ["", "backend", "loss", "reward accuracy", "reward margin", "step, estimated MiB", "measured", "time of a step"]  # fmt: skip
     return markdown(
         [head]
         + [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_for
+from memconsole.plan.tasks.preference import PREFERENCES
 from memconsole_jax.tasks.language import LANGUAGE
 from memconsole_jax.tasks.preference import PREFERENCE
 from memconsole_jax.tasks.recommendation import RECOMMENDATION
@@ -15,7 +16,7 @@ TASKS: dict[str, Task] = {
     "language": LANGUAGE,
     "regression": REGRESSION,
     "recommendation": RECOMMENDATION,
-    "preference": PREFERENCE,
+    **dict.fromkeys((task.name for task in PREFERENCES.values()), PREFERENCE),
 }
 
 

@@ -1,4 +1,4 @@
-"""Preferences in JAX: the loss of DPO from the log-likelihoods of the answers of each pair."""
+"""Preferences in JAX: the losses of DPO, ORPO and SimPO from the log-likelihoods of the answers of each pair."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from jax import Array, lax
 
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, uncompiled
+from memconsole.plan.sections.train import TrainChoice
 from memconsole.plan.tasks.language import MASKED
+from memconsole.plan.tasks.preference import LEAST_SHARE, weight_and_gamma
 from memconsole_jax.tasks.language import Language, hidden_states
 from memconsole_jax.tasks.task import Evaluation, Loss, Tree
 from memconsole_jax.techniques.activations.activation_offload import Disk
@@ -23,7 +25,8 @@ from memconsole_jax.techniques.activations.fused_loss import (
 
 class Preference(Language):
     """Implements `memconsole_jax.tasks.task.Task`. Rows 0, 2, … are chosen answers, and each is followed by the rejected
-    answer of its pair."""
+    answer of its pair. The formulas are those of `memconsole.plan.tasks.preference`. ORPO and SimPO compare no pair of which
+    an answer has no target."""
 
     def weight(self, arrays: Tree) -> Array:
         """Number of pairs that count."""
@@ -44,7 +47,7 @@ class Preference(Language):
             found, targets = forward({**trained, **frozen}, arrays, sums), arrays["targets"]
             hidden, head = lax.stop_gradient(found.hidden), lax.stop_gradient(found.head)
             own = nats_of_rows(hidden, head, targets, cap)
-            pairs = of_pairs(own, targets, arrays["reference"], plan.train.dpo_beta)
+            pairs = of_pairs(plan.train, own, targets, arrays.get("reference"))
             shares = jnp.broadcast_to((pairs.slopes * share)[:, None], targets.shape)
             # Otherwise XLA may hold the logits of both passes at once.
             after, shares = lax.optimization_barrier((found.hidden, shares))
@@ -59,7 +62,7 @@ class Preference(Language):
     def evaluation(self, plan: Plan, model: Architecture) -> Evaluation:
         def evaluation(trained: Tree, frozen: Tree, arrays: Tree) -> Array:
             own = -self.outputs(plan, model, {**trained, **frozen}, arrays)
-            found = of_pairs(own, arrays["targets"], arrays["reference"], plan.train.dpo_beta)
+            found = of_pairs(plan.train, own, arrays["targets"], arrays.get("reference"))
             margins = found.chosen - found.rejected
             right = found.counts & (margins > 0)
             sums = found.losses, right, margins, found.chosen, found.rejected
@@ -74,7 +77,7 @@ class Preference(Language):
 
 
 class Pairs(NamedTuple):
-    """What DPO finds of a micro-batch."""
+    """What the pairs of a micro-batch are worth."""
 
     losses: Array
     """The loss of each pair, float32 (B / 2,)."""
@@ -93,16 +96,35 @@ def counted(targets: Array) -> Array:
     return jnp.any(rows.reshape(*rows.shape[:-1], -1, 2), -1)
 
 
-def of_pairs(nats: Array, targets: Array, reference: Array, beta: float) -> Pairs:
-    """DPO of rows with these nats (B,), targets (B, T) and log-likelihoods under the reference (B,)."""
-    counts = counted(targets)
-    rewards = (-beta * (nats + reference)).reshape(-1, 2) * counts[:, None]
+def of_pairs(t: TrainChoice, nats: Array, targets: Array, reference: Array | None) -> Pairs:
+    """What the pairs of rows with these nats (B,) and targets (B, T) are worth. `reference` are the log-likelihoods under the
+    reference (B,), if the objective has one."""
+    lengths = jnp.sum(targets != MASKED, -1).reshape(-1, 2)
+    there = lengths > 0
+    counts = jnp.any(there, -1)
+    growth: Array | float
+    if reference is not None:
+        judged, growth = counts, t.dpo_beta
+        rewards = (-growth * (nats + reference)).reshape(-1, 2)
+    else:
+        judged, tokens = jnp.all(there, -1), jnp.maximum(lengths, 1)
+        means = nats.reshape(-1, 2) / tokens
+        if t.objective == "simpo":
+            rewards, growth = -t.simpo_beta * means, t.simpo_beta / tokens
+        else:
+            others = jnp.maximum(-jnp.expm1(-means), LEAST_SHARE)
+            rewards, growth = -means - jnp.log(others), 1 / (tokens * others)
+    rewards *= judged[:, None]
     chosen, rejected = rewards[:, 0], rewards[:, 1]
     margins = chosen - rejected
-    losses = jax.nn.softplus(-margins) * counts
-    pull = beta * jax.nn.sigmoid(-margins) * counts
-    slopes = jnp.stack([pull, -pull], -1).reshape(-1)
-    return Pairs(losses, slopes, counts, chosen, rejected)
+    weight, missing = weight_and_gamma(t)
+    losses = weight * jax.nn.softplus(missing - margins) * judged
+    pull = weight * jax.nn.sigmoid(missing - margins) * judged
+    slopes = jnp.stack([pull, -pull], -1) * growth
+    if t.objective == "orpo":
+        losses += means[:, 0] * there[:, 0]
+        slopes = slopes.at[:, 0].add(there[:, 0] / tokens[:, 0])
+    return Pairs(losses, slopes.reshape(-1), counts, chosen, rejected)
 
 
 PREFERENCE = Preference()

@@ -8,6 +8,7 @@ from typing import Any
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_for
+from memconsole.plan.tasks.preference import PREFERENCES
 from memconsole_torch.tasks.language import Language
 from memconsole_torch.tasks.preference import Preference
 from memconsole_torch.tasks.recommendation import Recommendation
@@ -18,7 +19,7 @@ TASKS: dict[str, Callable[[Plan, Any], Task]] = {
     "language": Language,
     "regression": Regression,
     "recommendation": Recommendation,
-    "preference": Preference,
+    **dict.fromkeys((task.name for task in PREFERENCES.values()), Preference),
 }
 
 

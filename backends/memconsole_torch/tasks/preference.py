@@ -1,4 +1,4 @@
-"""Preferences in torch: the loss of DPO from the log-likelihoods of the answers of each pair."""
+"""Preferences in torch: the losses of DPO, ORPO and SimPO from the log-likelihoods of the answers of each pair."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from torch.nn import functional
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks.language import MASKED
+from memconsole.plan.tasks.preference import LEAST_SHARE, weight_and_gamma
 from memconsole_torch.tasks.language import Language, hidden_states
 from memconsole_torch.tasks.task import MicroBatch
 from memconsole_torch.techniques.activations.fused_loss import nats_of_rows
 
 
 class Preference(Language):
-    """Implements `Task`. Rows 0, 2, … are chosen answers, and each is followed by the rejected answer of its pair."""
+    """Implements `Task`. Rows 0, 2, … are chosen answers, and each is followed by the rejected answer of its pair. The
+    formulas are those of `memconsole.plan.tasks.preference`. ORPO and SimPO compare no pair of which an answer has no target."""
 
     def __init__(self, plan: Plan, architecture: Architecture) -> None:
         super().__init__(plan, architecture)
-        self._beta = plan.train.dpo_beta
+        self._settings = plan.train
         self._nats, self.criterion = self.criterion, self._summed
 
     def loss(self, module: nn.Module, rows: MicroBatch, share: Tensor | float) -> Tensor:
-        hidden = hidden_states(module, rows)
-        return self.criterion(hidden, module.head_weight, rows["targets"], rows["reference"], share)
+        hidden, reference = hidden_states(module, rows), self._reference(rows)
+        return self.criterion(hidden, module.head_weight, rows["targets"], reference, share)
 
     def sums(self, module: nn.Module, rows: MicroBatch) -> Tensor:
         nats = self.outputs(module, rows).neg()
-        found = self._pairs(nats, rows["targets"], rows["reference"])
+        found = self._pairs(nats, rows["targets"], self._reference(rows))
         margins = found.chosen - found.rejected
         sums = found.losses, found.counts * (margins > 0), margins, found.chosen, found.rejected
         return torch.stack([values.sum() for values in sums])
@@ -46,7 +48,7 @@ class Preference(Language):
         hidden: Tensor,
         head: Tensor,
         targets: Tensor,
-        reference: Tensor,
+        reference: Tensor | None,
         share: Tensor | float,
     ) -> Tensor:
         """The summed loss times `share`, from hidden states (B, T, H). The head is computed twice: for the log-likelihoods,
@@ -57,21 +59,44 @@ class Preference(Language):
         value = pairs.losses.sum() * share
         return self._nats(hidden, head, targets, share=own, cap=self.cap, value=value)
 
+    def _reference(self, rows: MicroBatch) -> Tensor | None:
+        """The log-likelihoods under the reference, if the objective has one."""
+        return rows["reference"] if self._settings.objective == "dpo" else None
+
     @torch.no_grad()
-    def _pairs(self, nats: Tensor, targets: Tensor, reference: Tensor) -> _Pairs:
-        """DPO of rows with these nats (B,), targets (B, T) and log-likelihoods under the reference (B,). Pairs without a
-        target are padding, and count nothing."""
-        counts = (targets != MASKED).any(-1).view(-1, 2).any(-1)
-        rewards = (self._beta * -(nats + reference)).view(-1, 2) * counts[:, None]
+    def _pairs(self, nats: Tensor, targets: Tensor, reference: Tensor | None) -> _Pairs:
+        """What the pairs of rows with these nats (B,) and targets (B, T) are worth. `reference` are the log-likelihoods
+        under the reference (B,), if the objective has one. Pairs without a target are padding, and count nothing."""
+        t = self._settings
+        lengths = (targets != MASKED).sum(-1).view(-1, 2)
+        there = lengths > 0
+        counts = there.any(-1)
+        if reference is not None:
+            judged, growth = counts, t.dpo_beta
+            rewards = (growth * -(nats + reference)).view(-1, 2)
+        else:
+            judged, tokens = there.all(-1), lengths.clamp(min=1)
+            means = nats.view(-1, 2) / tokens
+            if t.objective == "simpo":
+                rewards, growth = -t.simpo_beta * means, t.simpo_beta / tokens
+            else:
+                others = torch.expm1(-means).neg().clamp(min=LEAST_SHARE)
+                rewards, growth = -means - others.log(), 1 / (tokens * others)
+        rewards = rewards * judged[:, None]
         chosen, rejected = rewards.unbind(-1)
         margins = chosen - rejected
-        losses = functional.softplus(-margins) * counts
-        pull = self._beta * torch.sigmoid(-margins) * counts
-        return _Pairs(losses, torch.stack([pull, -pull], -1).view(-1), counts, chosen, rejected)
+        weight, missing = weight_and_gamma(t)
+        losses = weight * functional.softplus(missing - margins) * judged
+        pull = weight * torch.sigmoid(missing - margins) * judged
+        slopes = torch.stack([pull, -pull], -1) * growth
+        if t.objective == "orpo":
+            losses = losses + means[:, 0] * there[:, 0]
+            slopes[:, 0] += there[:, 0] / tokens[:, 0]
+        return _Pairs(losses, slopes.view(-1), counts, chosen, rejected)
 
 
 class _Pairs(NamedTuple):
-    """What DPO finds of a micro-batch."""
+    """What the pairs of a micro-batch are worth."""
 
     losses: Tensor
     """The loss of each pair, fp32 (B / 2,)."""

@@ -17,7 +17,7 @@ from memconsole import regular_file
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks.language import MASKED
-from memconsole.plan.tasks.preference import PREFERENCE, REFERENCE_LOSS
+from memconsole.plan.tasks.preference import PREFERENCES, REFERENCE_LOSS, Preference
 from memconsole.runs.record.files import write_atomic
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchShape
@@ -29,6 +29,7 @@ from memconsole_trainer.data.text.rows.pairs import (
     each_once,
     keys_of,
     of_pairs,
+    weighted,
 )
 from memconsole_trainer.engine import Batch, Engine, LossSum
 from memconsole_trainer.host import heap
@@ -46,18 +47,64 @@ TOLD_SECONDS = 5.0
 
 def open_data(
     plan: Plan, model: Model, directory: Path, say: Teller, known: Mapping[str, str]
-) -> PreferenceData:
+) -> PairData:
     """Open the data of a run. Raises `PlanError` and `DataError`."""
-    return PreferenceData(opened_text(plan, model, directory, say, known), directory)
+    task = PREFERENCES[plan.train.objective]
+    opened = opened_text(plan, model, directory, say, known)
+    if task.has_reference:
+        return ReferenceData(task, opened, directory)
+    return PairData(task, opened)
 
 
-class PreferenceData(LanguageData):
-    """Implements `TaskData`."""
+class PairData(LanguageData):
+    """Implements `TaskData`: pairs of answers."""
 
-    def __init__(self, opened: Opened, directory: Path) -> None:
+    def __init__(self, task: Preference, opened: Opened) -> None:
         super().__init__(*opened)
+        self._task = task
+
+    def finished(self, batch: Batch) -> Batch:
+        """A batch of language with the number of pairs as its weight."""
+        return weighted(batch)
+
+    def rows(self, shuffle_buffer: int | None = None) -> PairRows:
+        pairs = super().rows(shuffle_buffer)
+        assert isinstance(pairs, TextRows)
+        return PairRows(pairs, self.finished)
+
+    def steps_per_epoch(self, shape: BatchShape) -> int:
+        pairs = dataclasses.replace(shape, micro_batch=shape.micro_batch // 2)
+        return super().steps_per_epoch(pairs)
+
+    def validation(self, shape: BatchShape, limit: int) -> Iterator[Batch]:
+        return map(self.finished, super().validation(shape, limit))
+
+    def judged(
+        self,
+        total: LossSum,
+        shape: BatchShape,
+        limit: int,
+        engine: Engine,
+        tick: Callable[[], None],
+    ) -> Judged:
+        """The means of the task's measures over pairs."""
+        own = zip(self._task.measures, total.measures, strict=True)
+        return Judged({m.key: value / max(total.weight, 1.0) for m, value in own})
+
+    def longest(self, first: Batch | None, shape: BatchShape) -> Batch:
+        return dataclasses.replace(super().longest(first, shape), weight=shape.rows / 2)
+
+
+class ReferenceData(PairData):
+    """Pairs of answers, and the log-likelihoods of the answers under the weights that training starts from."""
+
+    def __init__(self, task: Preference, opened: Opened, directory: Path) -> None:
+        super().__init__(task, opened)
         self._file = directory / FILE
         self._reference = Reference()
+
+    def finished(self, batch: Batch) -> Batch:
+        return self._reference.attached(weighted(batch))
 
     def measure_start(self, start: Start, say: Teller) -> None:
         """Compute the log-likelihood of every answer that is trained or evaluated under the starting weights, so that
@@ -108,18 +155,6 @@ class PreferenceData(LanguageData):
                 yield rows.batch(rows.join(part), shape)[0], len(part)
             left -= len(part)
 
-    def rows(self, shuffle_buffer: int | None = None) -> PairRows:
-        pairs = super().rows(shuffle_buffer)
-        assert isinstance(pairs, TextRows)
-        return PairRows(pairs, self._reference)
-
-    def steps_per_epoch(self, shape: BatchShape) -> int:
-        pairs = dataclasses.replace(shape, micro_batch=shape.micro_batch // 2)
-        return super().steps_per_epoch(pairs)
-
-    def validation(self, shape: BatchShape, limit: int) -> Iterator[Batch]:
-        return map(self._reference.attached, super().validation(shape, limit))
-
     def judged(
         self,
         total: LossSum,
@@ -129,14 +164,13 @@ class PreferenceData(LanguageData):
         tick: Callable[[], None],
     ) -> Judged:
         """The means of the task's measures over pairs, and the loss of the reference."""
-        own = zip(PREFERENCE.measures, total.measures, strict=True)
-        means = {m.key: value / max(total.weight, 1.0) for m, value in own}
-        return Judged({"reference_loss": REFERENCE_LOSS, **means})
+        found = super().judged(total, shape, limit, engine, tick)
+        return Judged({"reference_loss": REFERENCE_LOSS, **found.metrics})
 
     def longest(self, first: Batch | None, shape: BatchShape) -> Batch:
         made = super().longest(first, shape)
         likelihoods = np.zeros(made["inputs"].shape[:-1], np.float32)
-        return Batch({**made.arrays, "reference": likelihoods}, shape.rows / 2)
+        return Batch({**made.arrays, "reference": likelihoods}, made.weight)
 
 
 class _Scoring:

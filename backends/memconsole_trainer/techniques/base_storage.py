@@ -51,7 +51,7 @@ def is_quantized(plan: Plan, parameter: Parameter) -> bool:
     the embedding, head or norms."""
     o = plan.optimize
     frozen = o.freeze_base or o.lora_rank > 0
-    return frozen and o.base_storage != "bf16" and parameter.role in STORED_MATRICES
+    return frozen and o.base_storage != "none" and parameter.role in STORED_MATRICES
 
 
 def blocks_of(size: int) -> int:

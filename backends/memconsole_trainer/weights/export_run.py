@@ -119,7 +119,7 @@ def export_adapters(found: TrainedModel, out: Path, dtype: str | None = None) ->
 def adapter_notes(plan: Plan) -> list[str]:
     """What to know of exported adapters, in sentences; none if their base was not quantized."""
     storage = plan.optimize.base_storage
-    if storage == "bf16":
+    if storage == "none":
         return []
     return [
         f"the adapters were trained on a base in {storage} (optimize.base_storage): on the base as it is stored, texts "

@@ -77,7 +77,7 @@ def text(found: dict[str, Any]) -> str:
             continue
         if value in (None, "", [], {}):
             continue
-        shown = json_module.dumps(value) if isinstance(value, dict | list) else str(value)
+        shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         if isinstance(value, int) and not isinstance(value, bool):
             shown = format_bytes(value) if key.endswith("bytes") else format_count(value)
         rows.append([clean_line(key.replace("_", " ")), clean_line(shown)])

@@ -64,10 +64,12 @@ def lengths_words(lengths: Lengths) -> str:
     """``p50 312, p99 2,011, longest 9,120 (all 128 documents; …)``."""
     if lengths.kind == "rows":
         return f"every row of the file holds {lengths.longest:,} tokens"
-    which = "all" if lengths.exact else "a sample of"
+    which = f"{'all' if lengths.exact else 'a sample of'} {lengths.documents:,} documents"
+    if lengths.exact and lengths.documents == 1:
+        which = "the only document"
     return (
         f"p50 {lengths.p50:,}, p99 {lengths.p99:,}, longest {lengths.longest:,} "
-        f"({which} {lengths.documents:,} documents; tokenizer: {lengths.tokenizer})"
+        f"({which}; tokenizer: {lengths.tokenizer})"
     )
 
 
@@ -97,7 +99,7 @@ def _price_words(plan: Plan, price: LengthPrice) -> str:
 def _why(plan: Plan, rows: RowLengths) -> str:
     if rows.lengths is not None and rows.lengths.kind == "rows":
         return "the file's rows are cut to that"
-    if plan.train.objective == "dpo":
+    if plan.learns_pairs:
         return "each row holds a prompt with one answer, cut or padded to that"
     if plan.data.template is not None:
         return "records are not split if a row can hold them, and what is left of a row is padded"

@@ -224,7 +224,9 @@ def text(plan: Plan, priced: Estimate, needs: Needed | None = None) -> str:
     """The estimate as text."""
     table = priced.table
     budget = table.budget
-    pairs = f" ({plan.effective_batch // 2} pairs, DPO)" if plan.train.objective == "dpo" else ""
+    pairs = (
+        f" ({plan.effective_batch // 2} pairs, {plan.objective_name})" if plan.learns_pairs else ""
+    )
     lines = [
         f"{plan.model.name}  {format_count(priced.parameters)} parameters{_share_of_parameters(priced)}"
         + f"   {plan.backend} on {device_words(budget)}",

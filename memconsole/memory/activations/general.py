@@ -180,7 +180,7 @@ def moments(step: StepSizes) -> Iterator[Moment]:
 
 def _in_codes(step: StepSizes) -> bool:
     """Whether the matrices of the blocks are frozen and stored in codes."""
-    return step.frozen_blocks and step.plan.optimize.base_storage != "bf16"
+    return step.frozen_blocks and step.plan.optimize.base_storage != "none"
 
 
 def bounds(moments: Iterator[Moment] | tuple[Moment, ...], own: int) -> tuple[float, float]:

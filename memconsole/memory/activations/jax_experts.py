@@ -61,7 +61,7 @@ def looping(step: StepSizes, c: int, *, training: bool) -> int:
 def _stored(step: StepSizes) -> int:
     """Bytes of the experts of one layer, as they are stored."""
     s, o = step.sizes, step.plan.optimize
-    if step.frozen_blocks and o.base_storage != "bf16":
+    if step.frozen_blocks and o.base_storage != "none":
         return coded_bytes(o.base_storage, -(-s.block_experts // STORAGE_BLOCK))
     narrow = step.rounded or (step.frozen_blocks and step.compute == 2 and step.kind != "cpu")
     return (2 if narrow else 4) * s.block_experts

@@ -222,7 +222,7 @@ def _mlp_of_experts(step: StepSizes, block: BlockBytes) -> float:
     total = taken.get(mode, block.mlp_again) + block.element * a.hidden_size
     if step.kind == "cpu" and step.compute == 2 and mode in ("attention", "full"):
         total += 2 * gate_and_up(a)  # computed again in 16 bits, and then widened
-    if step.kind == "tpu" and step.frozen_blocks and step.plan.optimize.base_storage != "bf16":
+    if step.kind == "tpu" and step.frozen_blocks and step.plan.optimize.base_storage != "none":
         total += block.element * gate_and_up(a)  # turned copies, as decoded matrices are turned
     return total
 
@@ -230,7 +230,7 @@ def _mlp_of_experts(step: StepSizes, block: BlockBytes) -> float:
 def _rounded_blocks(step: StepSizes, overlap: Overlap) -> int:
     """Bytes of a 16-bit copy of matrices that are stored in fp32."""
     o = step.plan.optimize
-    narrow = step.frozen_blocks and (step.compute == 2 or o.base_storage != "bf16")
+    narrow = step.frozen_blocks and (step.compute == 2 or o.base_storage != "none")
     # Only TPUs round the operands of products in fp32.
     if narrow or step.rounded or (step.compute == 4 and step.kind != "tpu"):
         return 0

@@ -56,7 +56,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """Whether weights are stored in bf16 only, without an fp32 copy."""
     summed: bool = False
     """Whether gradients of bf16 weights are still accumulated in fp32."""
-    storage: str = "bf16"
+    storage: str = "none"
     """Storage type of a frozen base's matrices. If it is not bf16, each matrix is decoded for each matmul."""
     mask: Mask = ""
     stepping: str = ""

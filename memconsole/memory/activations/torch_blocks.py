@@ -96,7 +96,7 @@ def kernels_of_norm(kernels: Kernels) -> Kernels:
         checkpointing="none",
         rank=0,
         targets="all",
-        storage="bf16",
+        storage="none",
         single_experts=False,
         rounded=False,
         summed=False,

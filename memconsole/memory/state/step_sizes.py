@@ -134,7 +134,7 @@ def step_of(plan: Plan, model: Model, kind: str) -> StepSizes:
     if compute == 2 and not widens and not rounded:
         narrow = _narrow_elements(model, frozen)
     stored = 4 * (s.total + adapters.elements) - 2 * narrow
-    if frozen and o.base_storage != "bf16":
+    if frozen and o.base_storage != "none":
         matrices = s.layers * s.block_matrices
         stored -= (2 if narrow else 4) * matrices
         stored += coded_bytes(o.base_storage, s.layers * s.block.coded_blocks)

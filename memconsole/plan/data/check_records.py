@@ -42,8 +42,8 @@ def check_records(plan: Plan) -> None:
     found = template_of(plan)
     if plan.learns_answers and (found is None or not found.marks_answers):
         key, value = "data.loss_on", "answers"
-        if plan.train.objective == "dpo":
-            key, value = "train.objective", "dpo"
+        if plan.learns_pairs:
+            key, value = "train.objective", plan.train.objective
         raise PlanError(f"{key} = {value}: {_why_none(found)}", key)
     tokenizer = given_tokenizer(plan)
     given = tokenizer.words if tokenizer is not None else ""
@@ -137,7 +137,7 @@ def _check_first(plan: Plan, entry: DatasetEntry, found: Template | None) -> Non
     if found is not None:
         try:
             if entry.format == "csv":
-                _check_columns(record, found, plan.train.objective == "dpo")
+                _check_columns(record, found, plan.learns_pairs)
             else:
                 found.render(record)
         except RecordError as error:
@@ -165,7 +165,7 @@ def advice(columns: Mapping[str, str | None], chats: str = "chatml") -> str:
     """What to set for a table with these columns, none of which is the text column; with their types, if known. `chats` is
     the template that suits the model's chats."""
     if {CHOSEN, REJECTED} <= columns.keys():
-        return f"it holds preferences: set train.objective = dpo and {KEY}, for example to {chats}"
+        return f"it holds preferences: set train.objective = dpo (or orpo, simpo) and {KEY}, for example to {chats}"
     if is_chat(columns):
         named = "prompt" if "prompt" in columns and chats != MODEL else chats
         return f"it holds chats ({', '.join(COLUMNS)}): set {KEY}, for example to {named}"

@@ -60,6 +60,6 @@ def _name(plan: Plan) -> str:
         plan.data.validation_fraction,
         plan.data.held_out,
     )
-    if plan.train.objective == "dpo":  # each answer has a row of its own
+    if plan.learns_pairs:  # each answer has a row of its own
         words = (*words, plan.data.sequence_length)
     return hashlib.sha256(repr(words).encode()).hexdigest()

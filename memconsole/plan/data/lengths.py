@@ -58,7 +58,7 @@ def lengths_key(plan: Plan) -> str:
             catalog.model_directory(plan), min(data.vocab_size or vocabulary, vocabulary),
             data.tokenizer_examples, data.validation_fraction, data.held_out, data.characters,
         ]  # fmt: skip
-    if plan.train.objective == "dpo":
+    if plan.learns_pairs:
         parts += [plan.train.objective]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

@@ -71,7 +71,7 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         "preferences",
-        "questions about machines with an answer to learn, and a preferred and a rejected one (JSONL), to try DPO",
+        "questions about machines with an answer to learn, and a preferred and a rejected one (JSONL), to try DPO or ORPO",
         "pairs",
         suffixes=(".jsonl", ".ndjson"),
     ),

@@ -11,7 +11,7 @@ from memconsole.plan.sections.launching import LaunchChoice
 from memconsole.plan.sections.model import ModelChoice
 from memconsole.plan.sections.optimize import OptimizeChoice
 from memconsole.plan.sections.section import Section, about
-from memconsole.plan.sections.train import TrainChoice
+from memconsole.plan.sections.train import OBJECTIVE_NAMES, TrainChoice
 
 BACKENDS = ("torch", "jax")
 
@@ -49,13 +49,23 @@ class Plan(Section, frozen=True, kw_only=True):
 
     @property
     def rows_together(self) -> int:
-        """Rows that no micro-batch may part: with DPO both answers of a pair, otherwise single rows."""
-        return 2 if self.train.objective == "dpo" else 1
+        """Rows that no micro-batch may part: both answers of a pair, otherwise single rows."""
+        return 2 if self.learns_pairs else 1
+
+    @property
+    def learns_pairs(self) -> bool:
+        """Whether the model learns which of two answers is preferred."""
+        return self.train.objective != "next-token"
+
+    @property
+    def objective_name(self) -> str:
+        """The objective as papers write it: ``DPO``."""
+        return OBJECTIVE_NAMES[self.train.objective]
 
     @property
     def learns_answers(self) -> bool:
         """Whether only the answers of records count in the loss."""
-        return self.data.loss_on == "answers" or self.train.objective == "dpo"
+        return self.data.loss_on == "answers" or self.learns_pairs
 
     @property
     def stride(self) -> int:

@@ -10,7 +10,7 @@ from memconsole.plan.sections.section import Section, about
 
 Precision = Literal["fp32", "bf16", "fp16", "bf16-sr"]
 Checkpointing = Literal["none", "selective", "attention", "full"]
-BaseStorage = Literal["bf16", "int8", "nf4"]
+BaseStorage = Literal["none", "int8", "nf4"]
 OptimizerName = Literal[
     "adamw", "adamw-8bit", "adamw8-all", "adafactor", "apollo-mini", "lion", "muon", "sgd"
 ]
@@ -73,10 +73,10 @@ class OptimizeChoice(Section, frozen=True, kw_only=True):
     base_storage: Annotated[
         BaseStorage,
         about(
-            "matrices of a frozen base; bf16: in the precision of the computation (fp32 with optimize.precision = fp32); "
-            "int8, nf4: as 8- or 4-bit codes"
+            "codes of a frozen base's matrices; int8, nf4: of 8 or 4 bits; none: the matrices keep the precision of the "
+            "computation, fp32 or 16 bits"
         ),
-    ] = "bf16"
+    ] = "none"
     compile: Annotated[
         bool, about("compile each block: with torch.compile, or in JAX without a loop over blocks")
     ] = False

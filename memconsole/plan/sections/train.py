@@ -8,7 +8,13 @@ from msgspec import Meta
 
 from memconsole.plan.sections.section import MOST, Section, about
 
-Objective = Literal["next-token", "dpo"]
+Objective = Literal["next-token", "dpo", "orpo", "simpo"]
+OBJECTIVE_NAMES: dict[Objective, str] = {
+    "next-token": "next-token loss",
+    "dpo": "DPO",
+    "orpo": "ORPO",
+    "simpo": "SimPO",
+}
 Schedule = Literal["constant", "linear", "cosine", "wsd"]
 OnOutOfMemory = Literal["stop", "halve"]
 LearningRateScale = Literal["none", "sqrt", "linear"]
@@ -17,12 +23,24 @@ LearningRateScale = Literal["none", "sqrt", "linear"]
 class TrainChoice(Section, frozen=True, kw_only=True):
     objective: Annotated[
         Objective,
-        about("what text teaches: the next token, or with DPO which of two answers is preferred"),
+        about(
+            "what text teaches: the next token, or which of two answers is preferred (dpo, orpo, simpo)"
+        ),
     ] = "next-token"
     dpo_beta: Annotated[
         float,
         about("DPO: how strongly the model is held near the weights it starts from", gt=0.0),
     ] = 0.1
+    orpo_lambda: Annotated[
+        float, about("ORPO: weight of the preference beside the loss of the chosen answer", gt=0.0)
+    ] = 0.1
+    simpo_beta: Annotated[
+        float,
+        about("SimPO: multiplies the mean log-likelihood of an answer's tokens", gt=0.0),
+    ] = 2.0
+    simpo_gamma: Annotated[
+        float, about("SimPO: margin by which the chosen answer's reward should be larger", ge=0.0)
+    ] = 1.0
     epochs: Annotated[int, about("passes over the data", ge=1, le=1_000_000)] = 3
     max_steps: Annotated[
         Annotated[int, Meta(ge=1, le=MOST)] | None, about("stop after this many optimizer steps")

@@ -6,7 +6,7 @@ from memconsole.plan import catalog
 from memconsole.plan.models.model import Model
 from memconsole.plan.sections import Plan
 from memconsole.plan.tasks.language import LANGUAGE
-from memconsole.plan.tasks.preference import PREFERENCE
+from memconsole.plan.tasks.preference import PREFERENCES
 from memconsole.plan.tasks.recommendation import RECOMMENDATION
 from memconsole.plan.tasks.regression import REGRESSION
 from memconsole.plan.tasks.task import Input, Measure, Task
@@ -14,7 +14,7 @@ from memconsole.plan.tasks.task import Input, Measure, Task
 __all__ = ["TASKS", "Input", "Measure", "Task", "task_for", "task_of", "task_of_model"]
 
 _OF_MODELS: tuple[Task, ...] = (LANGUAGE, REGRESSION, RECOMMENDATION)
-TASKS: dict[str, Task] = {task.name: task for task in (*_OF_MODELS, PREFERENCE)}
+TASKS: dict[str, Task] = {task.name: task for task in (*_OF_MODELS, *PREFERENCES.values())}
 _BY_MODEL = {task.model_type: task for task in _OF_MODELS}
 
 
@@ -36,4 +36,4 @@ def task_of_model(model: Model) -> Task:
 
 def _trained(plan: Plan, task: Task) -> Task:
     """A language model may also be trained on preferences."""
-    return PREFERENCE if task is LANGUAGE and plan.train.objective == "dpo" else task
+    return PREFERENCES.get(plan.train.objective, task) if task is LANGUAGE else task

@@ -85,7 +85,11 @@ def _of_layout(record: Mapping[str, Any]) -> list[Message]:
     for column in ("messages", "conversations", "prompt", "completion"):
         if is_chat(record) and column in record and record[column] is None:
             raise RecordError(f'field "{column}" is null')
-    hint = "; preferences are learned with train.objective = dpo" if "chosen" in record else ""
+    hint = (
+        "; preferences are learned with train.objective = dpo, orpo or simpo"
+        if "chosen" in record
+        else ""
+    )
     raise RecordError(f"is no chat: it has {_listed(record)}, expected {', '.join(COLUMNS)}{hint}")
 
 

@@ -61,7 +61,7 @@ def templates_with_fields(columns: Iterable[str]) -> tuple[str, ...]:
 
 
 def template_of(plan: Plan) -> Template | None:
-    """The plan's template, which with DPO writes pairs; None for plain text. Raises `PlanError`."""
+    """The plan's template, which writes pairs if the plan learns preferences; None for plain text. Raises `PlanError`."""
     name = plan.data.template
     if name is None:
         return None
@@ -69,7 +69,7 @@ def template_of(plan: Plan) -> Template | None:
     given = plan.data.tokenizer or catalog.model_directory(plan)
     guarded = control_tokens(given) if given is not None else None
     of_model = name == MODEL
-    known, pairs = tuple(variables.items()), plan.train.objective == "dpo"
+    known, pairs = tuple(variables.items()), plan.learns_pairs
     return _compiled(source, known, guarded, plan.learns_answers, of_model, pairs)
 
 

@@ -99,7 +99,9 @@ def answered(record: Mapping[str, Any], field: str) -> dict[str, Any]:
     for name in (CHOSEN, REJECTED):
         if record.get(name) is None:
             what = "is null" if name in record else f"is missing: the record has {listed}"
-            raise RecordError(f'field "{name}" {what}; DPO learns from {", ".join(PREFERENCE)}')
+            raise RecordError(
+                f'field "{name}" {what}; preferences are learned from {", ".join(PREFERENCE)}'
+            )
     rest = {name: value for name, value in record.items() if name not in _REPLACED}
     prompt, answer = record.get("prompt"), record[field]
     text = isinstance(answer, str) and not _is_list(answer)

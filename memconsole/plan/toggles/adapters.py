@@ -109,7 +109,7 @@ LORA = Optimization(
 
 def _base_is_trained(plan: Plan) -> str | None:
     o = plan.optimize
-    if o.base_storage == "bf16" or o.lora_rank or o.freeze_base:
+    if o.base_storage == "none" or o.lora_rank or o.freeze_base:
         return None
     task = task_of(plan)
     absent = task.not_applicable(plan).get("optimize.base_storage")
@@ -119,7 +119,7 @@ def _base_is_trained(plan: Plan) -> str | None:
 
 def _codes_said(plan: Plan, kind: str) -> str | None:
     codes = plan.optimize.base_storage
-    return None if codes == "bf16" else f"Frozen matrices stored in {codes} codes (QLoRA)"
+    return None if codes == "none" else f"Frozen matrices stored in {codes} codes (QLoRA)"
 
 
 BASE_STORAGE = Optimization(
@@ -129,12 +129,12 @@ BASE_STORAGE = Optimization(
     short="quantized base",
     help="stores the matrices of a frozen base in int8 or nf4 codes, and decodes one at a time",
     costs="the base is rounded; both passes decode it",
-    values=fixed("bf16", "int8", "nf4"),
+    values=fixed("none", "int8", "nf4"),
     conflicts={"optimize.base_storage": _base_is_trained},
     result=always(Result.CODES),
     reach=Reach.STEP,
     touches=("weights",),
     remedy=RemedyRule(rank=68),
     says=_codes_said,
-    evaluating=switched({"optimize.base_storage": "bf16"}),
+    evaluating=switched({"optimize.base_storage": "none"}),
 )

@@ -66,10 +66,10 @@ def _in_one_program(plan: Plan) -> str | None:
             "8-bit state is updated in slices of whole weights; "
             "set optimize.optimizer = adamw, or sharding = ddp"
         )
-    if o.base_storage != "bf16":
+    if o.base_storage != "none":
         return (
             "the codes of a frozen base are not split over the devices; "
-            "set optimize.base_storage = bf16, or sharding = ddp"
+            "set optimize.base_storage = none, or sharding = ddp"
         )
     if o.compile:
         return (
@@ -84,10 +84,10 @@ def _cut(plan: Plan) -> str | None:
     o = plan.optimize
     if o.optimizer in _WHOLE_MATRICES:
         return f"{_WHOLE_MATRICES[o.optimizer]}; set optimize.optimizer = adamw, or sharding = ddp"
-    if o.base_storage != "bf16":
+    if o.base_storage != "none":
         return (
             "the codes of a frozen base are not split over the devices; "
-            "set optimize.base_storage = bf16, or sharding = ddp"
+            "set optimize.base_storage = none, or sharding = ddp"
         )
     if o.optimizer_offload == "compressed":
         return (

@@ -160,9 +160,9 @@ def _check_random(plan: Plan, found: Origin) -> None:
     if catalog.model_directory(plan) is not None and _is_hub_id(_asked(plan)):
         raise PlanError(f"{key} = {quote(_asked(plan))}: {found.words}; {ask}", key)
     o = plan.optimize
-    if plan.train.objective == "dpo":
+    if plan.learns_pairs:
         raise PlanError(
-            f"train.objective = dpo: preferences are learned by a model that writes answers, and {quote(_asked(plan))} starts "
+            f"train.objective = {plan.train.objective}: preferences are learned by a model that writes answers, and {quote(_asked(plan))} starts "
             f"{found.words}; name a directory or a hub id with weights as {key}, begin with the weights of a run "
             f"(memconsole train --from RUN), or ask for it: {ask}",
             "train.objective",

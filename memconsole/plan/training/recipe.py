@@ -35,9 +35,10 @@ OF_OPTIMIZER: dict[OptimizerName, float] = {
 FINE_TUNING = 0.1
 """Share of the rate for weights that were trained before. Adapters take the whole rate: a tenth of it trains them too
 slowly (Dettmers et al. 2023, §4: 2e-4 for 7 B, 1e-4 for 65 B)."""
-PREFERENCES = 0.05
-"""Share of the rate for DPO, whose loss moves a model with steps that would not teach it a text: published runs of 7 B
-took 5e-7 (Tunstall et al. 2023, §5.1), with adapters 5e-6."""
+SHARES: dict[str, float] = {"dpo": 0.05, "orpo": 0.4, "simpo": 0.05}
+"""Share of the rate by objective. DPO and SimPO move a model with steps that would not teach it a text: published runs of
+7 B took 5e-7 with DPO (Tunstall et al. 2023, §5.1), with adapters 5e-6, and 3e-7 to 1e-6 with SimPO (Meng et al. 2024).
+ORPO also teaches the text: its authors trained 7 B with 5e-6 and 8e-6 (Hong et al. 2024)."""
 DECAY, FINE_TUNING_DECAY = 0.1, 0.01
 """AdamW's weight decay, from scratch and of trained weights; adapters have none. The product of rate and decay, the
 share of a weight that a step subtracts, is the same for every optimizer (Chen et al. 2023, §5)."""
@@ -180,7 +181,7 @@ def words(plan: Plan, by_recipe: Collection[str] = (), total_steps: int | None =
     optimizer = plan.optimize.optimizer
     adapters = f", LoRA rank {plan.optimize.lora_rank}" if plan.optimize.lora_rank else ""
     start = "trained before" if _trained_before(plan) else "from scratch"
-    objective = ", DPO" if plan.train.objective == "dpo" else ""
+    objective = f", {plan.objective_name}" if plan.learns_pairs else ""
     size = format_count(_size(catalog.model(plan)))
     why = f"for {size} parameters {start}, {optimizer}{adapters}{objective}"
     tail = f"; as set: {'; '.join(given)}" if given else ""
@@ -191,8 +192,7 @@ def _adamw_rate(plan: Plan) -> float:
     """AdamW's rate for the plan's model. No model below `SIZE` takes more than `RATE`."""
     size = max(_size(catalog.model(plan)), SIZE)
     whole = RATE * math.pow(size / SIZE, POWER)
-    if plan.train.objective == "dpo":
-        whole *= PREFERENCES
+    whole *= SHARES.get(plan.train.objective, 1.0)
     return whole * (FINE_TUNING if _trained_before(plan) and not plan.optimize.lora_rank else 1.0)
 
 

@@ -11,6 +11,7 @@ import torch
 from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.tasks import TASKS, task_of
+from memconsole.plan.tasks.preference import PREFERENCES
 from memconsole_jax import engine as jax_engine
 from memconsole_jax.tasks import TASKS as IN_JAX
 from memconsole_torch import engine as torch_engine
@@ -30,7 +31,8 @@ SMALLEST = {
     for entry in sorted(catalog.models().values(), key=lambda e: -(e.parameters or 0))
 }
 """A small model of each task; one of no fixed size comes last."""
-SMALLEST["preference"] = SMALLEST["language"]
+OBJECTIVE_OF = {task.name: objective for objective, task in PREFERENCES.items()}
+SMALLEST |= dict.fromkeys(OBJECTIVE_OF, SMALLEST["language"])
 
 
 def test_both_backends_train_every_task() -> None:
@@ -46,7 +48,7 @@ def plan_of(task: str, backend: str) -> Plan:
             "backend": backend,
             "device.name": "cpu",
             "model.name": SMALLEST[task],
-            "train.objective": "dpo" if task == "preference" else "next-token",
+            "train.objective": OBJECTIVE_OF.get(task, "next-token"),
             "data.sequence_length": LENGTH,
             "train.batch_size": ROWS,
         },

@@ -1,4 +1,4 @@
-"""DPO in both backends, against its formula differentiated by torch."""
+"""DPO, ORPO and SimPO in both backends, against their formulas differentiated by torch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
+from memconsole.plan.sections.train import TrainChoice
 from memconsole_jax import engine as jax_engine
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.models import pretrained
@@ -36,6 +37,7 @@ def plan_of(backend: str, **changes: Any) -> Plan:
         "data.sequence_length": LENGTH,
         "train.objective": "dpo",
         "train.dpo_beta": BETA,
+        "train.orpo_lambda": 0.7,
         "train.batch_size": 4,
         "train.grad_clip": 0.0,
         "train.learning_rate": 1.0,
@@ -49,16 +51,18 @@ def plan_of(backend: str, **changes: Any) -> Plan:
     return replace(Plan(), settings | {k.replace("__", "."): v for k, v in changes.items()})
 
 
-def batch_of() -> Batch:
-    """Two micro-batches of two pairs, the last of which is padding. Answers have different lengths."""
+def batch_of(objective: str = "dpo") -> Batch:
+    """Two micro-batches of two pairs, the last of which is padding. Answers have different lengths, and the third pair has no
+    rejected one."""
     draw = np.random.default_rng(4)
     arrays = dict(tiny_models.batch(2, 4, LENGTH).arrays)
     targets = arrays["targets"].copy()
     for row, (first, last) in enumerate(draw.integers(1, LENGTH, (8, 2))):
         targets.reshape(8, LENGTH)[row, : min(first, last)] = MASKED
-    targets.reshape(8, LENGTH)[6:] = MASKED
-    reference = draw.normal(-20.0, 4.0, (2, 4)).astype(np.float32)
-    return Batch({**arrays, "targets": targets, "reference": reference}, 3.0)
+    targets.reshape(8, LENGTH)[5:] = MASKED
+    if objective == "dpo":
+        arrays["reference"] = draw.normal(-20.0, 4.0, (2, 4)).astype(np.float32)
+    return Batch({**arrays, "targets": targets}, 3.0)
 
 
 def built(plan: Plan, architecture: Architecture) -> Engine:
@@ -71,8 +75,30 @@ def weights_of(engine: Engine) -> dict[str, np.ndarray]:
     return {n: a.copy() for n, a in engine.state() if n.startswith("model.")}
 
 
+def formula(
+    t: TrainChoice, likelihoods: torch.Tensor, rows: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss of each pair that counts, and the rewards of its answers, as the papers write them."""
+    lengths = (rows["targets"] != MASKED).sum(1).view(4, 2)[:3]
+    sums = likelihoods.view(4, 2)[:3]
+    means = sums / lengths.clamp(min=1)
+    both = (lengths > 0).all(1)
+    if t.objective == "dpo":
+        rewards = BETA * (sums - rows["reference"].view(4, 2)[:3])
+        return -functional.logsigmoid(rewards[:, 0] - rewards[:, 1]), rewards
+    if t.objective == "simpo":
+        rewards = t.simpo_beta * means * both[:, None]
+        margins = rewards[:, 0] - rewards[:, 1] - t.simpo_gamma
+        return torch.where(both, -functional.logsigmoid(margins), 0.0), rewards
+    shares = means.exp().clamp(max=0.999)  # the missing answer's is 1
+    odds = shares / (1 - shares)
+    rewards = odds.log() * both[:, None]
+    preference = -functional.logsigmoid((odds[:, 0] / odds[:, 1]).log())
+    return -means[:, 0] + t.orpo_lambda * preference * both, rewards
+
+
 def expected(
-    architecture: Architecture, batch: Batch
+    architecture: Architecture, batch: Batch, t: TrainChoice
 ) -> tuple[dict[str, np.ndarray], list[float], np.ndarray]:
     """Gradients of the mean loss by name, the sums of an evaluation, and the log-likelihoods of all rows, by autograd of
     the formula from full logits."""
@@ -89,9 +115,9 @@ def expected(
         logits.transpose(1, 2), targets, ignore_index=MASKED, reduction="none"
     )
     likelihoods = -nats.sum(1)
-    rewards = BETA * (likelihoods - rows["reference"])
-    chosen, rejected = rewards[0:6:2], rewards[1:6:2]
-    loss = -functional.logsigmoid(chosen - rejected).sum()
+    losses, rewards = formula(t, likelihoods, rows)
+    chosen, rejected = rewards.unbind(1)
+    loss = losses.sum()
     (loss / 3).backward()
     found = dict(module.named_parameters())
     gradients = {p.name: found[p.name].grad.numpy() for p in architecture.parameters() if p.used}
@@ -107,21 +133,26 @@ def expected(
 
 @pytest.mark.parametrize("backend", CREATE)
 @pytest.mark.parametrize(
-    ("kind", "chunked"),
+    ("kind", "chunked", "objective"),
     [
-        ("llama", False),
-        ("llama-untied", True),
-        ("gemma2", False),
-        ("gemma2", True),
-        ("qwen3_moe", True),
+        ("llama", False, "dpo"),
+        ("llama-untied", True, "dpo"),
+        ("gemma2", False, "dpo"),
+        ("gemma2", True, "dpo"),
+        ("qwen3_moe", True, "dpo"),
+        ("llama", False, "orpo"),
+        ("llama-untied", True, "orpo"),
+        ("llama", True, "simpo"),
+        ("llama-untied", False, "simpo"),
     ],
 )
 def test_gradients_loss_and_measures_are_those_of_the_formula(
-    backend: str, kind: str, chunked: bool
+    backend: str, kind: str, chunked: bool, objective: str
 ) -> None:
-    architecture, batch = tiny_models.ARCHITECTURES[kind], batch_of()
-    gradients, sums, likelihoods = expected(architecture, batch)
-    engine = built(plan_of(backend, optimize__fused_loss=chunked), architecture)
+    architecture, batch = tiny_models.ARCHITECTURES[kind], batch_of(objective)
+    plan = plan_of(backend, optimize__fused_loss=chunked, train__objective=objective)
+    gradients, sums, likelihoods = expected(architecture, batch, plan.train)
+    engine = built(plan, architecture)
 
     found = engine.evaluate([batch])
     assert [found.loss, *found.measures] == pytest.approx(sums, rel=1e-5, abs=1e-5)

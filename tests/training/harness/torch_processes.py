@@ -129,7 +129,7 @@ def steps_of(
 
 def outputs_of(engine: Any, plan: Plan) -> list[float]:
     """The log-likelihoods of the rows of one micro-batch; empty if the plan learns no preferences."""
-    if task_of(plan).name != "preference":
+    if not plan.learns_pairs:
         return []
     first = {name: array[:1] for name, array in batch_of(plan, 7).arrays.items()}
     found: list[float] = engine.outputs(Batch(first, 1.0)).tolist()

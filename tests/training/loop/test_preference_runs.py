@@ -1,4 +1,4 @@
-"""Whole runs of DPO: pairs stay together, the reference is that of the starting weights, and a resume is exact."""
+"""Whole runs on preferences: pairs stay together, DPO's reference is the starting weights, and a resume is exact."""
 
 from __future__ import annotations
 
@@ -94,6 +94,35 @@ def test_a_run_on_preferences_learns_them_and_a_resumed_one_is_the_same(
     )
     assert state_hashes(again) == state_hashes(whole)
     assert [e.loss for e in told(again, events.Evaluation)] == [first.loss, last.loss]
+
+
+@pytest.mark.parametrize(
+    ("backend", "objective"), [("torch", "orpo"), ("jax", "orpo"), ("torch", "simpo")]
+)
+def test_a_run_without_a_reference_scores_nothing_and_resumes_exactly(
+    backend: str, objective: str, pairs: Path
+) -> None:
+    whole, again = (create_run(plan(pairs, backend, train__objective=objective)) for _ in range(2))
+    phases: list[str] = []
+
+    def watch(phase: str, step: int) -> bool:
+        phases.append(phase)
+        return False
+
+    assert attempt(whole, watch) == 0, final(whole)
+    assert "train" in phases
+    assert "reference" not in phases
+    assert not (whole.path / FILE).exists()
+    first, last = told(whole, events.Evaluation)
+    assert "reference_loss" not in last.metrics
+    assert last.loss < first.loss
+    assert last.metrics["reward_accuracy"] == 1.0
+    assert last.metrics["reward_margin"] == pytest.approx(
+        last.metrics["chosen_reward"] - last.metrics["rejected_reward"], abs=1e-5
+    )
+    assert attempt(again, lambda phase, step: step == 5) == 75
+    assert attempt(again) == 0
+    assert state_hashes(again) == state_hashes(whole)
 
 
 def scored(run: RunDirectory) -> NDArray[np.void]:

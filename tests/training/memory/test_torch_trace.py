@@ -353,7 +353,7 @@ def test_a_quantized_base_of_a_recommender_is_traced(storage: str) -> None:
     question = TracerQuestion(id=1, plan=dumps(plan), kind="cpu")
     answer = trace.Tracer().answer(question)
     assert answer.exact is not None, answer.problem
-    rounded = dumps(replace(plan, {"optimize.base_storage": "bf16"}))
+    rounded = dumps(replace(plan, {"optimize.base_storage": "none"}))
     other = trace.Tracer().answer(msgspec.structs.replace(question, plan=rounded))
     assert other.exact is not None, other.problem
     quantized, whole = (

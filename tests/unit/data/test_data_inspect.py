@@ -60,6 +60,18 @@ def test_what_no_run_can_train_on_ends_the_command_with_2(
     assert "a int64" in done.output
 
 
+def test_columns_that_hold_no_text_say_what_they_hold(tmp_path: Path) -> None:
+    rows = [
+        {"text": "some", "tags": ["a"], "meta": {"x": 1}, "answer": 1, "n": 2},
+        {"text": "words", "tags": ["b"], "meta": {"x": 2}, "answer": "yes", "n": 3},
+    ]
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = inspect(replace(Plan(), {"data.source": str(path)}))
+    kinds = ("text string", "tags list", "meta object", "answer mixed types", "n int64")
+    assert (found.kind, found.columns) == ("texts", kinds)
+
+
 def test_hdf5_shows_its_datasets_and_why_it_cannot_be_used(tmp_path: Path) -> None:
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as file:

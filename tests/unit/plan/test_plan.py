@@ -94,6 +94,14 @@ def test_a_plan_file_reads_back_as_the_plan(plan: Plan, full: bool) -> None:
     assert from_document(to_document(plan, full=full)) == plan
 
 
+def test_the_former_word_for_a_base_that_is_not_quantized_is_read() -> None:
+    given = replace(Plan(), {"optimize.lora_rank": 8, "optimize.base_storage": "int8"})
+    assert parse_value("optimize.base_storage", "bf16") == "none"
+    former = dumps(given).replace('"int8"', '"bf16"')
+    assert former != dumps(given)
+    assert loads(former) == replace(given, {"optimize.base_storage": "none"})
+
+
 @given(plans)
 def test_the_command_line_makes_the_plan_again(plan: Plan) -> None:
     arguments = command_line(plan)

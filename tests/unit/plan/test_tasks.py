@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import pytest
 
 from memconsole.plan import catalog
@@ -11,7 +9,8 @@ from memconsole.plan.check import check
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import ModelChoice, Plan, PlanError, get, replace
 from memconsole.plan.tasks import TASKS, Task, task_for, task_of, task_of_model
-from memconsole.plan.tasks.preference import PREFERENCE
+from memconsole.plan.tasks.preference import PREFERENCES
+from memconsole_trainer.tasks.opening import opener_of
 
 
 @pytest.fixture(params=TASKS)
@@ -21,11 +20,11 @@ def task(request: pytest.FixtureRequest) -> Task:
 
 def plans_of(task: Task) -> list[Plan]:
     """Plans of the task with every model of the catalog. Language models may also learn preferences."""
-    prefers = task is PREFERENCE
-    name = "language" if prefers else task.name
+    objective = next((o for o, found in PREFERENCES.items() if found is task), None)
+    name = task.name if objective is None else "language"
     entries = [entry for entry in catalog.models().values() if entry.task == name]
     plans = [Plan(model=ModelChoice(name=entry.name)) for entry in entries]
-    return [replace(plan, {"train.objective": "dpo"}) for plan in plans] if prefers else plans
+    return [replace(plan, {"train.objective": objective or "next-token"}) for plan in plans]
 
 
 def test_every_catalog_model_is_of_a_registered_task() -> None:
@@ -46,7 +45,7 @@ def test_the_task_of_a_plan_is_the_task_of_its_model(task: Task) -> None:
 
 
 def test_no_two_tasks_have_the_same_record() -> None:
-    tasks = [task for task in TASKS.values() if task is not PREFERENCE]
+    tasks = [task for task in TASKS.values() if task not in PREFERENCES.values()]
     records: list[type[Model]] = [task.model_type for task in tasks]
     assert len(set(records)) == len(records), records
 
@@ -127,4 +126,4 @@ def test_a_measure_has_one_key(task: Task) -> None:
 
 
 def test_the_trainer_finds_the_data_of_a_task_by_its_name(task: Task) -> None:
-    assert callable(import_module(f"memconsole_trainer.tasks.{task.name}").open_data)
+    assert callable(opener_of(task))

@@ -37,6 +37,7 @@ from memconsole_trainer.data.sources.records import (
     TableRecords,
 )
 from memconsole_trainer.data.sources.tables import (
+    MIXED,
     TEXT_TYPES,
     column_types,
     header,
@@ -198,7 +199,7 @@ def _table(
 def _is_guessed(kind: str) -> bool:
     """Whether a column of JSON may hold texts that were taken for something else: dates, or texts beside values of
     other types."""
-    return kind.startswith("timestamp") or kind == "nested"
+    return kind.startswith("timestamp") or kind == MIXED
 
 
 def _columns(

@@ -15,6 +15,8 @@ from memconsole_trainer.data.sources.documents import DataError, NoRoomError
 
 TEXT_TYPES = ("string", "large_string", "string_view")
 """Types of columns that hold text."""
+MIXED = "mixed types"
+"""The type of a column whose values are of several types, such as texts and numbers."""
 
 
 def load_table(
@@ -71,8 +73,16 @@ def header(kind: str, path: Path) -> dict[str, str]:
 
 
 def column_types(features: Any) -> dict[str, str]:
-    """The type of each column of a table, by name."""
-    return {name: str(getattr(feature, "dtype", "nested")) for name, feature in features.items()}
+    """The type of each column of a table, by name: a type of Arrow, or "list", "object" or "mixed types"."""
+    return {name: _column_type(feature) for name, feature in features.items()}
+
+
+def _column_type(feature: Any) -> str:
+    if isinstance(feature, dict):
+        return "object"
+    if type(feature).__name__ == "Json":
+        return MIXED
+    return str(getattr(feature, "dtype", "list"))
 
 
 def _built(

@@ -71,7 +71,7 @@ def _counted(plan: Plan, tokenizer: Tokenizer, texts: list[str]) -> list[int]:
     tokens."""
     if plan.data.template is None:
         return [len(tokens) for tokens in tokenizer.encode_each(texts)]
-    if plan.train.objective == "dpo":
+    if plan.learns_pairs:
         return [pair.shape[1] for pair in pairs_of(tokenizer, texts)]
     return [len(one.tokens) for one in encode(tokenizer, texts, False, offsets=False)]
 

@@ -143,7 +143,7 @@ def _blocks(
     assert tokenizer is not None
     if plan.data.template is not None:
         blocks: TextBlocks
-        if plan.train.objective == "dpo":
+        if plan.learns_pairs:
             blocks = PairBlocks(source, split, tokenizer, length)
         else:
             answers_only, between = plan.learns_answers, boundary(plan, tokenizer)
@@ -160,14 +160,18 @@ def _nothing_learned(plan: Plan, source: Documents | TokenRows, exact: bool) -> 
     documents = "train documents" if exact else "train documents looked at"
     if plan.data.template is not None and plan.learns_answers:
         assert not isinstance(source, TokenRows)
-        setting = "DPO" if plan.train.objective == "dpo" else "data.loss_on = answers"
+        setting = (
+            f"train.objective = {plan.train.objective}"
+            if plan.learns_pairs
+            else "data.loss_on = answers"
+        )
         texts = source.read(0, min(source.block_size, source.count or source.block_size))
         if any(getattr(text, "only_read", ()) for text in texts):
             return (
                 f"the answers of the {documents} are marked as not learned ({', '.join(LEARNED)} of a message), and "
                 f"{setting} learns nothing else"
             )
-        if plan.train.objective == "dpo":
+        if plan.learns_pairs:
             return (
                 f"the answers of each of the {documents} are equal, or not within data.sequence_length = "
                 f"{plan.data.sequence_length:,} tokens, and {setting} learns nothing else; expected other pairs, longer rows, or "

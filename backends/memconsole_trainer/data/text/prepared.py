@@ -119,7 +119,7 @@ def _held_out(
         return validation.from_rows(source, split, size, row_tokens, tokenizer, most)
     assert tokenizer is not None
     if plan.data.template is not None:
-        if plan.train.objective == "dpo":
+        if plan.learns_pairs:
             return held_out_pairs(source, split, tokenizer, length, most)
         return held_out_records(source, split, tokenizer, length, plan.learns_answers, most)
     return validation.from_texts(source, split, tokenizer, length, most)

@@ -6,6 +6,9 @@ from memconsole.runs.read.report.comparison import MeasuredLine
 from memconsole.runs.read.state.facts import FactsSoFar
 from memconsole.runs.record.failures.shortfall import Shortfall, shortfall
 
+SETTLED_STEPS = 5
+"""After so many steps the heap of a run on a CPU has reached its peak."""
+
 
 def on_cpu(facts: FactsSoFar) -> bool:
     return facts.started is not None and facts.started.device_kind == "cpu"
@@ -36,8 +39,9 @@ def measured_of(facts: FactsSoFar) -> MeasuredLine:
 
 
 def is_lower_bound(facts: FactsSoFar, *, ran_out: bool) -> bool:
-    """Whether the measured peaks are too low to judge the estimate by: memory ran out, or no step was taken."""
-    return ran_out or facts.step == 0
+    """Whether the measured peaks may be too low to judge the estimate by: memory ran out, no step was taken, or a run on a
+    CPU took so few that its heap still grew."""
+    return ran_out or facts.step < (SETTLED_STEPS if on_cpu(facts) else 1)
 
 
 def shortfall_of(facts: FactsSoFar) -> Shortfall | None:

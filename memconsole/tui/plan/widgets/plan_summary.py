@@ -71,8 +71,8 @@ def _train(view: PlanView) -> tuple[str, ...]:
     plan, train, found = view.plan, view.plan.train, view.estimate
     rate = _rate(plan)
     rows = f"{plan.effective_batch:,} rows"
-    if plan.train.objective == "dpo":
-        rows = f"DPO, {plan.effective_batch // 2:,} pairs"
+    if plan.learns_pairs:
+        rows = f"{plan.objective_name}, {plan.effective_batch // 2:,} pairs"
     rest = f", {rows}/step, {rate}"
     several = train.max_steps or train.epochs
     length = f"{several:,} {'step' if train.max_steps else 'epoch'}{'s' * (several > 1)}"

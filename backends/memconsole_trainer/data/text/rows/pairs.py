@@ -1,9 +1,9 @@
-"""The training rows of preferences: both answers of each pair in succession, with their likelihoods under the reference."""
+"""The training rows of preferences: both answers of each pair in succession, and their likelihoods under a reference."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -41,8 +41,8 @@ class Reference:
         return missing
 
     def attached(self, batch: Batch) -> Batch:
-        """A batch of language with the likelihood of each row, 0 until they are known and for padding. Its weight is the
-        number of pairs. Raises `DataError` for a row without a likelihood."""
+        """A batch of pairs with the likelihood of each row, 0 until they are known and for padding. Raises `DataError` for a
+        row without a likelihood."""
         counts = (batch["targets"] != MASKED).any(-1)
         found = np.zeros(counts.shape, np.float32)
         if self._scored is not None:
@@ -53,8 +53,13 @@ class Reference:
                     "run scored them; memconsole resume RUN --changed-data scores the new ones"
                 )
             found[counts] = self._scored["likelihood"][np.searchsorted(self._scored["row"], keys)]
-        weight = float(np.count_nonzero(of_pairs(counts)))
-        return Batch({**batch.arrays, "reference": found}, weight)
+        return Batch({**batch.arrays, "reference": found}, batch.weight)
+
+
+def weighted(batch: Batch) -> Batch:
+    """A batch of language whose rows are pairs, with the number of pairs that have a target as its weight."""
+    counts = (batch["targets"] != MASKED).any(-1)
+    return Batch(batch.arrays, float(np.count_nonzero(of_pairs(counts))))
 
 
 def each_once(scored: NDArray[np.void]) -> NDArray[np.void]:
@@ -87,8 +92,9 @@ class PairRows:
 
     at_hand = False
 
-    def __init__(self, pairs: TextRows, reference: Reference) -> None:
-        self._pairs, self._reference = pairs, reference
+    def __init__(self, pairs: TextRows, finish: Callable[[Batch], Batch]) -> None:
+        """`finish` makes a batch of language one of pairs."""
+        self._pairs, self._finish = pairs, finish
         self.row_bytes = pairs.row_bytes // 2
         self.shuffle_buffer = 2 * pairs.shuffle_buffer
 
@@ -104,7 +110,7 @@ class PairRows:
 
     def batch(self, joined: Any, shape: BatchShape) -> tuple[Batch, int]:
         made, units = self._pairs.batch(joined, shape)
-        return self._reference.attached(made), units
+        return self._finish(made), units
 
 
 class _Answers:
