@@ -41,11 +41,11 @@ from memconsole_trainer.engine import (
     Array,
     Batch,
     DeviceFacts,
-    Keeping,
     LossSum,
     MemoryReading,
     OnTokens,
     Part,
+    ReleaseMode,
     Sampling,
     StateSource,
     StepMetrics,
@@ -200,9 +200,9 @@ class JaxEngine:
         self._train_state = self._train_step.update(self._train_state, backward, self._rates())
         self._finish_step(backward.metrics)
 
-    def release(self, part: Part, keeping: Keeping = "cpu") -> None:
+    def release(self, part: Part, mode: ReleaseMode = "cpu") -> None:
         self.synchronize()
-        self._move(part, partial(releasing.release, keeping=keeping))
+        self._move(part, partial(releasing.release, mode=mode))
 
     def fetch(self, part: Part) -> None:
         """Begin to bring a released `part` back. JAX copies and decodes asynchronously."""

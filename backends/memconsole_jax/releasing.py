@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from memconsole_jax.layout.mesh import put_donatable
 from memconsole_jax.techniques.optimizer import quantized_adam
-from memconsole_trainer.engine import Keeping
+from memconsole_trainer.engine import ReleaseMode
 from memconsole_trainer.techniques import blockwise
 
 SLICE = 2**18
@@ -103,15 +103,15 @@ class Zeroed(Released):
         return jnp.zeros(self.shape, self.dtype, device=self.sharding)
 
 
-def release(tree: Any, keeping: Keeping = "cpu") -> Any:
+def release(tree: Any, mode: ReleaseMode = "cpu") -> Any:
     """Free the device memory of each array of `tree`, one after another. Returns the tree of `Released` copies. Arrays
     that are released already stay as they are."""
 
     def one(path: Any, x: Any) -> Released:
         if isinstance(x, Released):
             return x
-        copy = _copied(path, x, keeping)
-        jax.block_until_ready(copy.stored if keeping != "reinitialize" else ())
+        copy = _copied(path, x, mode)
+        jax.block_until_ready(copy.stored if mode != "reinitialize" else ())
         x.delete()
         return copy
 
@@ -137,12 +137,12 @@ def is_released(tree: Any) -> bool:
     return any(isinstance(x, Released) for x in jax.tree.leaves(tree))
 
 
-def warm_up(shapes: Any, keeping: Keeping) -> None:
+def warm_up(shapes: Any, mode: ReleaseMode) -> None:
     """Compile the functions that release and restore arrays of these shapes, by use on zeros, one array at a time. If
     they were compiled later, the compiler's memory would be counted as that of the arrays."""
-    if keeping == "compress":
+    if mode == "compress":
         tree_map_with_path(
-            lambda path, x: _copied(path, zeros(x, x.dtype), keeping).restored().delete(), shapes
+            lambda path, x: _copied(path, zeros(x, x.dtype), mode).restored().delete(), shapes
         )
 
 
@@ -151,11 +151,11 @@ def zeros(shape: Any, dtype: Any) -> Array:
     return put_donatable(np.zeros(shape.shape, dtype), shape.sharding)
 
 
-def _copied(path: Any, x: Array, keeping: Keeping) -> Released:
+def _copied(path: Any, x: Array, mode: ReleaseMode) -> Released:
     """The copy from which x will be restored. `path` is its path in the tree of state."""
-    if keeping == "reinitialize":
+    if mode == "reinitialize":
         return Zeroed(jax.ShapeDtypeStruct(x.shape, x.dtype), x.sharding)
-    if keeping == "compress" and x.ndim:
+    if mode == "compress" and x.ndim:
         words = [_word(key) for key in path]
         # Blocks never span two of the tensors that are stacked in an array.
         tensors = x.shape[0] if words and words[-1].startswith("layers.") else 1
@@ -163,7 +163,7 @@ def _copied(path: Any, x: Array, keeping: Keeping) -> Released:
         codes, scales = _encode(x.reshape(tensors, -1), signed=signed)
         return Quantized(codes, x.sharding, scales, x.shape, signed)
     (device,) = x.devices()
-    if keeping == "pinned" and device.platform != "cpu":
+    if mode == "pinned" and device.platform != "cpu":
         pinned = SingleDeviceSharding(device, memory_kind="pinned_host")
         return Released(jax.device_put(x, pinned), x.sharding)
     return Released(np.array(x), x.sharding)

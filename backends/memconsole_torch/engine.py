@@ -46,11 +46,11 @@ from memconsole_trainer.engine import (
     Array,
     Batch,
     DeviceFacts,
-    Keeping,
     LossSum,
     MemoryReading,
     OnTokens,
     Part,
+    ReleaseMode,
     Sampling,
     StateSource,
     StepMetrics,
@@ -256,11 +256,11 @@ class TorchEngine:
         scaled = [] if self._scale is None else [scale]
         self._metrics.append((self._step, rate, torch.stack([loss / scale, norm, *scaled])))
 
-    def release(self, part: Part, keeping: Keeping = "cpu") -> None:
+    def release(self, part: Part, mode: ReleaseMode = "cpu") -> None:
         """Free the device memory of `part` until `restore`."""
         self.synchronize()
-        self._releaser.release(part, keeping)
-        if keeping == "reinitialize":
+        self._releaser.release(part, mode)
+        if mode == "reinitialize":
             self._updates = 0
             optimizers.set_step(self._optimizer, 0)
 

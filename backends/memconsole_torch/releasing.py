@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from memconsole_torch.techniques.optimizer import blocks
-from memconsole_trainer.engine import Keeping, Part
+from memconsole_trainer.engine import Part, ReleaseMode
 
 
 class HostCopy:
@@ -64,7 +64,7 @@ class Releaser:
     """Releases and restores parts of an engine. Tensors stay the same objects, so references to them stay valid.
 
     `tensors` returns the tensors of a part. If the device's memory is the host's (not `moves`), nothing
-    is copied to the host. Tensors that are not on the device stay where they are; with the keeping
+    is copied to the host. Tensors that are not on the device stay where they are; with the mode
     `reinitialize` they are filled with zeros. `signed` says whether a tensor's values have both signs,
     which decides the map of their 8-bit codes.
     """
@@ -85,26 +85,26 @@ class Releaser:
         """The parts that are being copied back, each with the event at the end of its copies."""
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def release(self, part: Part, keeping: Keeping = "cpu") -> None:
+    def release(self, part: Part, mode: ReleaseMode = "cpu") -> None:
         """Free the device memory of `part`. Does nothing if it is released already."""
         if part in self._copies:
             return
         copies = self._copies[part] = {}
-        quantizes = keeping in ("compress", "reinitialize")
+        quantizes = mode in ("compress", "reinitialize")
         for tensor in self._tensors(part) if self._moves or quantizes else ():
             storage = tensor.untyped_storage()
             if not storage.nbytes():
                 continue
             if storage.device.type != self._device.type:
-                if keeping == "reinitialize":
+                if mode == "reinitialize":
                     tensor.zero_()
                 continue
             if quantizes:
                 signed = self._signed(tensor)
-                codes = blocks.encode(tensor, signed=signed) if keeping == "compress" else None
+                codes = blocks.encode(tensor, signed=signed) if mode == "compress" else None
                 copies[id(tensor)] = QuantizedCopy(tensor, codes)
             else:
-                copies[storage._cdata] = HostCopy(tensor, pinned=keeping == "pinned")
+                copies[storage._cdata] = HostCopy(tensor, pinned=mode == "pinned")
 
     def fetch(self, part: Part) -> None:
         """Begin to copy `part` back; on CUDA the copies overlap with work that is queued meanwhile.

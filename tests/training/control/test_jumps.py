@@ -11,7 +11,7 @@ import pytest
 from memconsole_trainer.control import confirm
 from memconsole_trainer.control.halves import halves
 from memconsole_trainer.control.hybrid import Hybrid
-from memconsole_trainer.engine import Array, Keeping
+from memconsole_trainer.engine import Array, ReleaseMode
 from memconsole_trainer.jumps import PREFIX, JumpingEngine, Path, shrunk_sum
 from memconsole_trainer.techniques import average, blockwise
 from tests.training.engine.test_regressor import batch, built
@@ -183,18 +183,18 @@ def test_weights_wait_on_the_host_while_bf16_copies_are_tried() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("keeping", ["cpu", "pinned", "compress", "reinitialize"])
+@pytest.mark.parametrize("mode", ["cpu", "pinned", "compress", "reinitialize"])
 def test_optimizer_state_comes_back_as_its_strategy_promises(
-    backend: str, keeping: Keeping
+    backend: str, mode: ReleaseMode
 ) -> None:
     engine = moved(backend)
     stored = State(engine)
     before = tensors(engine, "optimizer.")
-    engine.release("optimizer", keeping)
+    engine.release("optimizer", mode)
     away = tensors(engine, "optimizer.")
     with pytest.raises(RuntimeError, match="released"):
         engine.update()
-    engine.release("optimizer", keeping)
+    engine.release("optimizer", mode)
     engine.fetch("optimizer")
     engine.restore("optimizer")
     back = tensors(engine, "optimizer.")
@@ -202,9 +202,9 @@ def test_optimizer_state_comes_back_as_its_strategy_promises(
         if name.endswith(("step", "count")):
             continue
         assert np.array_equal(back[name], away[name]), "a checkpoint meanwhile holds the same"
-        if keeping in ("cpu", "pinned"):
+        if mode in ("cpu", "pinned"):
             assert np.array_equal(back[name], old)
-        elif keeping == "reinitialize":
+        elif mode == "reinitialize":
             assert not back[name].any()
         else:
             signed = not ("nu" in name.split(".") or name.endswith("exp_avg_sq"))
