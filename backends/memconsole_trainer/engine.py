@@ -23,8 +23,7 @@ Part = Literal["weights", "optimizer", "gradients"]
 the optimizer state; the gradients that wait for an update."""
 ReleaseMode = Literal["cpu", "pinned", "compress", "reinitialize"]
 """How a part is released. Until it is restored, it is kept in host memory, in page-locked host memory, in 8 bits on its
-device, or nowhere
-(`reinitialize`: the optimizer starts anew)."""
+device, or nowhere (`reinitialize`: the optimizer starts anew)."""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class Programs:
         """The sharding of an array that every device holds whole."""
         return self.mesh.replicated
 
-    def place(self, name: str) -> Any:
+    def sharding_of(self, name: str) -> Any:
         """The sharding of a weight."""
         stack = (self.trained | self.frozen)[name]
         return self.mesh.weight_sharding(stack.shape, layered=stack.layered)
@@ -114,7 +114,7 @@ class Programs:
     @property
     def trained_shapes(self) -> dict[str, Any]:
         return {
-            name: self.shape(stack.shape, self.dtype(name), self.place(name))
+            name: self.shape(stack.shape, self.dtype(name), self.sharding_of(name))
             for name, stack in self.trained.items()
         }
 
@@ -132,7 +132,7 @@ class Programs:
         if not is_averaged(self.plan):
             return None
         return {
-            name: self.shape(stack.shape, place=self.place(name))
+            name: self.shape(stack.shape, place=self.sharding_of(name))
             for name, stack in self.trained.items()
         }
 
@@ -144,7 +144,7 @@ class Programs:
                 codes = stored_shapes(s, self.plan.optimize.base_storage)
                 shapes |= {n: self.shape(*described) for n, described in codes.items()}
             else:
-                shapes[name] = self.shape(s.shape, self.dtype(name), self.place(name))
+                shapes[name] = self.shape(s.shape, self.dtype(name), self.sharding_of(name))
         return shapes
 
     @property
@@ -160,7 +160,9 @@ class Programs:
         names = (str(getattr(key, "key", "")) for key in path)
         weight = next((name for name in names if name in self.trained), None)
         same_shape = weight is not None and self.trained[weight].shape == x.shape
-        return self.shape(x.shape, x.dtype, self.place(weight) if weight and same_shape else None)
+        return self.shape(
+            x.shape, x.dtype, self.sharding_of(weight) if weight and same_shape else None
+        )
 
     @property
     def keeps_state_on_host(self) -> bool:

@@ -72,8 +72,8 @@ def _outputs(plan: Plan, model: Regressor, disk: Disk | None = None) -> Callable
 
     def outputs(weights: Tree, arrays: Tree, sums: Tree | None = None) -> Array:
         with dropout.active(rates, arrays.get(dropout.BITS)):
-            found: Array = assemble(model, weights)(arrays["windows"], dtype, running, sums)
-        return found
+            outputs: Array = assemble(model, weights)(arrays["windows"], dtype, running, sums)
+        return outputs
 
     return outputs
 
