@@ -63,13 +63,13 @@ def run_blocks(
         return shard_rows(wrapped_layer(shard_rows(x), weights, of_layer, *shared))
 
     if sums is not None:
-        return _adding(wrapped, x, weights, of_layers, sums, unrolled)
+        return _run_and_sum_gradients(wrapped, x, weights, of_layers, sums, unrolled)
     xs = weights, of_layers
     x, _ = lax.scan(lambda x, xs: (wrapped(x, *xs), None), x, xs, unroll=unrolled)
     return x
 
 
-def _adding(
+def _run_and_sum_gradients(
     wrapped: Callable[..., Array],
     x: Array,
     weights: Any,
@@ -82,19 +82,19 @@ def _adding(
     sums = {name: total for name, total in sums.items() if name in paths}
 
     def layer(carry: tuple[Array, Sums], xs: Any) -> tuple[Any, None]:
-        x, carried = accumulation.ordered(*carry) if unrolled else carry
+        x, carried = accumulation.order_backward(*carry) if unrolled else carry
         index, weights, of_layer = xs
         arrays = dict(nnx.to_flat_state(weights))
-        found = {name: arrays[paths[name]][...] for name in carried}
-        found, carried = accumulation.adding(found, carried, index)
-        arrays |= {paths[name]: nnx.Param(array) for name, array in found.items()}
+        summed = {name: arrays[paths[name]][...] for name in carried}
+        summed, carried = accumulation.add_gradients(summed, carried, index)
+        arrays |= {paths[name]: nnx.Param(array) for name, array in summed.items()}
         weights = nnx.from_flat_state(list(arrays.items()))
         return (wrapped(x, weights, of_layer), carried), None
 
     layers = jnp.arange(len(jax.tree.leaves(weights)[0]))
     xs = layers, weights, of_layers
     (x, carried), _ = lax.scan(layer, (x, sums), xs, unroll=unrolled)
-    return accumulation.begun(x, carried, lax.stop_gradient(sums))
+    return accumulation.start_from(x, carried, lax.stop_gradient(sums))
 
 
 def assembled(kind: Callable[[Any], M], shape: Any, weights: Mapping[str, Any]) -> M:

@@ -26,7 +26,7 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole_jax.models import dropout
 from memconsole_jax.models.accumulation import Sums
 from memconsole_jax.models.attention import causal_attention
-from memconsole_jax.models.balance import balancing, weight_now
+from memconsole_jax.models.balance import balancing, current_weight
 from memconsole_jax.models.blocks import BlockRunning, assembled, run_blocks, stacked
 from memconsole_jax.models.experts import Experts
 from memconsole_jax.models.layers import MLP, Embedding, Identity, Linear, Norm
@@ -223,7 +223,7 @@ def run_decoder_blocks(
             return block(x, rotation, window, dtype, documents)
 
     rotations = all_rotations(a, positions_of(length, documents), length)
-    shared = rotations, documents, weight_now()
+    shared = rotations, documents, current_weight()
     of_layers = flags if dropout_bits is None else (flags, dropout_bits)
     return run_blocks(layers, x, run_block, running, sums, of_layers, shared)
 
