@@ -150,8 +150,8 @@ class TorchEngine:
             based=self._base is not None,
         )
         self._build_hybrid(plan, trained)
-        whole = (*model.parameters(), *adapters.adapters_of(self._plan, model))
-        self.parameters = sum(p.size for p in whole)
+        every = (*model.parameters(), *adapters.adapters_of(self._plan, model))
+        self.parameters = sum(p.size for p in every)
         self.trainable_parameters = sum(p.size for p in trained)
 
     def _build_optimizer(self, plan: Plan, trained: Sequence[Parameter]) -> None:
@@ -192,10 +192,11 @@ class TorchEngine:
         self._compute: Precision = plan.optimize.precision
         self._jumps: TorchJumps | None = None
         if plan.hybrid.on:
-            narrow = phase_precision(plan, "predict")
+            compute = phase_precision(plan, "predict")
             groups = {p.name: group_of(p) for p in trained}
-            arguments = self.module, groups, self.task, self._to_device, narrow
-            self._jumps = TorchJumps(*arguments, moves=moves)
+            self._jumps = TorchJumps(
+                self.module, groups, self.task, self._to_device, compute, moves=moves
+            )
 
     def train_step(self, batch: Batch) -> None:
         """One optimizer step. Does not wait for the device."""
@@ -227,8 +228,8 @@ class TorchEngine:
         last = self._plan.optimize.accumulation_steps - 1
         for index, arrays in enumerate(batch.micro_batches()):
             rows = MicroBatch(local_rows(self.process_group, arrays), self._to_device)
-            drawing = nullcontext() if self._draws is None else self._draws.of(self._step, index)
-            with drawing, self._exchanging(index == last):
+            dropping = nullcontext() if self._draws is None else self._draws.of(self._step, index)
+            with dropping, self._exchanging(index == last):
                 with precision.forward_context(self._device, self._compute):
                     part = self.task.loss(self._replicated or self.module, rows, share)
                 self._memory.observe()
@@ -369,14 +370,7 @@ class TorchEngine:
             outputs = self.task.outputs(self.module, MicroBatch(local, self._to_device)).float()
         if shared:
             assert isinstance(self.process_group, TorchProcessGroup)
-            whole = outputs.new_zeros((rows, *outputs.shape[1:]))
-            whole[
-                self.process_group.rank * len(outputs) : (self.process_group.rank + 1)
-                * len(outputs)
-            ] = outputs
-            outputs = self.process_group.all_reduce_sum(
-                whole
-            )  # every other process has zeros in these rows
+            outputs = self.process_group.all_gather_rows(outputs)
         values: Array = outputs.cpu().numpy()
         return values
 
@@ -426,7 +420,7 @@ class TorchEngine:
         if self._base is not None:
             adapters.check_base(self._base, source.tensor(adapters.FINGERPRINT))
         for name, tensor in tensors.items():
-            pretrained.copy_into(tensor, self.saved.held(name, source.tensor(name)), name)
+            pretrained.copy_into(tensor, self.saved.local_part(name, source.tensor(name)), name)
         self._step = int(source.tensor(STEP))
         self._updates = self._step if self._jumps is None else int(source.tensor(UPDATES))
         skipped = 0 if self._scale is None else self._scale.skipped()
@@ -463,7 +457,7 @@ class TorchEngine:
     @contextmanager
     def _evaluation_weights(self) -> Iterator[None]:
         """A context in which the module computes with the moving average of its weights, if there is one."""
-        with nullcontext() if self._average is None else self._average.shown():
+        with nullcontext() if self._average is None else self._average.swapped_in():
             yield
             if self._rows is not None:
                 self._rows.reshard()

@@ -60,6 +60,13 @@ class TorchProcessGroup:
         self.exchanges.count(began)
         return value
 
+    def all_gather_rows(self, local: Tensor) -> Tensor:
+        """The rows of all processes in the order of their ranks. `local` are this process's rows, on the device; every
+        process has as many."""
+        whole = local.new_zeros((self.size * len(local), *local.shape[1:]))
+        whole[self.rank * len(local) : (self.rank + 1) * len(local)] = local
+        return self.all_reduce_sum(whole)  # the other processes have zeros in these rows
+
 
 def local_rank() -> int:
     """This process's number on its machine; 0 if it trains alone."""
