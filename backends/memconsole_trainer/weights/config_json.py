@@ -7,7 +7,7 @@ from typing import Any
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.rotary import longrope_attention_factor
 
-_OWN_TOKENS = ("phi3", "smollm3", "olmo2", "olmoe", "mixtral")
+_OWN_TOKENS = ("phi3", "smollm3", "olmo2", "olmo3", "olmoe", "mixtral")
 """Kinds whose default special tokens are those of their own vocabularies."""
 CLASSES = {
     "gpt2": "GPT2LMHeadModel",
@@ -23,6 +23,7 @@ CLASSES = {
     "granite": "GraniteForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
     "gpt_neox": "GPTNeoXForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
@@ -83,7 +84,6 @@ def _shape(a: Architecture) -> dict[str, Any]:
 
 
 def _gemma3(a: Architecture) -> dict[str, Any]:
-    full = {**_rope(a), "rope_theta": a.rope_theta}
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": round(a.scale**-2),
@@ -92,10 +92,7 @@ def _gemma3(a: Architecture) -> dict[str, Any]:
         "layer_types": _layer_types(a),
         "rope_theta": a.rope_theta,
         "rope_local_base_freq": a.rope_local_theta,
-        "rope_parameters": {
-            "full_attention": full,
-            "sliding_attention": {"rope_type": "default", "rope_theta": a.rope_local_theta},
-        },
+        "rope_parameters": _by_layer_type(a),
     }
 
 
@@ -127,6 +124,8 @@ def _llama_like(a: Architecture) -> tuple[str, dict[str, Any]]:
         }
     if a.experts:
         return _experts(a)
+    if _is_olmo3(a):
+        return "olmo3", {"sliding_window": a.sliding_window, "layer_types": _layer_types(a)}
     if not a.pre_norms:
         return "olmo2", {}
     if a.query_key_norm:
@@ -141,6 +140,12 @@ def _llama_like(a: Architecture) -> tuple[str, dict[str, Any]]:
     if a.sliding_window is not None:
         return "mistral", {"sliding_window": a.sliding_window}
     return "llama", {}
+
+
+def _is_olmo3(a: Architecture) -> bool:
+    """Whether it is OLMo 3: OLMo 2 with sliding windows."""
+    alike = a.attention_scale is None and not a.experts
+    return alike and not a.pre_norms and a.sliding_window is not None
 
 
 def _experts(a: Architecture) -> tuple[str, dict[str, Any]]:
@@ -199,11 +204,21 @@ def _described(kind: str, a: Architecture, **rest: Any) -> dict[str, Any]:
     }
 
 
+def _by_layer_type(a: Architecture) -> dict[str, Any]:
+    """The rotary positions of each kind of layer, as transformers 5 writes them."""
+    return {
+        "full_attention": {**_rope(a), "rope_theta": a.rope_theta},
+        "sliding_attention": {"rope_type": "default", "rope_theta": a.rope_local_theta},
+    }
+
+
 def _rope_fields(a: Architecture) -> dict[str, Any]:
     """The rotary positions, as transformers 5 spells them (`rope_parameters`) and as transformers 4 does."""
     parameters = {**_rope(a), "rope_theta": a.rope_theta}
     if a.family in ("phi3", "gpt_neox"):
         parameters["partial_rotary_factor"] = a.rotated_size / a.head_size
+    if _is_olmo3(a):
+        parameters = _by_layer_type(a)
     fields: dict[str, Any] = {"rope_theta": a.rope_theta, "rope_parameters": parameters}
     if a.rope_scaling is not None:
         fields["rope_scaling"] = _rope(a)

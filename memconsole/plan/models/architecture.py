@@ -1,6 +1,6 @@
 """The decoder description that both backends build from, and the parameters it implies.
 
-One `Architecture` covers GPT-2, Llama (with Mistral, Qwen 2 and 3, SmolLM2 and 3, Granite 3, OLMo 2), Phi-3 and 4,
+One `Architecture` covers GPT-2, Llama (with Mistral, Qwen 2 and 3, SmolLM2 and 3, Granite 3, OLMo 2 and 3), Phi-3 and 4,
 Gemma (1, 2 and 3), GPT-NeoX (Pythia), and mixtures of experts (Mixtral, Qwen3 MoE, OLMoE, Granite MoE).
 `parameters()` lists every weight once, with canonical name, shape and initial scale. Counting, pricing, initializing,
 loading and both backends' modules all read that list, so they cannot disagree.
@@ -62,7 +62,7 @@ class Architecture(
     positions: Positions = "rope"
     rope_theta: float = 10_000.0
     rope_local_theta: float = 10_000.0
-    """Base for sliding-window layers (Gemma 3)."""
+    """Base for sliding-window layers (Gemma 3, OLMo 3)."""
     rope_scaling: RopeScaling | None = None
     """Applies to full-attention layers only."""
     rotary_size: int | None = None
@@ -97,7 +97,7 @@ class Architecture(
     sliding_window: int | None = None
     """Keys visible to a local layer, the current position included."""
     global_every: int = 1
-    """Every n-th layer attends globally, the others locally (Gemma 2: 2, Gemma 3: 6). 1: all global; more than there are
+    """Every n-th layer attends globally, the others locally (Gemma 2: 2, OLMo 3: 4, Gemma 3: 6). 1: all global; more than there are
     layers: all local (Mistral)."""
     auxiliary_rows: int = 0
     """Rows of a side-information embedding (gearhead's error codes), unused on plain text."""

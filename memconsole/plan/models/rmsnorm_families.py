@@ -87,6 +87,31 @@ def olmo2(c: Config) -> Architecture:
     )
 
 
+def olmo3(c: Config) -> Architecture:
+    """OLMo 3: an OLMo 2 in which three of four layers have a sliding window. Scaled rotary positions are those of the other
+    layers alone."""
+    c.only("hidden_act", "silu", ("silu",))
+    theta, scaling = rope(c, "full_attention", 500_000.0)
+    local_theta, local_scaling = rope(c, "sliding_attention", theta)
+    if local_scaling is not None:
+        raise refusal(c.where, "rope_parameters", local_scaling.kind, "no scaling of local layers")
+    window, every = _window(c, 4)
+    return _rms_decoder(
+        c,
+        family="llama",
+        query_key_norm=True,
+        joint_query_key_norm=True,
+        pre_norms=False,
+        post_norms=True,
+        norm_eps=1e-5,
+        rope_theta=theta,
+        rope_local_theta=local_theta,
+        rope_scaling=scaling,
+        sliding_window=window,
+        global_every=every,
+    )
+
+
 def smollm3(c: Config) -> Architecture:
     """SmolLM3: a Llama in which some layers do not rotate queries and keys (NoPE)."""
     decoder = llama(c, max_positions=32_768, tied_embeddings=True, default_theta=2_000_000.0)

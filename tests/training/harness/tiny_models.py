@@ -134,6 +134,26 @@ ARCHITECTURES: dict[str, Architecture] = {
         pre_norms=False,
         post_norms=True,
     ),
+    "olmo3": Architecture(
+        family="llama",
+        **SIZES,
+        norm_eps=1e-5,
+        tied_embeddings=False,
+        query_key_norm=True,
+        joint_query_key_norm=True,
+        pre_norms=False,
+        post_norms=True,
+        rope_theta=500.0,
+        rope_local_theta=500.0,
+        rope_scaling=RopeScaling(
+            kind="yarn",
+            factor=4.0,
+            original_positions=32,
+            attention_factor=0.1 * math.log(4) + 1,
+        ),
+        sliding_window=5,
+        global_every=3,
+    ),
     "mixtral": Architecture(
         family="mixtral",
         **SIZES,
@@ -300,6 +320,17 @@ def oracle(kind: str) -> Any:
             )
         ),
         "olmo2": lambda: t.Olmo2ForCausalLM(t.Olmo2Config(**h)),
+        "olmo3": lambda: t.Olmo3ForCausalLM(
+            t.Olmo3Config(
+                **h,
+                sliding_window=5,
+                layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+                rope_parameters={
+                    "full_attention": dict(YARN_ROPE),
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                },
+            )
+        ),
         "mixtral": lambda: t.MixtralForCausalLM(
             t.MixtralConfig(**h, num_local_experts=4, num_experts_per_tok=2)
         ),

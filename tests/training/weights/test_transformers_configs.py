@@ -53,7 +53,7 @@ TINY = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vo
 
 @given(
     st.sampled_from(
-        ["llama", "mistral", "qwen3", "granite", "olmo2", "gemma", "gemma2", "gemma3_text"]
+        ["llama", "mistral", "qwen3", "granite", "olmo2", "olmo3", "gemma", "gemma2", "gemma3_text"]
     ),
     st.sampled_from([1, 2, 4]),
     st.sampled_from([None, 12, 32]),
@@ -71,7 +71,7 @@ def test_shapes_agree_with_transformers_for_random_configs(
         "intermediate_size": 40,
         "tie_word_embeddings": tied,
         "pad_token_id": 0,
-        "sliding_window": 8 if model_type in ("gemma2", "gemma3_text") else None,
+        "sliding_window": 8 if model_type in ("olmo3", "gemma2", "gemma3_text") else None,
     }
     if head_dim is not None:
         config["head_dim"] = head_dim
@@ -80,7 +80,7 @@ def test_shapes_agree_with_transformers_for_random_configs(
     assert sizes(read).total == transformers_count(made)
     written = json.loads(made.to_json_string(use_diff=False))
     again = architecture_from_config(written, "config.json")
-    if model_type == "gemma3_text":
+    if model_type in ("gemma3_text", "olmo3"):
         local = [kind == "sliding_attention" for kind in made.layer_types]
         assert [read.is_local(i) for i in range(layers)] == local
         assert [again.is_local(i) for i in range(layers)] == local

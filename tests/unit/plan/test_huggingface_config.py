@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from memconsole.memory.state.sizes import sizes
 from memconsole.plan import catalog
+from memconsole.plan.models import rotary
 from memconsole.plan.models.finding import find_model
 from memconsole.plan.models.huggingface import architecture_from_config, read_architecture
 from memconsole.plan.plan import ModelChoice, Plan, PlanError
@@ -71,6 +72,17 @@ def test_no_rope_layers_may_be_empty_or_name_every_layer() -> None:
     assert [read.is_rotated(layer) for layer in range(5)] == [True, True, True, False, True]
 
 
+def test_the_positions_of_olmo_3_are_scaled_in_every_fourth_layer() -> None:
+    read = architecture_from_config(OLMO3, "config.json")
+    assert [read.is_local(layer) for layer in range(8)] == [True, True, True, False] * 2
+    assert (read.sliding_window, read.rope_theta, read.rope_local_theta) == (4096, 5e5, 5e5)
+    assert read.rope_scaling is not None
+    assert read.rope_scaling.kind == "yarn"
+    plain = rotary.angles(read.head_size, 5e5)
+    assert read.angles(4096, local=True) == plain
+    assert read.angles(4096, local=False) != plain
+
+
 def test_every_published_catalog_model_has_its_file_here() -> None:
     assert {m.name for m in catalog.models().values() if m.hub_id} == set(PUBLISHED)
 
@@ -82,6 +94,14 @@ SMOLLM3 = PUBLISHED["smollm3-3b"]
 GRANITE = PUBLISHED["granite-3.1-2b"]
 GRANITE_MOE = PUBLISHED["granite-3.1-1b-a400m"]
 OLMO2 = PUBLISHED["olmo-2-1b"]
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+OLMO3 = {
+    **OLMO2,
+    "model_type": "olmo3",
+    "max_position_embeddings": 65_536,
+    "sliding_window": 4096,
+    "rope_scaling": YARN,
+}
 OLMOE = PUBLISHED["olmoe-1b-7b"]
 QWEN3_MOE = PUBLISHED["qwen3-30b-a3b"]
 MIXTRAL = PUBLISHED["mixtral-8x7b"]
@@ -129,7 +149,9 @@ PHI4 = {
         (GRANITE_MOE, {"num_experts_per_tok": 33}, "num_experts_per_tok = 33: expected at most the 32"),
         (OLMO2, {"attention_bias": True}, "attention_bias = true"),
         (OLMO2, {"hidden_act": "gelu"}, 'hidden_act = "gelu"'),
-        (OLMO2, {"model_type": "olmo3"}, 'model_type = "olmo3"'),
+        (OLMO3, {"layer_types": ["full_attention"] * 16, "num_hidden_layers": 15}, "layer_types"),
+        (OLMO3, {"rope_parameters": {"full_attention": YARN, "sliding_attention": YARN}}, "no scaling of local layers"),
+        (OLMO2, {"model_type": "olmo_hybrid"}, 'model_type = "olmo_hybrid"'),
         (OLMOE, {"clip_qkv": 8.0}, "clip_qkv = 8.0"),
         (OLMOE, {"num_experts_per_tok": 65}, "num_experts_per_tok = 65: expected at most the 64"),
         (OLMOE, {"num_experts": 0}, "num_experts = 0"),
