@@ -20,7 +20,7 @@ from memconsole_trainer.host.host_memory import HostMemory
 from memconsole_trainer.host.platform_lines import optimization_lines
 
 _DETERMINISTIC_FLAG = "--xla_gpu_deterministic_ops=true"
-_PRODUCTS_FLAG = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_REDUCE"
+_MATMUL_FLAG = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_REDUCE"
 """With this flag, XLA on a CPU lets Eigen compute products of matrices. Its other library, YNNPACK, computes only
 reductions, and products that XLA fuses with a reduction, such as one of attention's backward pass.
 
@@ -28,8 +28,8 @@ By default YNNPACK computes all products. If it cannot allocate memory for one, 
 arbitrary numbers: runs that reached their memory limit ended with weights that are not finite. If an allocation of
 Eigen's fails, the step ends with an error, or the process does. With no YNNPACK at all (an empty value of this flag) XLA
 plans a quarter more temporaries for a step of the model `gearhead`."""
-_VERSIONS_WITH_FLAG = ((0, 10), (0, 11), (0, 12))
-"""Versions of jaxlib that know `_PRODUCTS_FLAG`."""
+_VERSIONS_WITH_MATMUL_FLAG = ((0, 10), (0, 11), (0, 12))
+"""Versions of jaxlib that know `_MATMUL_FLAG`."""
 _MEMORY_LABELS = {"cpu": "host RAM", "gpu": "VRAM", "rocm": "VRAM", "tpu": "HBM"}
 
 
@@ -60,7 +60,7 @@ def prepare(plan: Plan) -> None:
     elif name.startswith("cuda"):
         jax.config.update("jax_platforms", "cuda,cpu")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    products_by_eigen()
+    matmul_with_eigen()
     if plan.train.deterministic:
         # XLA for GPUs (xla.proto): no atomics, and no autotuning, which may choose differently in
         # each run.
@@ -70,15 +70,15 @@ def prepare(plan: Plan) -> None:
         os.environ["XLA_CLIENT_MEM_FRACTION"] = str(plan.device.memory_fraction)
 
 
-def products_by_eigen() -> None:
-    """Let Eigen compute XLA's products of matrices on a CPU (see `_PRODUCTS_FLAG`), unless the user's `XLA_FLAGS` choose a
+def matmul_with_eigen() -> None:
+    """Let Eigen compute XLA's products of matrices on a CPU (see `_MATMUL_FLAG`), unless the user's `XLA_FLAGS` choose a
     library. Call before JAX opens a device.
 
     XLA aborts on a flag that it does not know. So the flag is set only for versions of jaxlib that were tried.
     """
-    known = jaxlib.version.__version_info__[:2] in _VERSIONS_WITH_FLAG
-    if known and _PRODUCTS_FLAG.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
-        _add_flag(_PRODUCTS_FLAG)
+    known = jaxlib.version.__version_info__[:2] in _VERSIONS_WITH_MATMUL_FLAG
+    if known and _MATMUL_FLAG.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
+        _add_flag(_MATMUL_FLAG)
 
 
 def _add_flag(flag: str) -> None:
@@ -185,8 +185,9 @@ class DeviceMemory:
     def readings(self) -> tuple[MemoryReading, ...]:
         """A reading of each device. On a CPU there is one for all, because its devices share one heap."""
         if self._host is None:
-            found = [_allocator_reading(device.memory_stats() or {}) for device in self._devices]
-            return tuple(_with_driver_bytes(found, self._driver.charged() if self._driver else []))
+            readings = [_allocator_reading(device.memory_stats() or {}) for device in self._devices]
+            charged = self._driver.charged() if self._driver else []
+            return tuple(_with_driver_bytes(readings, charged))
         count = len(self._devices)
         now, peak = self._host.growth_bytes() // count, self._host.peak_bytes() // count
         return (MemoryReading(now, peak, now, now, self._total),)
@@ -217,15 +218,15 @@ def _with_driver_bytes(readings: list[MemoryReading], charged: list[int]) -> lis
     and a context of about the same size, so the card with the largest pool has the largest charge, and so on. Cards that
     JAX opened and does not compute on come last.
     """
-    found = list(readings)
+    completed = list(readings)
     largest_first = sorted(
-        range(len(found)),
-        key=lambda n: found[n].reserved_bytes or found[n].allocated_bytes or 0,
+        range(len(readings)),
+        key=lambda n: readings[n].reserved_bytes or readings[n].allocated_bytes or 0,
         reverse=True,
     )
     for n, device_bytes in zip(largest_first, charged, strict=False):
-        found[n] = replace(found[n], device_bytes=device_bytes)
-    return found
+        completed[n] = replace(readings[n], device_bytes=device_bytes)
+    return completed
 
 
 _PRECISIONS = {

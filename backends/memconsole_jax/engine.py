@@ -21,16 +21,16 @@ from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan, Precision, replace
 from memconsole.plan.sections.hybrid import GRADIENT_PHASES
 from memconsole.plan.toggles.optimizations import check_trainable
-from memconsole_jax import devices, held, tasks
+from memconsole_jax import devices, releasing, tasks
 from memconsole_jax.compiled import compile_cache, compiling
 from memconsole_jax.compiled.compiling import Compiled
 from memconsole_jax.compiled.programs import Programs
 from memconsole_jax.compiled.step import Backward, TrainState
-from memconsole_jax.gang import join
 from memconsole_jax.jumps import JaxJumps
 from memconsole_jax.layout.mesh import put
 from memconsole_jax.layout.stacking import Stack
 from memconsole_jax.models import dropout
+from memconsole_jax.process_group import join
 from memconsole_jax.profiling import Recording
 from memconsole_jax.saved.loading import Loader
 from memconsole_jax.saved.tensors import Saved
@@ -41,20 +41,20 @@ from memconsole_trainer.engine import (
     Array,
     Batch,
     DeviceFacts,
-    Keeping,
     LossSum,
     MemoryReading,
     OnTokens,
     Part,
+    ReleaseMode,
     Sampling,
     StateSource,
     StepMetrics,
     WeightSource,
     check_names,
 )
-from memconsole_trainer.gang import Alone, Gang
 from memconsole_trainer.host import mapped
 from memconsole_trainer.jumps import phase_precision, saved_snapshots
+from memconsole_trainer.process_group import ProcessGroup, SingleProcess
 from memconsole_trainer.schedule import learning_rate
 from memconsole_trainer.techniques import adapters, average, loss_scale
 from memconsole_trainer.techniques.adapters import InitialAdapters
@@ -68,8 +68,10 @@ def create(plan: Plan, run_directory: Path | None) -> JaxEngine:
     """An engine for `plan` on this machine. Raises `PlanError` if the plan cannot run here."""
     devices.prepare(plan)
     compile_cache.enable_compile_cache()
-    gang = join(plan, run_directory)
-    engine = JaxEngine(plan, devices.find_all(plan, gang.size), run_directory, gang)
+    process_group = join(plan, run_directory)
+    engine = JaxEngine(
+        plan, devices.find_all(plan, process_group.size), run_directory, process_group
+    )
     check_trainable(plan, engine.device.kind)  # the plan's device may be auto
     return engine
 
@@ -82,7 +84,7 @@ class JaxEngine:
         plan: Plan,
         jax_devices: tuple[Any, ...],
         run_directory: Path | None = None,
-        gang: Gang | None = None,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         """`jax_devices` are the plan's `jax.Device`s, those of other processes included."""
         self._plan = plan
@@ -90,7 +92,7 @@ class JaxEngine:
         local = tuple(d for d in jax_devices if d.process_index == d.client.process_index())
         self._devices, device = jax_devices, local[0]
         jax.config.update("jax_default_device", device)
-        self.gang: Gang = gang or Alone()
+        self.process_group: ProcessGroup = process_group or SingleProcess()
         self.device: DeviceFacts = devices.facts(device)
         self.versions: Mapping[str, str] = {
             "jax": jax.__version__,
@@ -114,7 +116,7 @@ class JaxEngine:
     def prepare(self, plan: Plan, model: Model) -> None:
         """Begin to compile, from shapes alone. Several processes must compile in the same order, so they do
         it in `build`."""
-        if self.gang.size == 1:
+        if self.process_group.size == 1:
             self._compiling = compiling.begin(self._programs_of(plan, model))
 
     def _programs_of(self, plan: Plan, model: Model) -> Programs:
@@ -170,7 +172,7 @@ class JaxEngine:
                 other = replace(plan, {"optimize.precision": precision})
                 self._steps[precision] = self._programs_of(other, model).compiled_step()
         if plan.hybrid.memory != "none":
-            held.prepare(self._programs.state_shapes, plan.hybrid.memory)
+            releasing.warm_up(self._programs.state_shapes, plan.hybrid.memory)
         self._jumps = JaxJumps(
             self._programs, lambda: self._train_state.weights, lambda: self._frozen, self._put_batch
         )
@@ -198,16 +200,16 @@ class JaxEngine:
         self._train_state = self._train_step.update(self._train_state, backward, self._rates())
         self._finish_step(backward.metrics)
 
-    def release(self, part: Part, keeping: Keeping = "cpu") -> None:
+    def release(self, part: Part, mode: ReleaseMode = "cpu") -> None:
         self.synchronize()
-        self._move(part, partial(held.release, keeping=keeping))
+        self._move(part, partial(releasing.release, mode=mode))
 
     def fetch(self, part: Part) -> None:
         """Begin to bring a released `part` back. JAX copies and decodes asynchronously."""
         self.restore(part)
 
     def restore(self, part: Part) -> None:
-        self._move(part, held.restore)
+        self._move(part, releasing.restore)
 
     @property
     def jumps(self) -> JaxJumps:
@@ -250,7 +252,7 @@ class JaxEngine:
             "gradients": self._gradients,
         }
         for part in parts:
-            if held.is_released(parts_of[part]):
+            if releasing.is_released(parts_of[part]):
                 raise RuntimeError(f"{part} of the model are released: restore them first")
 
     def _rates(self) -> jax.Array:
@@ -295,7 +297,7 @@ class JaxEngine:
         self._require("weights")
         (arrays,) = batch.micro_batches()
         rows = len(next(iter(arrays.values())))
-        with self._programs.places.programmed():
+        with self._programs.mesh.active():
             outputs = self._outputs(
                 self._evaluation_weights | self._frozen, self._put_batch(arrays, rows)
             )
@@ -389,7 +391,7 @@ class JaxEngine:
             if described.fill:
                 filled.fill(described.fill)
             filled[tuple(slice(n) for n in array.shape[: len(axes)])] = array
-            place = self._programs.places.rows(axes, len(axes) - 1)
+            place = self._programs.mesh.row_sharding(axes, len(axes) - 1)
             placed[described.name] = put(filled, place)
         return placed
 
@@ -397,7 +399,7 @@ class JaxEngine:
         """Put what a training step reads on the devices: a batch, and the random bits of dropout."""
         placed = self._put_batch(batch.arrays, *self._programs.batch_axes)
         if drops(self._plan):
-            placed[dropout.BITS] = self._put(dropout.bits_of(self._plan, self._step))
+            placed[dropout.BITS] = self._put(dropout.bits_of_step(self._plan, self._step))
         return placed
 
     def _put(self, array: Any) -> jax.Array:

@@ -13,9 +13,9 @@ from jax import Array
 from numpy.typing import NDArray
 
 from memconsole.plan.plan import replace
-from memconsole_jax import held, tasks
+from memconsole_jax import releasing, tasks
 from memconsole_jax.compiled.programs import Programs
-from memconsole_jax.layout.mesh import put_to_replace
+from memconsole_jax.layout.mesh import put_donatable
 from memconsole_jax.tasks.task import Tree
 from memconsole_trainer import engine
 from memconsole_trainer.control.confirm import rows_of_group
@@ -24,14 +24,15 @@ from memconsole_trainer.jumps import (
     PREFIX,
     Pairs,
     Path,
-    along,
     phase_precision,
     saved_snapshots,
+    shrunk_sum,
 )
 
 SLICE = 2**17
-"""Elements of a weight whose snapshots are widened to fp32 at a time, on the host."""
+"""Elements of a weight whose snapshots are converted to fp32 at a time, on the host."""
 Host = dict[str, NDArray[Any]]
+"""Arrays on the host, by stacked name of a weight."""
 
 
 class JaxJumps:
@@ -55,11 +56,13 @@ class JaxJumps:
         self._programs, self._stacks = programs, programs.trained
         self._weights, self._frozen, self._arrays = weights, frozen, arrays
         compute = phase_precision(plan, "predict")
-        self._narrow = {
+        self._in_bf16 = {
             name: compute == "bf16" and len(stack.members[0].shape) > 1
             for name, stack in self._stacks.items()
         }
-        self._moves = compute == "bf16" and programs.kind != "cpu"
+        """Whether predict phases use a weight as a bf16 copy: matrices, if these phases compute in bf16."""
+        self._releases = compute == "bf16" and programs.kind != "cpu"
+        """Whether weights leave the device while their bf16 copies are there."""
         self._rows = rows[1] if rows[0] > 1 else (rows[1] + 1) // 2
         computed = replace(plan, {"optimize.precision": compute})
         evaluation = tasks.of(computed, programs.model).evaluation(computed, programs.model)
@@ -68,41 +71,43 @@ class JaxJumps:
         second = rows[1] if rows[0] > 1 else rows[1] // 2
         self._group_rows = rows_of_group(second, max(1, rows[0] // 2))
         self._groups = -(-second // self._group_rows)
-        self._by_group = self._compiled(
-            _of_groups(evaluation, self._groups), self._groups * self._group_rows
+        self._loss_by_group = self._compiled(
+            _by_group(evaluation, self._groups), self._groups * self._group_rows
         )
-        self._prepare()
+        self._warm_up()
         self._anchor: Host = {}
         self._snapshots: list[Host] = []
         self._path: Tree = {}
         self._base: Tree = {}
+        """The unmoved weights that a jump tries, some as bf16 copies."""
         self._before: Host = {}
         """The weights before the first move since `settle`, on the host."""
 
     def _compiled(self, evaluation: Any, rows: int) -> Any:
+        """The compiled `evaluation` of the weights that jumps try, for micro-batches of so many rows."""
         shapes = {
             name: jax.ShapeDtypeStruct(
-                x.shape, jnp.bfloat16 if self._narrow[name] else x.dtype, sharding=x.sharding
+                x.shape, jnp.bfloat16 if self._in_bf16[name] else x.dtype, sharding=x.sharding
             )
             for name, x in self._programs.trained_shapes.items()
         }
         arrays = self._programs.arrays(rows)
         return jax.jit(evaluation).lower(shapes, self._programs.frozen_shapes, arrays).compile()
 
-    def _prepare(self) -> None:
-        """Compile the functions that move weights. If this were done later, the compiler's memory would be counted as
-        that of a jump."""
+    def _warm_up(self) -> None:
+        """Compile the functions that move weights, by use on zeros. If they were compiled later, the compiler's memory would
+        be counted as that of a jump."""
         shapes = self._programs.trained_shapes
-        path = {n: held.zeros(x, jnp.bfloat16) for n, x in shapes.items()}
-        base = {n: self._copied(n, held.zeros(x, x.dtype)) for n, x in shapes.items()}
-        jax.block_until_ready(_moved(base, path, 1.0))
+        path = {n: releasing.zeros(x, jnp.bfloat16) for n, x in shapes.items()}
+        base = {n: self._tried_copy(n, releasing.zeros(x, x.dtype)) for n, x in shapes.items()}
+        jax.block_until_ready(_move(base, path, 1.0))
         del base
-        weights = {n: held.zeros(x, x.dtype) for n, x in shapes.items()}
-        jax.block_until_ready(_moved_in_place(weights, path, 1.0))
+        weights = {n: releasing.zeros(x, x.dtype) for n, x in shapes.items()}
+        jax.block_until_ready(_move_in_place(weights, path, 1.0))
 
-    def _copied(self, name: str, weight: Array) -> Array:
+    def _tried_copy(self, name: str, weight: Array) -> Array:
         """The array that a jump tries in place of a weight."""
-        return weight.astype(jnp.bfloat16) if self._narrow[name] else weight
+        return weight.astype(jnp.bfloat16) if self._in_bf16[name] else weight
 
     def snapshot(self) -> None:
         """Add a snapshot of the weights."""
@@ -133,21 +138,21 @@ class JaxJumps:
     def begin(self, path: Path) -> None:
         """Prepare to try moves along `path`."""
         weights = self._weights()
-        for name, narrow in self._narrow.items():
+        for name, in_bf16 in self._in_bf16.items():
             weight = weights[name]
-            self._base[name] = self._copied(name, weight)
-            if narrow and self._moves:  # matrices leave the device before the path is put there
-                weights[name] = held.release(weight)
+            self._base[name] = self._tried_copy(name, weight)
+            if in_bf16 and self._releases:  # matrices leave the device before the path is put there
+                weights[name] = releasing.release(weight)
         work = self._workspace(path.pairs)
         for name, weight in self._base.items():
             flat = np.empty(weight.size, jnp.bfloat16)
             for part, moved in self._movements(name, path.pairs, work):
-                flat[part] = along(moved, path.shares[name]).astype(jnp.bfloat16)
+                flat[part] = shrunk_sum(moved, path.shares[name]).astype(jnp.bfloat16)
             self._path[name] = jax.device_put(flat.reshape(weight.shape), weight.sharding)
 
     def loss(self, batch: Batch, scale: float) -> float:
         """The summed loss of `batch` with the weights moved by `scale` times the path."""
-        moved = _moved(self._base, self._path, scale) if scale else self._base
+        moved = _move(self._base, self._path, scale) if scale else self._base
         frozen = self._frozen()
         sums = [
             self._loss(moved, frozen, self._arrays(arrays, self._rows))[0]
@@ -157,10 +162,10 @@ class JaxJumps:
 
     def losses(self, batch: Batch, scale: float) -> NDArray[np.float64]:
         """The summed loss of each group of rows of `batch`, computed one after another."""
-        moved = _moved(self._base, self._path, scale) if scale else self._base
+        moved = _move(self._base, self._path, scale) if scale else self._base
         frozen, rows = self._frozen(), self._groups * self._group_rows
         found = [
-            self._by_group(moved, frozen, self._arrays(arrays, rows))
+            self._loss_by_group(moved, frozen, self._arrays(arrays, rows))
             for arrays in batch.micro_batches()
         ]
         summed: NDArray[np.float64] = np.concatenate(jax.device_get(found)).astype(np.float64)
@@ -170,18 +175,18 @@ class JaxJumps:
         """Move the weights by `scale` times the path. With 0 they are as before, bit for bit."""
         weights = self._weights()
         self._base = {}
-        weights.update(held.restore(dict(weights)))
+        weights.update(releasing.restore(dict(weights)))
         if scale and not self._before:
             self._before = {n: np.array(w) for n, w in weights.items()}
         if scale:
-            weights.update(_moved_in_place(dict(weights), self._path, scale))
+            weights.update(_move_in_place(dict(weights), self._path, scale))
         self._path = {}
 
     def undo(self) -> None:
         """Set the weights back to before the first move since `settle`, bit for bit."""
         weights = self._weights()
         for name, before in self._before.items():
-            weights[name] = put_to_replace(before, weights[name].sharding)
+            weights[name] = put_donatable(before, weights[name].sharding)
         self._before = {}
 
     def settle(self) -> None:
@@ -230,8 +235,8 @@ class JaxJumps:
             yield part, moved
 
 
-def _of_groups(evaluation: Any, groups: int) -> Any:
-    """The losses (groups,) of groups of rows, one after another."""
+def _by_group(evaluation: Any, groups: int) -> Any:
+    """A function that computes the losses (groups,) of groups of rows, one after another."""
 
     def run(trained: Tree, frozen: Tree, arrays: Tree) -> Array:
         parts = {name: x.reshape(groups, -1, *x.shape[1:]) for name, x in arrays.items()}
@@ -240,13 +245,15 @@ def _of_groups(evaluation: Any, groups: int) -> Any:
     return run
 
 
-def _sum(base: Tree, path: Tree, scale: float) -> Tree:
-    def one(weight: Array, moved: Array) -> Array:
-        wide = weight.astype(jnp.float32) + scale * moved.astype(jnp.float32)
-        return wide.astype(weight.dtype)
+def _add_path(base: Tree, path: Tree, scale: float) -> Tree:
+    """The weights `base`, moved by `scale` times `path`; the sum is rounded to the dtype of each weight."""
+
+    def one(weight: Array, movement: Array) -> Array:
+        moved = weight.astype(jnp.float32) + scale * movement.astype(jnp.float32)
+        return moved.astype(weight.dtype)
 
     return jax.tree.map(one, base, path)
 
 
-_moved = jax.jit(_sum)
-_moved_in_place = jax.jit(_sum, donate_argnums=0)
+_move = jax.jit(_add_path)
+_move_in_place = jax.jit(_add_path, donate_argnums=0)

@@ -20,7 +20,7 @@ from memconsole_trainer.backends import MEMBER
 from memconsole_trainer.stopping import pass_on
 
 POLL_SECONDS = 0.1
-LAST_WORDS_SECONDS = 15.0
+GRACE_SECONDS = 15.0
 """How long the other processes may take to end after one has failed, before they are killed."""
 
 
@@ -39,36 +39,38 @@ def launch(count: int, arguments: Sequence[str], folder: Path, stopping: Path) -
     folder.mkdir(mode=0o700, exist_ok=True)
     pass_on(stopping, watch=several)
     running = {
-        rank: _start(arguments, told(rank, count, address, own=several), folder) for rank in ranks
+        rank: _start(arguments, environment_of(rank, count, address, own=several), folder)
+        for rank in ranks
     }
     rank, code = _wait(running)
     failed_process.keep(folder, rank, code)
     return code
 
 
-def told(rank: int, count: int, address: str, *, own: bool) -> dict[str, str]:
+def environment_of(rank: int, count: int, address: str, *, own: bool) -> dict[str, str]:
     """The environment variables that give a process its rank. `own`: it has a machine of its own."""
     return {
         MEMBER: "1",
         "RANK": str(rank),
         "WORLD_SIZE": str(count),
-        "MEMCONSOLE_MEETING": address,
+        "MEMCONSOLE_COORDINATOR": address,
         "MEMCONSOLE_OWN_NODE": str(int(own)),
     }
 
 
 def _start(
-    arguments: Sequence[str], place: Mapping[str, str], folder: Path
+    arguments: Sequence[str], variables: Mapping[str, str], folder: Path
 ) -> subprocess.Popen[bytes]:
-    rank = place["RANK"]
+    """Start the process with these environment variables."""
+    rank = variables["RANK"]
     if rank == "0":
-        return subprocess.Popen([sys.executable, *arguments], env=os.environ | place)
+        return subprocess.Popen([sys.executable, *arguments], env=os.environ | variables)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     output = os.open(folder / f"{rank}.log", flags, 0o600)
     try:
         return subprocess.Popen(
             [sys.executable, *arguments],
-            env=os.environ | place,
+            env=os.environ | variables,
             stdout=output,
             stderr=output,
         )
@@ -88,7 +90,7 @@ def _wait(running: dict[int, subprocess.Popen[bytes]]) -> tuple[int, int]:
         if codes and failed is None:
             failed = first_of(codes)
             # Only after a process failed with an error of its own is there something for the others to report.
-            deadline = time.monotonic() + (LAST_WORDS_SECONDS if failed[1] > 0 else 0)
+            deadline = time.monotonic() + (GRACE_SECONDS if failed[1] > 0 else 0)
         if time.monotonic() >= deadline:
             for process in running.values():
                 process.kill()

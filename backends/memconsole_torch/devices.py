@@ -14,16 +14,16 @@ from memconsole_trainer.host.gpu_memory import GpuMemory
 from memconsole_trainer.host.host_memory import HostMemory
 
 
-def resolve(choice: DeviceChoice, place: int = 0) -> torch.device:
-    """The torch device of `device.name`; auto prefers ROCm or CUDA, then MPS, then the CPU. `place` is
-    added to the number of a GPU: it is this process's number on its machine.
+def resolve(choice: DeviceChoice, local_rank: int = 0) -> torch.device:
+    """The torch device of `device.name`; auto prefers ROCm or CUDA, then MPS, then the CPU. `local_rank`
+    is added to the number of a GPU.
 
     Raises `PlanError` for a device that this machine or this backend does not have.
     """
     name = choice.name
     if name == "auto":
         if torch.cuda.is_available():
-            return _gpu(name, place) if place else torch.device("cuda", 0)
+            return _gpu(name, local_rank) if local_rank else torch.device("cuda", 0)
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     if name == "cpu":
         return torch.device("cpu")
@@ -33,7 +33,7 @@ def resolve(choice: DeviceChoice, place: int = 0) -> torch.device:
         return torch.device("mps")
     kind, _, index = name.partition(":")
     if kind == "cuda" and (index.isdigit() or not index):
-        return _gpu(name, int(index or 0) + place)
+        return _gpu(name, int(index or 0) + local_rank)
     if name == "tpu":
         raise _absent(name, 'the torch backend has no TPU; set backend = "jax"')
     raise _absent(name, "a catalog device is for planning, not for running")
@@ -85,18 +85,18 @@ def facts(device: torch.device) -> DeviceFacts:
     return DeviceFacts("cpu", processor.name(), "cpu", "host RAM", host_total)
 
 
-def line(found: DeviceFacts) -> str:
+def platform_line(device: DeviceFacts) -> str:
     """The log line that says which device was detected."""
-    size = f"{(found.total_bytes or 0) / 2**30:.1f} GiB {found.memory_label}"
-    if found.kind == "cpu":
+    size = f"{(device.total_bytes or 0) / 2**30:.1f} GiB {device.memory_label}"
+    if device.kind == "cpu":
         threads = torch.get_num_threads()
-        return f"Detected platform: CPU ({found.name}, {threads} threads, {size})"
+        return f"Detected platform: CPU ({device.name}, {threads} threads, {size})"
     platforms = {
         "gpu": f"CUDA {torch.version.cuda}",
         "rocm": f"ROCm {torch.version.hip}",
         "apple": "Apple MPS",
     }
-    return f"Detected platform: {platforms[found.kind]} ({found.name}, {size})"
+    return f"Detected platform: {platforms[device.kind]} ({device.name}, {size})"
 
 
 class DeviceMemory:
@@ -119,24 +119,26 @@ class DeviceMemory:
 
     def reading(self) -> MemoryReading:
         if self._host is not None:
-            held, peak = self._host.growth_bytes(), self._host.peak_bytes()
-            return MemoryReading(held, peak, held, held, psutil.virtual_memory().total)
+            used, peak = self._host.growth_bytes(), self._host.peak_bytes()
+            return MemoryReading(used, peak, used, used, psutil.virtual_memory().total)
         if self._device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self._device)
             return MemoryReading(
                 torch.cuda.memory_allocated(self._device),
                 torch.cuda.max_memory_allocated(self._device),
                 torch.cuda.memory_reserved(self._device),
-                self._charged(total - free),
+                self._driver_bytes(total - free),
                 total,
                 torch.cuda.max_memory_reserved(self._device),
             )
-        held = torch.mps.current_allocated_memory()
-        self._peak = max(self._peak, held)
+        allocated = torch.mps.current_allocated_memory()
+        self._peak = max(self._peak, allocated)
         driver = torch.mps.driver_allocated_memory()
-        return MemoryReading(held, self._peak, driver, driver, torch.mps.recommended_max_memory())
+        return MemoryReading(
+            allocated, self._peak, driver, driver, torch.mps.recommended_max_memory()
+        )
 
-    def _charged(self, used: int) -> int | None:
+    def _driver_bytes(self, used: int) -> int | None:
         """What the driver charges this process. `used` is the use of the card by all processes. It counts where only
         this process is known to use the card, and on ROCm."""
         if self._driver is None:
@@ -146,7 +148,7 @@ class DeviceMemory:
         return used if self._driver.alone else None
 
     def observe(self) -> None:
-        """Update the peak. Call where much is held, because torch tracks no peak on MPS."""
+        """Update the peak. Call where much memory is in use, because torch tracks no peak on MPS."""
         if self._device.type == "mps":
             self._peak = max(self._peak, torch.mps.current_allocated_memory())
 
@@ -169,8 +171,8 @@ def synchronize(device: torch.device) -> None:
 def _gpu(name: str, index: int) -> torch.device:
     count = torch.cuda.device_count()
     if index >= count:
-        found = f"{count} CUDA or ROCm device{'' if count == 1 else 's'}"
-        raise _absent(name, f"torch finds {found} here, and number {index} is wanted")
+        present = f"{count} CUDA or ROCm device{'' if count == 1 else 's'}"
+        raise _absent(name, f"torch finds {present} here, and number {index} is wanted")
     return torch.device("cuda", index)
 
 

@@ -19,14 +19,14 @@ from memconsole.plan.plan import Plan, Precision
 from memconsole.plan.training.compiler import imports_compiler
 from memconsole.plan.training.trained import frozen_names
 from memconsole_torch import devices, tasks
-from memconsole_torch.gang import Processes, join, local_rank
-from memconsole_torch.held import Held
 from memconsole_torch.jumps import TorchJumps
 from memconsole_torch.kernels import launch
 from memconsole_torch.models import decoder, experts, pretrained
 from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.models.generate import generate
+from memconsole_torch.process_group import TorchProcessGroup, join, local_rank
 from memconsole_torch.profiling import Recording
+from memconsole_torch.releasing import Releaser
 from memconsole_torch.saved import loading
 from memconsole_torch.saved.tensors import Saved
 from memconsole_torch.tasks.task import MicroBatch
@@ -46,20 +46,20 @@ from memconsole_trainer.engine import (
     Array,
     Batch,
     DeviceFacts,
-    Keeping,
     LossSum,
     MemoryReading,
     OnTokens,
     Part,
+    ReleaseMode,
     Sampling,
     StateSource,
     StepMetrics,
     WeightSource,
     check_names,
 )
-from memconsole_trainer.gang import Alone, share_of
 from memconsole_trainer.host.platform_lines import optimization_lines
 from memconsole_trainer.jumps import UPDATES, group_of, phase_precision, saved_snapshots
+from memconsole_trainer.process_group import SingleProcess, local_rows
 from memconsole_trainer.schedule import learning_rate, summed_batches
 from memconsole_trainer.techniques import adapters, average, loss_scale
 
@@ -90,10 +90,10 @@ class TorchEngine:
         plan: Plan,
         device: torch.device,
         run_directory: Path | None = None,
-        gang: Processes | Alone | None = None,
+        process_group: TorchProcessGroup | SingleProcess | None = None,
     ) -> None:
         self._plan = plan
-        self.gang = gang or Alone()
+        self.process_group = process_group or SingleProcess()
         self._run_directory = run_directory
         self._device = device
         self._memory = devices.DeviceMemory(device)
@@ -111,7 +111,7 @@ class TorchEngine:
         o = self._plan.optimize
         compiled = ["torch.compile enabled - the first steps compile"] if o.compile else []
         return [
-            devices.line(self.device),
+            devices.platform_line(self.device),
             precision.line(self._device, o.precision),
             *optimization_lines(self._plan, self.device.kind),
             *compiled,
@@ -133,14 +133,14 @@ class TorchEngine:
         self.module = loading.load(plan, model, self.task, source, self._device, self._split)
         self._base = source.fingerprint()
         """The fingerprint of the frozen weights; None if no weight is frozen."""
-        fsdp = plan.optimize.sharding == "fsdp" and self.gang.size > 1
+        fsdp = plan.optimize.sharding == "fsdp" and self.process_group.size > 1
         self._rows = sharding.LocalRows(self.module) if fsdp else None
         trained = adapters.trained_parameters(plan, model)
         self._build_optimizer(plan, trained)
         self._apply_techniques(plan, model)
         self._replicated: sharding.Replicated | None = None
-        if isinstance(self.gang, Processes) and not fsdp:
-            self._replicated = sharding.Replicated(self.module, self.gang.exchanges)
+        if isinstance(self.process_group, TorchProcessGroup) and not fsdp:
+            self._replicated = sharding.Replicated(self.module, self.process_group.exchanges)
         self.saved = Saved(
             self.module,
             self._rows,
@@ -150,8 +150,8 @@ class TorchEngine:
             based=self._base is not None,
         )
         self._build_hybrid(plan, trained)
-        whole = (*model.parameters(), *adapters.adapters_of(self._plan, model))
-        self.parameters = sum(p.size for p in whole)
+        every = (*model.parameters(), *adapters.adapters_of(self._plan, model))
+        self.parameters = sum(p.size for p in every)
         self.trainable_parameters = sum(p.size for p in trained)
 
     def _build_optimizer(self, plan: Plan, trained: Sequence[Parameter]) -> None:
@@ -186,14 +186,17 @@ class TorchEngine:
     def _build_hybrid(self, plan: Plan, trained: Sequence[Parameter]) -> None:
         """Prepare to release parts of the engine and to change its precision; for a hybrid plan, also to jump."""
         moves = not offload.same_memory(self._device)
-        self._held = Held(self._device, self.saved.of, moves=moves, signed=self.saved.is_signed)
+        self._releaser = Releaser(
+            self._device, self.saved.of, moves=moves, signed=self.saved.is_signed
+        )
         self._compute: Precision = plan.optimize.precision
         self._jumps: TorchJumps | None = None
         if plan.hybrid.on:
-            narrow = phase_precision(plan, "predict")
+            compute = phase_precision(plan, "predict")
             groups = {p.name: group_of(p) for p in trained}
-            arguments = self.module, groups, self.task, self._to_device, narrow
-            self._jumps = TorchJumps(*arguments, moves=moves)
+            self._jumps = TorchJumps(
+                self.module, groups, self.task, self._to_device, compute, moves=moves
+            )
 
     def train_step(self, batch: Batch) -> None:
         """One optimizer step. Does not wait for the device."""
@@ -209,7 +212,7 @@ class TorchEngine:
         optimizer inside the backward pass, the weights are updated here.
         """
         inside = self._in_backward is not None
-        self._held.need("weights", *(("optimizer",) if inside else ()))
+        self._releaser.require("weights", *(("optimizer",) if inside else ()))
         self._drop_gradients()
         rate = learning_rate(self._step, self._plan, self._total_steps)
         optimizers.set_learning_rate(self._optimizer, rate)
@@ -219,14 +222,14 @@ class TorchEngine:
         sums = summed_batches(self._plan)
         share = sums * scale / max(1.0, batch.weight)  # each micro-batch's loss is multiplied by it
         if self._balance is not None:
-            parts = self._plan.optimize.accumulation_steps * self.gang.size
+            parts = self._plan.optimize.accumulation_steps * self.process_group.size
             self._balance.scale = sums * scale / parts
         loss = torch.zeros((), device=self._device)
         last = self._plan.optimize.accumulation_steps - 1
         for index, arrays in enumerate(batch.micro_batches()):
-            rows = MicroBatch(share_of(self.gang, arrays), self._to_device)
-            drawing = nullcontext() if self._draws is None else self._draws.of(self._step, index)
-            with drawing, self._exchanging(index == last):
+            rows = MicroBatch(local_rows(self.process_group, arrays), self._to_device)
+            dropping = nullcontext() if self._draws is None else self._draws.of(self._step, index)
+            with dropping, self._exchanging(index == last):
                 with precision.forward_context(self._device, self._compute):
                     part = self.task.loss(self._replicated or self.module, rows, share)
                 self._memory.observe()
@@ -234,13 +237,13 @@ class TorchEngine:
             loss += part.detach()
             self._memory.observe()
             del part
-        if isinstance(self.gang, Processes):
-            self.gang.total(loss)
+        if isinstance(self.process_group, TorchProcessGroup):
+            self.process_group.all_reduce_sum(loss)
         self._pending = rate, loss / sums, scale
 
     def update(self) -> None:
         """Update the weights with the gradients of the last `backward`, and free the gradients."""
-        self._held.need("weights", "optimizer", "gradients")
+        self._releaser.require("weights", "optimizer", "gradients")
         if self._pending is None:
             raise RuntimeError("there are no gradients to update with: call backward first")
         (rate, loss, scale), self._pending = self._pending, None
@@ -254,21 +257,21 @@ class TorchEngine:
         scaled = [] if self._scale is None else [scale]
         self._metrics.append((self._step, rate, torch.stack([loss / scale, norm, *scaled])))
 
-    def release(self, part: Part, keeping: Keeping = "cpu") -> None:
+    def release(self, part: Part, mode: ReleaseMode = "cpu") -> None:
         """Free the device memory of `part` until `restore`."""
         self.synchronize()
-        self._held.release(part, keeping)
-        if keeping == "reinitialize":
+        self._releaser.release(part, mode)
+        if mode == "reinitialize":
             self._updates = 0
             optimizers.set_step(self._optimizer, 0)
 
     def fetch(self, part: Part) -> None:
         """Begin to bring a released `part` back to the device."""
-        self._held.fetch(part)
+        self._releaser.fetch(part)
 
     def restore(self, part: Part) -> None:
         """Bring a released `part` back to the device."""
-        self._held.restore(part)
+        self._releaser.restore(part)
 
     @property
     def jumps(self) -> TorchJumps:
@@ -328,7 +331,7 @@ class TorchEngine:
         """Summed loss over `batches` without gradients, read from the device once at the end. On a CPU the
         sums are read after each batch: a tensor that stays allocated in the heap would fragment the memory
         that a batch frees for the next one."""
-        self._held.need("weights")
+        self._releaser.require("weights")
         sums: list[Any] = []
         on_cpu = self._device.type == "cpu"
         weight = 0.0
@@ -336,26 +339,29 @@ class TorchEngine:
             for batch in batches:
                 weight += batch.weight
                 for arrays in batch.micro_batches():
-                    rows = MicroBatch(share_of(self.gang, arrays), self._to_device)
+                    rows = MicroBatch(local_rows(self.process_group, arrays), self._to_device)
                     with precision.forward_context(self._device, self._plan.optimize.precision):
                         loss_and_measures = self.task.sums(self.module, rows)
                     sums.append(loss_and_measures.tolist() if on_cpu else loss_and_measures)
         if not sums:
             return LossSum(0.0, weight)
         table = torch.tensor(sums) if on_cpu else torch.stack(sums)  # (micro-batches, 1 + measures)
-        if isinstance(self.gang, Processes):
-            self.gang.total(table)
+        if isinstance(self.process_group, TorchProcessGroup):
+            self.process_group.all_reduce_sum(table)
         loss, *measures = (sum(column) for column in zip(*table.tolist(), strict=True))
         return LossSum(loss, weight, tuple(measures))
 
     @torch.no_grad()
     def outputs(self, batch: Batch) -> Array:
         """The outputs for a batch of one micro-batch. Several processes share its rows, if they can share them equally."""
-        self._held.need("weights")
+        self._releaser.require("weights")
         (arrays,) = batch.micro_batches()
         rows = len(next(iter(arrays.values())))
-        shared = isinstance(self.gang, Processes) and rows % self.gang.size == 0
-        local = share_of(self.gang, arrays) if shared else arrays
+        shared = (
+            isinstance(self.process_group, TorchProcessGroup)
+            and rows % self.process_group.size == 0
+        )
+        local = local_rows(self.process_group, arrays) if shared else arrays
         with (
             self._evaluation_weights(),
             compilation.paused(),
@@ -363,10 +369,8 @@ class TorchEngine:
         ):
             outputs = self.task.outputs(self.module, MicroBatch(local, self._to_device)).float()
         if shared:
-            assert isinstance(self.gang, Processes)
-            whole = outputs.new_zeros((rows, *outputs.shape[1:]))
-            whole[self.gang.rank * len(outputs) : (self.gang.rank + 1) * len(outputs)] = outputs
-            outputs = self.gang.total(whole)  # every other process has zeros in these rows
+            assert isinstance(self.process_group, TorchProcessGroup)
+            outputs = self.process_group.all_gather_rows(outputs)
         values: Array = outputs.cpu().numpy()
         return values
 
@@ -377,7 +381,7 @@ class TorchEngine:
         sampling: Sampling = GREEDY,
         on_tokens: OnTokens | None = None,
     ) -> list[int]:
-        self._held.need("weights")
+        self._releaser.require("weights")
         if not isinstance(self.module, Decoder):
             raise ValueError("this model continues no text")
         with (
@@ -395,7 +399,7 @@ class TorchEngine:
         """
         self.synchronize()  # copies of offloaded state to the host may still be running
         for name, tensor in self.saved.named():
-            yield name, pretrained.on_host(self.saved.whole(name, self._held.shown(tensor)))
+            yield name, pretrained.on_host(self.saved.whole(name, self._releaser.values(tensor)))
         if self._base is not None:
             yield adapters.FINGERPRINT, self._base
         if self._jumps is not None:
@@ -416,7 +420,7 @@ class TorchEngine:
         if self._base is not None:
             adapters.check_base(self._base, source.tensor(adapters.FINGERPRINT))
         for name, tensor in tensors.items():
-            pretrained.copy_into(tensor, self.saved.held(name, source.tensor(name)), name)
+            pretrained.copy_into(tensor, self.saved.local_part(name, source.tensor(name)), name)
         self._step = int(source.tensor(STEP))
         self._updates = self._step if self._jumps is None else int(source.tensor(UPDATES))
         skipped = 0 if self._scale is None else self._scale.skipped()
@@ -442,7 +446,7 @@ class TorchEngine:
 
     def _drop_gradients(self) -> None:
         self._pending = None
-        self._held.forget("gradients")
+        self._releaser.discard("gradients")
         for p in self._trained:
             p.grad = None
         if self._rows is not None:
@@ -453,7 +457,7 @@ class TorchEngine:
     @contextmanager
     def _evaluation_weights(self) -> Iterator[None]:
         """A context in which the module computes with the moving average of its weights, if there is one."""
-        with nullcontext() if self._average is None else self._average.shown():
+        with nullcontext() if self._average is None else self._average.swapped_in():
             yield
             if self._rows is not None:
                 self._rows.reshard()
@@ -462,13 +466,17 @@ class TorchEngine:
     def _sum_over_processes(self) -> optimizers.ProcessSum | None:
         """A function that adds up a device scalar over all processes; None unless each process holds only
         some rows of the gradients."""
-        if self._rows is None or not isinstance(self.gang, Processes):
+        if self._rows is None or not isinstance(self.process_group, TorchProcessGroup):
             return None
-        return self.gang.total
+        return self.process_group.all_reduce_sum
 
     def _split(self, module: nn.Module) -> None:
-        if self._plan.optimize.sharding == "fsdp" and isinstance(self.gang, Processes):
-            sharding.split(self._plan, self.gang.mesh, module, self.gang.exchanges)
+        if self._plan.optimize.sharding == "fsdp" and isinstance(
+            self.process_group, TorchProcessGroup
+        ):
+            sharding.split(
+                self._plan, self.process_group.mesh, module, self.process_group.exchanges
+            )
 
     def _exchanging(self, last: bool) -> AbstractContextManager[None]:
         """A context for a micro-batch: copies of the model add up gradients after the `last` one."""

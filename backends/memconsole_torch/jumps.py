@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from memconsole.plan.sections.optimize import Precision
-from memconsole_torch.held import Held
 from memconsole_torch.models.pretrained import copy_into, on_host
+from memconsole_torch.releasing import Releaser
 from memconsole_torch.tasks.task import MicroBatch, Task
 from memconsole_torch.techniques import compilation
 from memconsole_torch.techniques.weights import precision
@@ -22,7 +22,7 @@ from memconsole_trainer.engine import Array, Batch, StateSource
 from memconsole_trainer.jumps import PREFIX, SHRINKAGE, TINY, Pairs, Path, saved_snapshots
 
 CPU_SLICE = 2**17
-"""Elements of a weight whose snapshots are widened to fp32 at a time, on a CPU."""
+"""Elements of a weight whose snapshots are converted to fp32 at a time, on a CPU."""
 DEVICE_SLICE = 2**22
 _BF16 = torch.bfloat16
 
@@ -57,11 +57,14 @@ class TorchJumps:
         self._snapshots: list[dict[str, Tensor]] = []
         self._path: dict[str, Tensor] = {}
         self._base: dict[str, Tensor] = {}
+        """The unmoved weights that a jump tries, some as bf16 copies."""
         self._tried: dict[str, Tensor] = {}
         """Memory for the weights that a jump tries; all its forward passes use the same."""
         self._before: dict[str, Tensor] = {}
         """The weights before the first move since `settle`, on the host."""
-        self._held = Held(self._device, lambda part: self._narrow().values(), moves=moves)
+        self._releaser = Releaser(
+            self._device, lambda part: self._bf16_weights().values(), moves=moves
+        )
 
     @torch.no_grad()
     def snapshot(self) -> None:
@@ -94,11 +97,11 @@ class TorchJumps:
     def begin(self, path: Path) -> None:
         """Prepare to try moves along `path`."""
         # Matrices leave the device before anything is added to it.
-        self._held.release("weights")
-        narrow = self._narrow()
+        self._releaser.release("weights")
+        in_bf16 = self._bf16_weights()
         work = self._workspace(path.pairs)
         self._base = {
-            n: self._held.shown(w).to(self._device).to(_BF16) if n in narrow else w
+            n: self._releaser.values(w).to(self._device).to(_BF16) if n in in_bf16 else w
             for n, w in self._weights.items()
         }
         # Arrays that last are allocated one after the other. Between temporary arrays they would leave gaps in the heap of
@@ -108,7 +111,7 @@ class TorchJumps:
             shares = torch.from_numpy(path.shares[group]).float().to(self._device)
             flat = self._path[name].view(-1)
             for part, moved in self._movements(name, path.pairs, work):
-                flat[part] = _along(moved, shares).to(_BF16)
+                flat[part] = _shrunk_sum(moved, shares).to(_BF16)
 
     @torch.no_grad()
     def loss(self, batch: Batch, scale: float) -> float:
@@ -123,7 +126,7 @@ class TorchJumps:
     @torch.no_grad()
     def losses(self, batch: Batch, scale: float) -> NDArray[np.float64]:
         """The summed loss of each group of rows of `batch`, computed one after another."""
-        found: list[Tensor] = []
+        losses: list[Tensor] = []
         count, rows = next(iter(batch.arrays.values())).shape[:2]
         size = rows_of_group(rows, count)
         with self._moved(scale), compilation.paused():
@@ -131,17 +134,17 @@ class TorchJumps:
                 for start in range(0, rows, size):
                     part = {name: array[start : start + size] for name, array in arrays.items()}
                     with precision.forward_context(self._device, self._compute):
-                        found.append(
+                        losses.append(
                             self._task.sums(self._module, MicroBatch(part, self._place))[0]
                         )
-        summed: NDArray[np.float64] = torch.stack(found).cpu().double().numpy()
+        summed: NDArray[np.float64] = torch.stack(losses).cpu().double().numpy()
         return summed
 
     @torch.no_grad()
     def end(self, scale: float) -> None:
         """Move the weights by `scale` times the path. With 0 they are as before, bit for bit."""
         self._base, self._tried = {}, {}
-        self._held.restore("weights")
+        self._releaser.restore("weights")
         if scale and not self._before:
             self._before = {n: w.detach().cpu().clone() for n, w in self._weights.items()}
         for name, weight in self._weights.items() if scale else ():
@@ -200,7 +203,7 @@ class TorchJumps:
                 movement.copy_(rows[after]).sub_(rows[before])
             yield part, moved
 
-    def _narrow(self) -> dict[str, Tensor]:
+    def _bf16_weights(self) -> dict[str, Tensor]:
         """The weights that predict phases use as bf16 copies: matrices, if these phases compute in bf16."""
         if self._compute != "bf16":
             return {}
@@ -234,11 +237,11 @@ class TorchJumps:
                 parameters[key] = parameter
 
 
-def _along(moved: Tensor, shares: Tensor) -> Tensor:
-    """See `memconsole_trainer.jumps.along`."""
-    variance, mean = torch.var_mean(moved, dim=0)
+def _shrunk_sum(movements: Tensor, shares: Tensor) -> Tensor:
+    """See `memconsole_trainer.jumps.shrunk_sum`."""
+    variance, mean = torch.var_mean(movements, dim=0)
     # in place, so that few arrays of this size are allocated
-    error = variance.div_(len(moved))
-    noise = error.mul_(SHRINKAGE).div_(mean.square_().add_(TINY))
-    kept = noise.neg_().add_(1).clamp_(min=0)
-    return (shares @ moved).mul_(kept)
+    squared_error = variance.div_(len(movements))
+    noise = squared_error.mul_(SHRINKAGE).div_(mean.square_().add_(TINY))
+    factor = noise.neg_().add_(1).clamp_(min=0)
+    return (shares @ movements).mul_(factor)

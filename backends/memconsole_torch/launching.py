@@ -21,7 +21,7 @@ from memconsole.runs.record.failures import failed_process
 from memconsole_trainer.backends import MEMBER
 from memconsole_trainer.stopping import pass_on
 
-MEETING_SECONDS = 900
+RENDEZVOUS_SECONDS = 900
 """How long the first node waits for the others."""
 STARTED_SECONDS = 2
 """If two processes die within this many seconds, the first death may have caused the second."""
@@ -49,7 +49,7 @@ def launch(count: int, arguments: Sequence[str], folder: Path, stopping: Path) -
         # Static: rank 0 is on node 0, where the supervisor is.
         rdzv_backend="static" if several else "c10d",
         rdzv_endpoint=f"{place.address}:{place.port}",
-        rdzv_configs={"rank": place.node, "timeout": MEETING_SECONDS} if several else {},
+        rdzv_configs={"rank": place.node, "timeout": RENDEZVOUS_SECONDS} if several else {},
         max_restarts=0,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder), redirects=redirects),
         signals_to_handle="SIGQUIT",  # the others are handled here

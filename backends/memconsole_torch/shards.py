@@ -20,7 +20,7 @@ def is_shard(tensor: Tensor) -> TypeGuard[DTensor]:
     return made_by is not None and isinstance(tensor, made_by.DTensor)
 
 
-def rows_held(shard: DTensor) -> slice:
+def local_row_slice(shard: DTensor) -> slice:
     """The rows of the whole weight that this process holds: an equal part, or fewer for the last processes."""
     mesh, count = shard.device_mesh, shard.shape[0]
     chunk = -(-count // mesh.size())

@@ -37,11 +37,11 @@ def run(attempt: Attempt) -> int:
     """Train, record how the attempt ended, and return the exit code."""
     from memconsole_trainer.data.sources.documents import DataError
     from memconsole_trainer.engine import WeightsError
-    from memconsole_trainer.gang import ElsewhereError
     from memconsole_trainer.host.memory_limit import lift_limit
     from memconsole_trainer.loop.announcing import StopRequestedError
     from memconsole_trainer.loop.setup import set_up
     from memconsole_trainer.loop.training import NonFiniteLossError, Trainer
+    from memconsole_trainer.process_group import OtherProcessError
     from memconsole_trainer.weights.checkpoint import FencedError
 
     job = trainer = board = None
@@ -58,7 +58,7 @@ def run(attempt: Attempt) -> int:
         said = events.Stopped(step=step, reason="stop requested", total_minutes=minutes)
         attempt.emit(said, durable=True)
         print(f"Stopped at step {step:,}; resumable", flush=True)
-    except ElsewhereError as error:
+    except OtherProcessError as error:
         code, reason = ExitCode.FAILED, "crashed"
         print(f"memconsole: {error}", file=sys.stderr, flush=True)
     except FencedError as error:

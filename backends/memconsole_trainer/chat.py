@@ -17,7 +17,7 @@ from memconsole_trainer.engine import Generator
 from memconsole_trainer.sample import add_options, given_fields, ready, sampling_of, tell_full
 from memconsole_trainer.tasks.answering import MOST_ANSWER_TOKENS, Answered, Answerer
 from memconsole_trainer.weights import trained
-from memconsole_trainer.weights.companions import ends_of_source
+from memconsole_trainer.weights.tokenizer_export import ends_of_source
 
 PROMPT = "> "
 FORGET, LEAVE = "/forget", "/exit"
@@ -37,9 +37,9 @@ def main() -> int:
 def talk(options: argparse.Namespace) -> int:
     """Answer the user's messages until the user ends the chat. Returns the exit code."""
     try:
-        found = trained.read(options.run, options.checkpoint, options.device)
-        positions = found.architecture.max_positions
-        template = template_of(found.plan)
+        trained_model = trained.read(options.run, options.checkpoint, options.device)
+        positions = trained_model.architecture.max_positions
+        template = template_of(trained_model.plan)
         if template is None or not template.chat:
             chats = [name for name, one in templates().items() if "messages" in one.text]
             raise PlanError(
@@ -47,14 +47,16 @@ def talk(options: argparse.Namespace) -> int:
                 f"records; data.template = {', '.join(chats)} or model trains on chats"
             )
         others = given_fields(template, options.record)
-        print(f"loading the weights of step {found.checkpoint.step:,} ...", file=sys.stderr)
-        tokenizer, engine = ready(found)
+        print(f"loading the weights of step {trained_model.checkpoint.step:,} ...", file=sys.stderr)
+        tokenizer, engine = ready(trained_model)
     except (PlanError, ValueError, OSError) as error:
         print(f"memconsole: {error}", file=sys.stderr)
         return 2
-    print(f"step {found.checkpoint.step:,}{found.note}; {COMMANDS}", file=sys.stderr)
+    print(
+        f"step {trained_model.checkpoint.step:,}{trained_model.note}; {COMMANDS}", file=sys.stderr
+    )
     most = options.tokens or MOST_ANSWER_TOKENS
-    ends = ends_of_source(found.plan, tokenizer)
+    ends = ends_of_source(trained_model.plan, tokenizer)
     answerer = Answerer(template, tokenizer, most, positions, ends)
     first: list[Message] = []
     if options.system:

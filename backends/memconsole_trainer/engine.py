@@ -13,21 +13,17 @@ from numpy.typing import NDArray
 
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
-from memconsole_trainer.gang import Gang
+from memconsole_trainer.process_group import ProcessGroup
 
 Array = NDArray[np.generic]
 STEP = "optimizer.step"
 """Name of the tensor that counts the steps taken."""
-
-
 Part = Literal["weights", "optimizer", "gradients"]
-"""What an engine can move to the host and back: all weights, including frozen ones and averages;
+"""A part of an engine's state that can be released: all weights, including frozen ones and averages;
 the optimizer state; the gradients that wait for an update."""
-
-
-Keeping = Literal["cpu", "pinned", "compress", "reinitialize"]
-"""Where a released part is kept: in host memory, in page-locked host memory, in 8 bits on its device, or nowhere
-(`reinitialize`: the optimizer starts anew)."""
+ReleaseMode = Literal["cpu", "pinned", "compress", "reinitialize"]
+"""How a part is released. Until it is restored, it is kept in host memory, in page-locked host memory, in 8 bits on its
+device, or nowhere (`reinitialize`: the optimizer starts anew)."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +127,7 @@ def check_names(source: StateSource, expected: Iterable[str]) -> None:
 
 
 OnTokens = Callable[[list[int]], None]
-"""Is told tokens that were drawn."""
+"""Called with tokens that were drawn."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +166,7 @@ class Generator(Protocol):
 class Engine(Generator, Protocol):
     """A backend's implementation of training one model on the devices of this process."""
 
-    gang: Gang
+    process_group: ProcessGroup
     """The processes that train together. Each calls every method that follows in the same order."""
     device: DeviceFacts
     versions: Mapping[str, str]
@@ -204,7 +200,7 @@ class Engine(Generator, Protocol):
         count the step. Raises `RuntimeError` if there are no gradients."""
         ...
 
-    def release(self, part: Part, keeping: Keeping = "cpu") -> None:
+    def release(self, part: Part, mode: ReleaseMode = "cpu") -> None:
         """Free the device memory of `part` until `restore`. Meanwhile `state` still yields it,
         `load_state` puts what it loads on the device, and any other call that needs it raises
         `RuntimeError`. Only the optimizer state can be compressed or reinitialized."""

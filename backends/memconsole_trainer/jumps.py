@@ -1,4 +1,7 @@
-"""The protocol between a controller that predicts weights and a backend that moves them."""
+"""The protocol between a controller that predicts weights and a backend that moves them.
+
+A jump is a predicted change of the weights along a path, instead of gradient steps.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ UPDATES = f"{PREFIX}updates"
 SHRINKAGE = 8.0
 """The square of 2.8: a weight moves only if its mean movement is larger than 2.8 standard errors."""
 TINY = 1e-30
+"""Added to squared means, so that none is 0."""
 Pairs = Sequence[tuple[int, int]]
 """Numbers of two snapshots each: a movement of the weights leads from the first to the second."""
 
@@ -28,7 +32,7 @@ Pairs = Sequence[tuple[int, int]]
 @dataclass(frozen=True)
 class Path:
     """A direction in which weights may move: a weighted sum of earlier movements, shrunk where they are noise
-    (`along`)."""
+    (`shrunk_sum`)."""
 
     pairs: Pairs
     shares: Mapping[str, NDArray[np.float64]]
@@ -140,15 +144,15 @@ def group_of(parameter: Parameter) -> str:
     return parameter.name.replace(f"layers.{parameter.layer}.", "layers.", 1)
 
 
-def along(moved: NDArray[np.float32], shares: NDArray[np.float64]) -> NDArray[np.float32]:
+def shrunk_sum(movements: NDArray[np.float32], shares: NDArray[np.float64]) -> NDArray[np.float32]:
     """The sum (weights,) of movements (movements, weights) weighted by `shares`, shrunk to 0 for weights whose
     movements are noise.
 
     The factor of a weight is max(0, 1 - SHRINKAGE · squared standard error / squared mean) of its
     movements, as in James-Stein estimation (Efron and Morris 1973, positive part).
     """
-    mean = moved.mean(axis=0)
-    error = moved.var(axis=0, ddof=1) / len(moved)
-    kept = np.maximum(0, 1 - SHRINKAGE * error / (mean * mean + TINY))
-    found: NDArray[np.float32] = shares.astype(np.float32) @ moved * kept
-    return found
+    mean = movements.mean(axis=0)
+    squared_error = movements.var(axis=0, ddof=1) / len(movements)
+    factor = np.maximum(0, 1 - SHRINKAGE * squared_error / (mean * mean + TINY))
+    summed: NDArray[np.float32] = shares.astype(np.float32) @ movements * factor
+    return summed

@@ -32,8 +32,8 @@ def main() -> int:
     parser.add_argument("--device")
     options = parser.parse_args()
     try:
-        found = trained.read(options.run, options.checkpoint, options.device)
-        task = task_of_model(found.model).name
+        trained_model = trained.read(options.run, options.checkpoint, options.device)
+        task = task_of_model(trained_model.model).name
         if task == "language":
             raise PlanError("the run learned language: use memconsole sample")
         asked = {key: name for key in OF_RATINGS if (name := getattr(options, key)) is not None}
@@ -41,18 +41,18 @@ def main() -> int:
             raise PlanError(
                 f"--top, --seen and {', '.join(map(_option, OF_RATINGS))} are for ratings, but the run learned {task}"
             )
-        data = replace(found.plan, asked).data
+        data = replace(trained_model.plan, asked).data
         check_output(options.input, options.output, options.overwrite)
         with new_file(options.output) as out:
             if task == "recommendation":
                 top = options.top or TOP
-                said = items.write(found, options.input, data, out, top, options.seen, warn)
+                said = items.write(trained_model, options.input, data, out, top, options.seen, warn)
             else:
-                said = windows.write(found, options.input, out, warn)
+                said = windows.write(trained_model, options.input, out, warn)
     except (PlanError, ValueError, OSError) as error:
         print(f"memconsole: {error}", file=sys.stderr)
         return 2
-    print(f"step {found.checkpoint.step:,}{found.note}: {said} in {options.output}")
+    print(f"step {trained_model.checkpoint.step:,}{trained_model.note}: {said} in {options.output}")
     return 0
 
 

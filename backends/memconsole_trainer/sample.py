@@ -19,7 +19,7 @@ from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 from memconsole_trainer.engine import Engine, Sampling
 from memconsole_trainer.tasks.answering import MOST_ANSWER_TOKENS, Answerer, fills_context
 from memconsole_trainer.weights import trained
-from memconsole_trainer.weights.companions import ends_of_source, stop_tokens
+from memconsole_trainer.weights.tokenizer_export import ends_of_source, stop_tokens
 
 if TYPE_CHECKING:
     from memconsole.plan.templates.template import Template
@@ -38,21 +38,21 @@ def main() -> int:
     options = parser.parse_args()
     try:
         options.prompt, options.message = typed(options.prompt), typed(options.message)
-        found = trained.read(options.run, options.checkpoint, options.device)
-        record = asked(found.plan, options.record, options.message)
-        tokenizer, engine = ready(found)
+        trained_model = trained.read(options.run, options.checkpoint, options.device)
+        record = asked(trained_model.plan, options.record, options.message)
+        tokenizer, engine = ready(trained_model)
     except (PlanError, ValueError, OSError) as error:
         print(f"memconsole: {error}", file=sys.stderr)
         return 2
-    if found.note:
-        print(f"step {found.checkpoint.step:,}{found.note}", file=sys.stderr)
+    if trained_model.note:
+        print(f"step {trained_model.checkpoint.step:,}{trained_model.note}", file=sys.stderr)
     if record is not None:
-        return answer(found, engine, tokenizer, record, options)
+        return answer(trained_model, engine, tokenizer, record, options)
     prompt = tokenizer.prompt(options.prompt)
-    room = found.architecture.max_positions - len(prompt)
+    room = trained_model.architecture.max_positions - len(prompt)
     if room < 1:
-        return too_long(len(prompt), found.architecture.max_positions)
-    stops = stop_tokens(found.plan, tokenizer)
+        return too_long(len(prompt), trained_model.architecture.max_positions)
+    stops = stop_tokens(trained_model.plan, tokenizer)
     most = options.tokens or TOKENS
     shown = text_streamer.TextStreamer(
         engine, lambda prompt, new: options.prompt + tokenizer.continuation(prompt, new, stops)
@@ -61,7 +61,7 @@ def main() -> int:
     new = shown.generate(prompt, min(most, room), drawn)
     shown.end(options.prompt + tokenizer.continuation(prompt, new, stops))
     if fills_context(new, room, most, stops):
-        tell_full(found.architecture.max_positions)
+        tell_full(trained_model.architecture.max_positions)
     return shown.code
 
 
@@ -84,16 +84,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device")
 
 
-def ready(found: trained.TrainedModel) -> tuple[Tokenizer, Engine]:
+def ready(trained_model: trained.TrainedModel) -> tuple[Tokenizer, Engine]:
     """The run's tokenizer, and an engine with its weights. Raises what `trained.read` raises.
 
     If the weights are stored in fp32, the engine also computes in fp32, as programs that load an export do.
     """
-    tokenizer = found.tokenizer()
-    if not found.adapted and found.plan.optimize.precision in ("bf16", "fp16"):
-        plan = replace(found.plan, {"optimize.precision": "fp32"})
-        found = dataclasses.replace(found, plan=plan)
-    return tokenizer, found.engine()
+    tokenizer = trained_model.tokenizer()
+    if not trained_model.adapted and trained_model.plan.optimize.precision in ("bf16", "fp16"):
+        plan = replace(trained_model.plan, {"optimize.precision": "fp32"})
+        trained_model = dataclasses.replace(trained_model, plan=plan)
+    return tokenizer, trained_model.engine()
 
 
 def asked(plan: Plan, fields: Sequence[str], message: str | None) -> dict[str, Any] | None:
@@ -123,7 +123,7 @@ def given_fields(template: Template, fields: Sequence[str]) -> dict[str, Any]:
     messages. Raises `PlanError`."""
     asked = (name for name in template.fields if name not in template.answer_fields)
     known = FIELDS if template.chat else tuple(asked)
-    found: dict[str, Any] = {}
+    record: dict[str, Any] = {}
     for field in fields:
         name, equals, value = field.partition("=")
         if not equals or name not in known:
@@ -131,23 +131,23 @@ def given_fields(template: Template, fields: Sequence[str]) -> dict[str, Any]:
                 f"--record {quote(field)}: expected FIELD=VALUE with one of {', '.join(known)}"
                 f"{nearest(name, known)}"
             )
-        found[name] = value
-    return found
+        record[name] = value
+    return record
 
 
 def answer(
-    found: trained.TrainedModel,
+    trained_model: trained.TrainedModel,
     engine: Engine,
     tokenizer: Tokenizer,
     record: dict[str, Any],
     options: argparse.Namespace,
 ) -> int:
     """Print the answers to a record, one line each. Returns the exit code."""
-    template = template_of(found.plan)
+    template = template_of(trained_model.plan)
     assert template is not None
-    positions = found.architecture.max_positions
+    positions = trained_model.architecture.max_positions
     most = options.tokens or MOST_ANSWER_TOKENS
-    ends = ends_of_source(found.plan, tokenizer)
+    ends = ends_of_source(trained_model.plan, tokenizer)
     answerer = Answerer(template, tokenizer, most, positions, ends)
     asked = Record("the record", record)
     shown = text_streamer.of_record(engine, answerer, asked)

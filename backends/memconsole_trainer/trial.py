@@ -83,14 +83,14 @@ def findings(backend: str, device: str) -> Iterator[Finding]:
         },
     )
     plain = train(plan)
-    yield judged("training step", plain)
-    yield prepared_once(plain)
+    yield judge_steps("training step", plain)
+    yield check_reuse(plain)
     if device != "cpu":
-        yield moved(plain.engine)
-    yield attempted("bf16", replace(plan, {"optimize.precision": "bf16"}), plain.step_seconds)
+        yield check_transfer(plain.engine)
+    yield try_plan("bf16", replace(plan, {"optimize.precision": "bf16"}), plain.step_seconds)
     if backend == "torch":
         compiled = replace(plan, {"optimize.compile": True})
-        yield attempted("torch.compile", compiled, plain.step_seconds)
+        yield try_plan("torch.compile", compiled, plain.step_seconds)
 
 
 def train(plan: Plan) -> TimedSteps:
@@ -117,7 +117,7 @@ def random_batch(vocab_size: int) -> Batch:
     return language_batch(tokens[..., :-1].copy(), tokens[..., 1:].copy())
 
 
-def judged(what: str, steps: TimedSteps) -> Finding:
+def judge_steps(what: str, steps: TimedSteps) -> Finding:
     """Whether the losses are numbers and fell. The same batch is learned again and again."""
     first, last = steps.losses[0], steps.losses[-1]
     figures = f"{milliseconds(steps.step_seconds)} a step, loss {first:.2f} to {last:.2f}"
@@ -128,16 +128,16 @@ def judged(what: str, steps: TimedSteps) -> Finding:
     return Finding(what, "ok", figures)
 
 
-def prepared_once(steps: TimedSteps) -> Finding:
+def check_reuse(steps: TimedSteps) -> Finding:
     """Whether later steps reuse the programs that were prepared and compiled for the first step."""
     ready, step = steps.ready_seconds, steps.step_seconds
     figures = f"first step done after {milliseconds(ready)}, then {milliseconds(step)} a step"
     return Finding("compilation", "ok" if step < MUCH_FASTER * ready else "warning", figures)
 
 
-def moved(engine: Engine) -> Finding:
-    """Weights go to the host and back bit for bit."""
-    before = dict(copied(engine))
+def check_transfer(engine: Engine) -> Finding:
+    """Whether weights go to the host and back bit for bit."""
+    before = dict(weight_copies(engine))
     size = sum(tensor.nbytes for tensor in before.values())
     began = time.perf_counter()
     engine.release("weights")
@@ -146,7 +146,7 @@ def moved(engine: Engine) -> Finding:
     engine.restore("weights")
     engine.synchronize()
     ended = time.perf_counter()
-    same = all(np.array_equal(before[name], tensor) for name, tensor in copied(engine))
+    same = all(np.array_equal(before[name], tensor) for name, tensor in weight_copies(engine))
     figures = (
         f"{format_bytes(size)} of weights to the host in {milliseconds(between - began)} "
         f"and back in {milliseconds(ended - between)}"
@@ -156,14 +156,14 @@ def moved(engine: Engine) -> Finding:
     return Finding("transfer", "ok", f"{figures}, unchanged")
 
 
-def copied(engine: Engine) -> Iterator[tuple[str, NDArray[Any]]]:
+def weight_copies(engine: Engine) -> Iterator[tuple[str, NDArray[Any]]]:
     """Copies of the weights on the host."""
     for name, tensor in engine.state():
         if name.startswith("model."):
             yield name, tensor.copy()
 
 
-def attempted(what: str, plan: Plan, plain_seconds: float) -> Finding:
+def try_plan(what: str, plan: Plan, plain_seconds: float) -> Finding:
     """Whether a plan trains here, and its speed relative to the plain plan."""
     try:
         trained = train(plan)
@@ -172,9 +172,9 @@ def attempted(what: str, plan: Plan, plain_seconds: float) -> Finding:
     except Exception as error:  # noqa: BLE001 - what a compiler or a driver raises is the finding
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         return Finding(what, "missing", first)
-    found = judged(what, trained)
+    finding = judge_steps(what, trained)
     speed = plain_seconds / trained.step_seconds
-    return Finding(what, found.state, f"{found.found}, {speed:.2f} times the speed of fp32")
+    return Finding(what, finding.state, f"{finding.found}, {speed:.2f} times the speed of fp32")
 
 
 def milliseconds(seconds: float) -> str:

@@ -130,7 +130,7 @@ def compile_plans(target: str, *, again: bool) -> None:
     from memconsole_jax.tracing import trace_targets
     from tests.training.harness.planned_step import planned_step
 
-    trace_targets.environment()
+    trace_targets.prepare_environment()
     kind = kind_of(target)
     known = set() if again else {t.name for t in stored() if t.target == target}
     for wanted in PLANS[target]:

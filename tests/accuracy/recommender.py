@@ -57,7 +57,7 @@ def compiled(plan: Plan) -> dict[str, Any]:
     from memconsole_jax.tracing import trace_targets
     from tests.training.harness.planned_step import planned_step
 
-    trace_targets.environment()
+    trace_targets.prepare_environment()
     place = trace_targets.target(plan.device.name, "tpu")
     step = planned_step(plan, catalog.model(plan), place)
     return {"bytes": step.needed, "refused": step.refused, "compiler": place.compiler}

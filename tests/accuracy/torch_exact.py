@@ -112,7 +112,7 @@ def traced(plan: Plan, model: Model) -> dict[str, int]:
     """The timeline's peaks, evaluated at the plan's sizes, without what no dispatch shows."""
     from memconsole_torch.tracing.trace import record
 
-    timeline = record(plan, model, "cpu", hidden=False).timeline
+    timeline = record(plan, model, "cpu", internal=False).timeline
     exact = affine.evaluate(timeline, plan.train.batch_size, plan.data.sequence_length)
     return {"training": peak(exact, TRAINING), "evaluation": peak(exact, ("evaluation",))}
 

@@ -26,9 +26,9 @@ from memconsole_torch.models import capped_attention, codes, expert_matrices, ex
 from memconsole_torch.models.rotary import rotation_of
 from memconsole_torch.techniques.optimizer import optimizers
 from memconsole_torch.techniques.weights import precision
-from memconsole_torch.tracing import trace_devices
+from memconsole_torch.tracing import trace_devices, trace_operators
+from memconsole_torch.tracing.trace_cache import OperatorCache
 from memconsole_torch.tracing.trace_liveness import Liveness
-from memconsole_torch.tracing.trace_remembered import Remembered
 from memconsole_torch.tracing.trace_step import NoMemory, NoWeights, TracedSizes, without_data
 
 TOLD = {
@@ -57,7 +57,7 @@ ROWS, LENGTH, HIDDEN, RANK, SLICE, QUERIES, EXPERT_ROWS = (
 )
 
 
-class UntoldSizeError(ValueError):
+class AmbiguousSizeError(ValueError):
     """The bytes of a tensor are not a whole multiple of a product of sizes."""
 
 
@@ -70,7 +70,7 @@ class Term(NamedTuple):
 
 @cache
 def term(count: int) -> Term:
-    """The product of sizes that gives a number of bytes, or a side of a weight. Raises `UntoldSizeError`."""
+    """The product of sizes that gives a number of bytes, or a side of a weight. Raises `AmbiguousSizeError`."""
     names, factor = [], count
     for name, (prime, unit) in TOLD.items():
         while count and factor % prime == 0:
@@ -78,7 +78,7 @@ def term(count: int) -> Term:
             names.append((name, unit))
     units = math.prod(unit for _, unit in names)
     if factor % units:
-        raise UntoldSizeError(f"{count} is no multiple of {' '.join(name for name, _ in names)}")
+        raise AmbiguousSizeError(f"{count} is no multiple of {' '.join(name for name, _ in names)}")
     return Term(factor // units, " ".join(name for name, _ in names))
 
 
@@ -106,15 +106,15 @@ class BlockTracer:
 
     def __init__(self) -> None:
         self._fake = FakeTensorMode()
-        self._run = Remembered(self._fake)
+        self._run = OperatorCache(self._fake)
 
     def trace(self, a: Architecture, k: Kernels, part: Part) -> Trace:
         """One block of the shape of `a`, whatever its sizes. The phases are "forward", "cast" (after it, while copies
         of weights are still there), "kept", "backward" and "end"."""
         a, plan = told_model(a), told_plan(k)
         live = Liveness(
-            overrides=trace_devices.overrides() | trace_devices.device_overrides(k.kind),
-            workspaces=trace_devices.workspaces(k.kind, True),
+            overrides=trace_operators.overrides() | trace_operators.device_overrides(k.kind),
+            workspaces=trace_operators.workspaces(k.kind, True),
         )
         with _emulating(k), self._fake:
             engine = torch_engine.TorchEngine(plan, torch.device("cpu"))

@@ -343,7 +343,7 @@ def compile_plans(name: str, seeds: range, again: bool) -> None:
     from memconsole_jax.tracing import trace_targets
     from tests.training.harness.planned_step import planned_step
 
-    trace_targets.environment()
+    trace_targets.prepare_environment()
     kind = kind_of(name)
     known = set() if again else {(t.target, t.seed) for t in stored()}
     for seed in seeds:

@@ -54,19 +54,19 @@ def parts(rounds: int) -> dict[str, float]:
     slots = [("first", True), ("second", False)]
     second, first = buffers.views(n).moments
 
-    def widen() -> None:
+    def dequantize() -> None:
         for name, signed in slots:
-            buffers.widen(state[f"{name}_codes"], state[f"{name}_scales"], signed=signed)
+            buffers.dequantize(state[f"{name}_codes"], state[f"{name}_scales"], signed=signed)
 
-    def narrow() -> None:
+    def quantize() -> None:
         for name, signed in slots:
-            buffers.narrow(state[f"{name}_codes"], state[f"{name}_scales"], signed=signed)
+            buffers.quantize(state[f"{name}_codes"], state[f"{name}_scales"], signed=signed)
 
     def update() -> None:
         buffers._adamw(p.detach(), gradient, first, second, factors)
 
     gradient = torch.randn(n)
-    works = {"codes to fp32": widen, "the update": update, "fp32 to codes": narrow}
+    works = {"codes to fp32": dequantize, "the update": update, "fp32 to codes": quantize}
     return least(works, 10 * rounds, n)
 
 

@@ -32,7 +32,7 @@ from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan
 from memconsole.plan.plan_file import loads
 from memconsole_trainer.data.text.rows.batches import language_batch
-from memconsole_trainer.weights.export import config
+from memconsole_trainer.weights.config_json import config
 
 DRAWN = 2**20
 

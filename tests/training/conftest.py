@@ -40,7 +40,7 @@ def moving(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax_offload, "same_memory", lambda kind: False)
     pinless = lambda self, tensor: torch.empty_like(tensor).copy_(tensor)  # noqa: E731
     if not torch.cuda.is_available():
-        monkeypatch.setattr(torch_offload.HostState, "_on_host", pinless)
+        monkeypatch.setattr(torch_offload.HostState, "_host_copy", pinless)
 
 
 @pytest.fixture
@@ -52,12 +52,12 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _products_by_eigen() -> None:
+def _matmul_with_eigen() -> None:
     """XLA computes as in a run, whichever test opens JAX's devices first: it reads its flags only then."""
     with contextlib.suppress(ImportError):
-        from memconsole_jax.devices import products_by_eigen
+        from memconsole_jax.devices import matmul_with_eigen
 
-        products_by_eigen()
+        matmul_with_eigen()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -26,7 +26,7 @@ from memconsole_jax.compiled.step import (
     train_step,
     update_pass,
 )
-from memconsole_jax.layout.mesh import Places
+from memconsole_jax.layout.mesh import DeviceMesh
 from memconsole_jax.layout.stacking import Stack, stacked, stacks
 from memconsole_jax.models import dropout
 from memconsole_jax.tasks.task import Tree
@@ -52,7 +52,7 @@ class Programs:
     frozen: dict[str, Stack]
     """All other weights: those of a frozen base, and those that the loss does not depend on."""
     kind: str
-    places: Places
+    mesh: DeviceMesh
     disk: Disk = field(default_factory=Disk)
     """Holds offloaded activations if the device is a CPU."""
 
@@ -74,18 +74,18 @@ class Programs:
         if parted:
             raise ValueError(f"{parted[0]}: all layers of a weight are trained, or none is")
         devices = device if isinstance(device, tuple) else (device,)
-        places = Places(devices, split=plan.optimize.sharding == "fsdp")
-        return cls(plan, model, trained, frozen, kind, places, Disk(directory))
+        mesh = DeviceMesh(devices, fsdp=plan.optimize.sharding == "fsdp")
+        return cls(plan, model, trained, frozen, kind, mesh, Disk(directory))
 
     @property
     def sharding(self) -> Any:
         """The sharding of an array that every device holds whole."""
-        return self.places.whole
+        return self.mesh.replicated
 
-    def place(self, name: str) -> Any:
+    def sharding_of(self, name: str) -> Any:
         """The sharding of a weight."""
         stack = (self.trained | self.frozen)[name]
-        return self.places.weight(stack.shape, layered=stack.layered)
+        return self.mesh.weight_sharding(stack.shape, layered=stack.layered)
 
     def is_rounded(self, name: str) -> bool:
         """Whether a weight is rounded to 16 bits when loaded: it is frozen and used in 16-bit
@@ -114,7 +114,7 @@ class Programs:
     @property
     def trained_shapes(self) -> dict[str, Any]:
         return {
-            name: self.shape(stack.shape, self.dtype(name), self.place(name))
+            name: self.shape(stack.shape, self.dtype(name), self.sharding_of(name))
             for name, stack in self.trained.items()
         }
 
@@ -132,7 +132,7 @@ class Programs:
         if not is_averaged(self.plan):
             return None
         return {
-            name: self.shape(stack.shape, place=self.place(name))
+            name: self.shape(stack.shape, place=self.sharding_of(name))
             for name, stack in self.trained.items()
         }
 
@@ -144,7 +144,7 @@ class Programs:
                 codes = stored_shapes(s, self.plan.optimize.base_storage)
                 shapes |= {n: self.shape(*described) for n, described in codes.items()}
             else:
-                shapes[name] = self.shape(s.shape, self.dtype(name), self.place(name))
+                shapes[name] = self.shape(s.shape, self.dtype(name), self.sharding_of(name))
         return shapes
 
     @property
@@ -160,7 +160,9 @@ class Programs:
         names = (str(getattr(key, "key", "")) for key in path)
         weight = next((name for name in names if name in self.trained), None)
         same_shape = weight is not None and self.trained[weight].shape == x.shape
-        return self.shape(x.shape, x.dtype, self.place(weight) if weight and same_shape else None)
+        return self.shape(
+            x.shape, x.dtype, self.sharding_of(weight) if weight and same_shape else None
+        )
 
     @property
     def keeps_state_on_host(self) -> bool:
@@ -180,19 +182,19 @@ class Programs:
     @property
     def batch_axes(self) -> tuple[int, int]:
         """Number of micro-batches of a step, and rows of each over all devices."""
-        rows = self.plan.train.batch_size * len(self.places.devices)
+        rows = self.plan.train.batch_size * len(self.mesh.devices)
         return self.plan.optimize.accumulation_steps, rows
 
     @property
     def evaluated_rows(self) -> int:
         """Rows of an evaluation batch over all devices."""
-        return self.plan.evaluation_batch * len(self.places.devices)
+        return self.plan.evaluation_batch * len(self.mesh.devices)
 
     def arrays(self, *axes: int) -> dict[str, Any]:
         """Shapes of a batch whose arrays have the leading `axes`, the last of which are rows."""
         return {
             i.name: self.shape(
-                (*axes, *i.shape), jnp.dtype(i.dtype), self.places.rows(axes, len(axes) - 1)
+                (*axes, *i.shape), jnp.dtype(i.dtype), self.mesh.row_sharding(axes, len(axes) - 1)
             )
             for i in self.inputs
         }
@@ -214,8 +216,8 @@ class Programs:
         """Lower the program that makes the optimizer's first state."""
         if self.keeps_state_on_host:
             return offload.InitialState(self._host_layout)
-        places = self._places_of(self.state_shapes)
-        return jax.jit(self._update.init, out_shardings=places).lower(self.trained_shapes)
+        shardings = self._shardings_of(self.state_shapes)
+        return jax.jit(self._update.init, out_shardings=shardings).lower(self.trained_shapes)
 
     def compiled_step(self, lowered: Any = None) -> FusedStep | offload.OffloadedStep:
         """Compile one optimizer step, which may be `lowered` already. Call the result like
@@ -228,16 +230,16 @@ class Programs:
         host."""
         if self.keeps_state_on_host:
             return self._lower_offloaded()
-        places = self._places_of((self._state, self.shape((2,))))
-        step = train_step(self.plan, self.model, self._update, self.disk, places)
-        with self.places.programmed():
+        shardings = self._shardings_of((self._state, self.shape((2,))))
+        step = train_step(self.plan, self.model, self._update, self.disk, shardings)
+        with self.mesh.active():
             return step.lower(
                 self._state, self.frozen_shapes, self.trained_arrays, self.shape((2,))
             )
 
-    def _places_of(self, shapes: Any) -> Any:
+    def _shardings_of(self, shapes: Any) -> Any:
         """The shardings of a program's results that replace arrays of these `shapes`; None if there is one device."""
-        if not self.places.several:
+        if not self.mesh.is_distributed:
             return None
         return jax.tree.map(lambda x: x.sharding, shapes)
 
@@ -245,7 +247,7 @@ class Programs:
         """Lower only the backward pass of a step."""
         step = jax.jit(backward_pass(self.plan, self.model, self.disk))
         arrays = self.trained_arrays
-        with self.places.programmed():
+        with self.mesh.active():
             return step.lower(self.trained_shapes, self.precision_shape, self.frozen_shapes, arrays)
 
     def lower_update(self, backward: Any) -> Any:
@@ -294,8 +296,8 @@ class Programs:
         """Lower the evaluation of one batch."""
         arrays = self.arrays(self.evaluated_rows)
         sums = self.shape((2, 1 + self.task.sums(self.model)))
-        step = evaluation_step(self.plan, self.model, self._places_of(sums))
-        with self.places.programmed():
+        step = evaluation_step(self.plan, self.model, self._shardings_of(sums))
+        with self.mesh.active():
             return step.lower(sums, self.evaluated_shapes, self.frozen_shapes, arrays)
 
     @property

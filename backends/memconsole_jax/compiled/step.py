@@ -164,11 +164,11 @@ def train_step(
     model: Model,
     transformation: optax.GradientTransformation,
     disk: Disk | None = None,
-    places: Any = None,
+    shardings: Any = None,
 ) -> Any:
     """Jitted (TrainState, frozen, arrays (A, B, ...), rates) -> TrainState and `Backward.metrics`. It
     donates the first argument. Both passes are one program, so XLA can reuse the memory of every
-    array between them. `places` are those of the results on several devices."""
+    array between them. `shardings` are those of the results on several devices."""
     backward, update = backward_pass(plan, model, disk), update_pass(plan, model, transformation)
 
     def step(
@@ -177,7 +177,7 @@ def train_step(
         found = backward(state.weights, state.precision, frozen, arrays)
         return update(state, found, rates), found.metrics
 
-    return jax.jit(step, donate_argnums=0, out_shardings=places)
+    return jax.jit(step, donate_argnums=0, out_shardings=shardings)
 
 
 def chosen(finite: Array, new: Any, old: Any) -> Any:

@@ -1,8 +1,8 @@
-"""The sharding of arrays: on one device, or over several.
+"""The sharding of arrays: on one device, or over a mesh of several.
 
 `ddp`: every device holds all weights and its rows of a batch. `fsdp`: weights, gradients and
 optimizer state are split, each along its longest axis that divides equally. XLA inserts the
-exchanges between devices. `gathered` makes it gather weights where they are used, and `by_rows`
+collectives. `all_gather` makes it gather weights where they are used, and `shard_rows`
 makes it split activations by rows; otherwise it might split them along another axis.
 """
 
@@ -20,15 +20,17 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDev
 from numpy.typing import NDArray
 
 AXIS = "devices"
-_spread: ContextVar[Places | None] = ContextVar("spread", default=None)
+"""The mesh's only axis."""
+_active: ContextVar[DeviceMesh | None] = ContextVar("active", default=None)
+"""The mesh of several devices that a program is traced for; None for one device."""
 
 
 @dataclass(frozen=True)
-class Places:
-    """The devices of one plan's programs."""
+class DeviceMesh:
+    """The devices of one plan's programs, and the shardings of arrays over them."""
 
     devices: tuple[Any, ...]
-    split: bool
+    fsdp: bool
     """Whether weights and optimizer state are split."""
 
     @property
@@ -36,138 +38,148 @@ class Places:
         return len(self.devices)
 
     @property
-    def several(self) -> bool:
+    def is_distributed(self) -> bool:
+        """Whether there are several devices."""
         return self.count > 1
 
     @property
-    def mesh(self) -> Mesh:
+    def jax_mesh(self) -> Mesh:
         return Mesh(self.devices, (AXIS,), axis_types=(AxisType.Auto,))
 
     @property
-    def whole(self) -> Any:
-        """Every device holds the whole array."""
-        return self._spec() if self.several else SingleDeviceSharding(self.devices[0])
+    def replicated(self) -> Any:
+        """The sharding with which every device holds the whole array."""
+        return self._named() if self.is_distributed else SingleDeviceSharding(self.devices[0])
 
-    def rows(self, shape: Sequence[int], axis: int) -> Any:
-        """Every device holds its rows, which lie along `axis`."""
-        if not self.several or shape[axis] % self.count:
-            return self.whole
-        return self._spec(*[None] * axis, AXIS)
+    def row_sharding(self, shape: Sequence[int], axis: int) -> Any:
+        """The sharding with which every device holds its rows, which lie along `axis`."""
+        if not self.is_distributed or shape[axis] % self.count:
+            return self.replicated
+        return self._named(*[None] * axis, AXIS)
 
-    def weight(self, shape: Sequence[int], *, layered: bool) -> Any:
+    def weight_sharding(self, shape: Sequence[int], *, layered: bool) -> Any:
         """The sharding of a weight, or of state of the same shape. Layers (L, ...) are not split along the first
         axis, because blocks use one layer after another."""
         axes = range(1 if layered else 0, len(shape))
-        fitting = [axis for axis in axes if shape[axis] and shape[axis] % self.count == 0]
-        if not self.split or not self.several or not fitting:
-            return self.whole
-        longest = max(fitting, key=lambda axis: shape[axis])
-        return self._spec(*[None] * longest, AXIS)
+        divisible = [axis for axis in axes if shape[axis] and shape[axis] % self.count == 0]
+        if not self.fsdp or not self.is_distributed or not divisible:
+            return self.replicated
+        longest = max(divisible, key=lambda axis: shape[axis])
+        return self._named(*[None] * longest, AXIS)
 
     @contextmanager
-    def programmed(self) -> Iterator[None]:
-        """A context in which programs are made for these devices."""
-        token = _spread.set(self if self.several else None)
+    def active(self) -> Iterator[None]:
+        """A context in which programs are traced for these devices."""
+        token = _active.set(self if self.is_distributed else None)
         try:
             yield
         finally:
-            _spread.reset(token)
+            _active.reset(token)
 
-    def _spec(self, *axes: str | None) -> NamedSharding:
-        return NamedSharding(self.mesh, PartitionSpec(*axes))
+    def _named(self, *axes: str | None) -> NamedSharding:
+        return NamedSharding(self.jax_mesh, PartitionSpec(*axes))
 
 
-def put(array: Any, place: Any) -> jax.Array:
-    """`array`, which every process has, with the sharding `place`: each process gives its own devices their parts."""
-    if place.is_fully_addressable:
-        return jax.device_put(array, place)
+def put(array: Any, sharding: Any) -> jax.Array:
+    """`array`, which every process has, on the devices: each process gives its own devices their parts."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(array, sharding)
     whole = np.asarray(array)
     # A copy: a view would keep the whole array alive.
-    return jax.make_array_from_callback(whole.shape, place, lambda part: whole[part].copy())
+    return jax.make_array_from_callback(whole.shape, sharding, lambda part: whole[part].copy())
 
 
-def put_to_replace(array: Any, place: Any) -> jax.Array:
-    """`array` with the sharding `place`, for a program to which it is donated, as weights and state are to a step.
+def put_donatable(array: Any, sharding: Any) -> jax.Array:
+    """`put` for an array that will be donated to a program, as weights and state are to a step.
 
     On a CPU, XLA uses the memory of a NumPy array directly if it is aligned as XLA's own arrays. Such memory cannot be
     donated, so the program would allocate the array again. To avoid this, the array is copied to memory that is not
     aligned, and XLA then makes a copy of its own.
     """
-    on_cpu = all(device.platform == "cpu" for device in place.device_set)
-    if on_cpu and isinstance(array, np.ndarray) and array.ctypes.data % _ALIGNED == 0:
-        array = _unaligned(array)
-    return put(array, place)
+    on_cpu = all(device.platform == "cpu" for device in sharding.device_set)
+    if on_cpu and isinstance(array, np.ndarray) and array.ctypes.data % _ALIGNMENT == 0:
+        array = _unaligned_copy(array)
+    return put(array, sharding)
 
 
-_ALIGNED = 64
+_ALIGNMENT = 64
 """Bytes: where XLA's own arrays begin on a CPU (`xla::cpu::MinAlign`)."""
 
 
-def _unaligned(array: NDArray[np.generic]) -> NDArray[np.generic]:
-    """A copy of `array` that begins a quarter of `_ALIGNED` after a multiple of it."""
-    room = np.empty(array.nbytes + 2 * _ALIGNED, np.uint8)
-    begin = -room.ctypes.data % _ALIGNED + _ALIGNED // 4
-    found = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
-    found[...] = array
-    return found
+def _unaligned_copy(array: NDArray[np.generic]) -> NDArray[np.generic]:
+    """A copy of `array` that begins a quarter of `_ALIGNMENT` after a multiple of it."""
+    room = np.empty(array.nbytes + 2 * _ALIGNMENT, np.uint8)
+    begin = -room.ctypes.data % _ALIGNMENT + _ALIGNMENT // 4
+    copy = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
-def is_elsewhere(array: jax.Array) -> bool:
+def spans_processes(array: jax.Array) -> bool:
     """Whether other processes hold parts of `array` that this one does not have."""
     return not array.is_fully_addressable and not array.is_fully_replicated
 
 
 @jax.custom_vjp
-def gathered(weight: jax.Array) -> jax.Array:
-    """A weight, gathered on every device. Its gradient is added up over the devices, and each device keeps the
-    share that it has of the weight."""
-    places = _spread.get()
-    return weight if places is None else jax.lax.with_sharding_constraint(weight, places.whole)
+def all_gather(weight: jax.Array) -> jax.Array:
+    """A weight, gathered on every device. Its gradient is summed over the devices, and each device keeps the
+    shard of the gradient that it has of the weight (a reduce-scatter)."""
+    mesh = _active.get()
+    return weight if mesh is None else jax.lax.with_sharding_constraint(weight, mesh.replicated)
 
 
-def shared_out(gradient: jax.Array) -> jax.Array:
-    """The gradient of a weight outside the blocks, or of one layer's weight, sharded as `gathered` describes."""
-    places = _spread.get()
-    if places is None:
+def shard_gradient(gradient: jax.Array) -> jax.Array:
+    """The gradient of a weight outside the blocks, or of one layer's weight, sharded as the weight is."""
+    mesh = _active.get()
+    if mesh is None:
         return gradient
-    place = places.weight(gradient.shape, layered=False)
-    return jax.lax.with_sharding_constraint(gradient, place)
+    sharding = mesh.weight_sharding(gradient.shape, layered=False)
+    return jax.lax.with_sharding_constraint(gradient, sharding)
 
 
-gathered.defvjp(lambda weight: (gathered(weight), None), lambda _, slope: (shared_out(slope),))
+all_gather.defvjp(
+    lambda weight: (all_gather(weight), None), lambda _, gradient: (shard_gradient(gradient),)
+)
 
 
-def rows_of_each(rows: int) -> int:
+def rows_per_device(rows: int) -> int:
     """How many of a batch's `rows` each device computes."""
-    places = _spread.get()
-    return rows if places is None or rows % places.count else rows // places.count
+    mesh = _active.get()
+    return rows if mesh is None or rows % mesh.count else rows // mesh.count
 
 
-def by_rows(x: jax.Array) -> jax.Array:
+def shard_rows(x: jax.Array) -> jax.Array:
     """Activations (B, ...), split so that each device keeps its rows."""
-    places = _spread.get()
-    return x if places is None else jax.lax.with_sharding_constraint(x, places.rows(x.shape, 0))
+    mesh = _active.get()
+    if mesh is None:
+        return x
+    return jax.lax.with_sharding_constraint(x, mesh.row_sharding(x.shape, 0))
 
 
-def on_own_rows(
-    function: Callable[..., tuple[Any, Any]], apart: tuple[jax.Array, ...], whole: tuple[Any, ...]
+def shard_map_rows(
+    function: Callable[..., tuple[Any, Any]],
+    sharded: tuple[jax.Array, ...],
+    replicated: tuple[Any, ...],
 ) -> tuple[Any, Any]:
-    """`function(*apart, *whole)`, whose results are sums over rows, and arrays of rows. With several devices,
-    each gets its rows of the arrays `apart`, and the sums are added up over devices.
+    """`function(*sharded, *replicated)`, whose two results are sums over rows, and arrays of rows. With several devices,
+    each gets its rows of the `sharded` arrays, and the sums are added up over devices.
 
     XLA itself would not split a loop over chunks of rows: every device would run it over all rows.
     """
-    places = _spread.get()
-    if places is None or apart[0].shape[0] % places.count:
-        return function(*apart, *whole)
+    mesh = _active.get()
+    if mesh is None or sharded[0].shape[0] % mesh.count:
+        return function(*sharded, *replicated)
 
-    def on_one(*arguments: Any) -> tuple[Any, Any]:
+    def on_one_device(*arguments: Any) -> tuple[Any, Any]:
         sums, rows = function(*arguments)
         return jax.lax.psum(sums, AXIS), rows
 
-    each, all_of_it = PartitionSpec(AXIS), PartitionSpec()
-    given = (*(each for _ in apart), *(all_of_it for _ in whole))
-    found: tuple[Any, Any] = jax.shard_map(
-        on_one, mesh=places.mesh, in_specs=given, out_specs=(all_of_it, each), check_vma=False
-    )(*apart, *whole)
-    return found
+    by_row, whole = PartitionSpec(AXIS), PartitionSpec()
+    results: tuple[Any, Any] = jax.shard_map(
+        on_one_device,
+        mesh=mesh.jax_mesh,
+        in_specs=(*(by_row for _ in sharded), *(whole for _ in replicated)),
+        out_specs=(whole, by_row),
+        check_vma=False,
+    )(*sharded, *replicated)
+    return results

@@ -33,10 +33,12 @@ class Stack:
 
     @property
     def used(self) -> bool:
+        """Whether the loss depends on it."""
         return self.members[0].used
 
     @property
     def decays(self) -> bool:
+        """Whether weight decay applies to it."""
         return self.members[0].decays
 
     def layer(self, index: int) -> Stack:
@@ -47,12 +49,12 @@ class Stack:
         """Make the float32 array on the host, one canonical tensor at a time."""
         array = np.empty(self.shape, dtype=np.float32)
         for row, parameter in zip(self._rows(array), self.members, strict=True):
-            found = tensor(parameter.name)
-            if found.shape != parameter.shape:
+            values = tensor(parameter.name)
+            if values.shape != parameter.shape:
                 raise WeightsError(
-                    f"{parameter.name}: shape {found.shape}, expected {parameter.shape}"
+                    f"{parameter.name}: shape {values.shape}, expected {parameter.shape}"
                 )
-            row[...] = found
+            row[...] = values
         return array
 
     def names(self) -> Iterator[str]:
@@ -73,9 +75,9 @@ def stacks(model: Model) -> dict[str, Stack]:
     return stacked(model.parameters())
 
 
-def stacked(found: Iterable[Parameter]) -> dict[str, Stack]:
-    """The arrays that hold `found`, by stacked name."""
+def stacked(parameters: Iterable[Parameter]) -> dict[str, Stack]:
+    """The arrays that hold these parameters, by stacked name."""
     members: dict[str, list[Parameter]] = {}
-    for parameter in found:
+    for parameter in parameters:
         members.setdefault(group_of(parameter), []).append(parameter)
     return {n: Stack(n, tuple(m), m[0].layer is not None) for n, m in members.items()}

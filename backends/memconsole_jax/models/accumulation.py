@@ -20,17 +20,17 @@ Sums = dict[str, Array]
 
 
 @jax.custom_vjp
-def adding(weights: Sums, sums: Sums, layer: Array) -> tuple[Sums, Sums]:
+def add_gradients(weights: Sums, sums: Sums, layer: Array) -> tuple[Sums, Sums]:
     """Return `weights` and `sums` unchanged. In the backward pass, the gradients of one layer's
     `weights` are added to row `layer` of the cotangent of `sums`, and `weights` get none."""
     return weights, sums
 
 
-def _adding_forward(weights: Sums, sums: Sums, layer: Array) -> tuple[Any, Array]:
+def _add_gradients_forward(weights: Sums, sums: Sums, layer: Array) -> tuple[Any, Array]:
     return (weights, sums), layer
 
 
-def _adding_backward(layer: Array, cotangents: Any) -> tuple[None, Sums, None]:
+def _add_gradients_backward(layer: Array, cotangents: Any) -> tuple[None, Sums, None]:
     gradients, sums = cotangents
 
     def add(total: Array, gradient: Array) -> Array:
@@ -40,40 +40,40 @@ def _adding_backward(layer: Array, cotangents: Any) -> tuple[None, Sums, None]:
     return None, {name: add(total, gradients[name]) for name, total in sums.items()}, None
 
 
-adding.defvjp(_adding_forward, _adding_backward)
+add_gradients.defvjp(_add_gradients_forward, _add_gradients_backward)
 
 
 @jax.custom_vjp
-def begun(x: Array, carried: Sums, sums: Sums) -> Array:
+def start_from(x: Array, carried: Sums, sums: Sums) -> Array:
     """Return x unchanged. In the backward pass, the cotangent of `carried` starts as `sums`."""
     return x
 
 
-def _begun_forward(x: Array, carried: Sums, sums: Sums) -> tuple[Array, Sums]:
+def _start_from_forward(x: Array, carried: Sums, sums: Sums) -> tuple[Array, Sums]:
     return x, sums
 
 
-def _begun_backward(sums: Sums, cotangent: Array) -> tuple[Array, Sums, None]:
+def _start_from_backward(sums: Sums, cotangent: Array) -> tuple[Array, Sums, None]:
     return cotangent, sums, None
 
 
-begun.defvjp(_begun_forward, _begun_backward)
+start_from.defvjp(_start_from_forward, _start_from_backward)
 
 
 @jax.custom_vjp
-def ordered(x: Array, carried: Sums) -> tuple[Array, Sums]:
+def order_backward(x: Array, carried: Sums) -> tuple[Array, Sums]:
     """Return both unchanged. In the backward pass, the cotangent of x exists only once that of
     `carried` does: outside of a loop, XLA would otherwise keep the gradients of all layers, and add
     them to the sums at the end."""
     return x, carried
 
 
-def _ordered_forward(x: Array, carried: Sums) -> tuple[Any, None]:
+def _order_backward_forward(x: Array, carried: Sums) -> tuple[Any, None]:
     return (x, carried), None
 
 
-def _ordered_backward(_: None, cotangents: Any) -> Any:
+def _order_backward_backward(_: None, cotangents: Any) -> Any:
     return lax.optimization_barrier(cotangents)
 
 
-ordered.defvjp(_ordered_forward, _ordered_backward)
+order_backward.defvjp(_order_backward_forward, _order_backward_backward)

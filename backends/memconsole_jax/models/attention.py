@@ -21,7 +21,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from memconsole_jax import target
-from memconsole_jax.layout.mesh import rows_of_each
+from memconsole_jax.layout.mesh import rows_per_device
 from memconsole_jax.models.dropout import masked
 
 SCORE_BYTES = 32 * 2**20
@@ -87,9 +87,9 @@ def causal_attention(
         return checkpoint_name(fused(query, key, value, scale), "attention")
     q = query.reshape(b, t, kv_heads, h // kv_heads, d)  # (B, T, K, G, D)
     bits, rate = drop or (None, 0.0)
-    rows_per_device = rows_of_each(b)
-    chunk = chunk_sizes(rows_per_device, h, t)
-    settings = _Settings(scale, cap, rate, b // rows_per_device, *chunk)
+    local_rows = rows_per_device(b)
+    chunk = chunk_sizes(local_rows, h, t)
+    settings = _Settings(scale, cap, rate, b // local_rows, *chunk)
     return _chunked_attention(settings, (q, key, value), _Masks(window, documents, bits))
 
 

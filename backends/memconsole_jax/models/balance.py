@@ -20,7 +20,7 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 
-_now: list[Array] = []
+_weights: list[Array] = []
 """The weight of the loss in one block, while a training step is traced."""
 
 
@@ -39,22 +39,22 @@ def balancing(weight: Array | None) -> Iterator[None]:
     if weight is None:
         yield
         return
-    _now.append(weight)
+    _weights.append(weight)
     try:
         yield
     finally:
-        _now.pop()
+        _weights.pop()
 
 
-def weight_now() -> Array | None:
+def current_weight() -> Array | None:
     """The weight in `balancing`; None outside of it. A block that JAX may trace again in the backward pass must ask before:
     by then the context has ended."""
-    return _now[-1] if _now else None
+    return _weights[-1] if _weights else None
 
 
 def balanced(logits: Array, picked: int) -> Array:
     """A router's outputs (B, T, E), of which the `picked` largest decide where a token goes."""
-    return _balanced(picked, logits, _now[-1]) if _now else logits
+    return _balanced(picked, logits, _weights[-1]) if _weights else logits
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -66,18 +66,20 @@ def _forward(picked: int, logits: Array, weight: Array) -> tuple[Array, Any]:
     return logits, (logits, weight)
 
 
-def _backward(picked: int, kept: Any, gradient: Array) -> tuple[Array, Array]:
-    logits, weight = kept
-    wide = logits.astype(jnp.float32)
-    least = lax.top_k(wide, picked)[0][..., -1:]
-    tokens = tuple(range(wide.ndim - 1))
-    goes = jnp.mean((wide >= least).astype(jnp.float32), axis=tokens)  # (E,)
+def _backward(picked: int, saved: Any, gradient: Array) -> tuple[Array, Array]:
+    logits, weight = saved
+    fp32_logits = logits.astype(jnp.float32)
+    least_picked = lax.top_k(fp32_logits, picked)[0][..., -1:]
+    tokens = tuple(range(logits.ndim - 1))
+    share_of_tokens = jnp.mean(
+        (fp32_logits >= least_picked).astype(jnp.float32), axis=tokens
+    )  # (E,)
 
-    def loss(wide: Array) -> Array:
-        score = jnp.mean(jax.nn.softmax(wide, axis=-1), axis=tokens)
-        return weight * wide.shape[-1] * jnp.sum(goes * score)
+    def loss(fp32_logits: Array) -> Array:
+        mean_score = jnp.mean(jax.nn.softmax(fp32_logits, axis=-1), axis=tokens)
+        return weight * logits.shape[-1] * jnp.sum(share_of_tokens * mean_score)
 
-    return gradient + jax.grad(loss)(wide).astype(gradient.dtype), jnp.zeros_like(weight)
+    return gradient + jax.grad(loss)(fp32_logits).astype(gradient.dtype), jnp.zeros_like(weight)
 
 
 _balanced.defvjp(_forward, _backward)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
-from memconsole_jax.layout.mesh import by_rows, gathered
+from memconsole_jax.layout.mesh import all_gather, shard_rows
 from memconsole_jax.models import accumulation
 from memconsole_jax.models.accumulation import Sums
 
@@ -36,10 +36,10 @@ def stacked(count: int, one: Callable[[], nnx.Module]) -> Any:
     return nnx.vmap(lambda _: one())(jnp.arange(count))
 
 
-def through(
+def run_blocks(
     blocks: nnx.Module,
     x: Array,
-    one: Callable[..., Array],
+    run_block: Callable[..., Array],
     running: BlockRunning | None = None,
     sums: Sums | None = None,
     of_layers: Any = None,
@@ -47,29 +47,29 @@ def through(
 ) -> Array:
     """Run x (B, T, C) through all `blocks`.
 
-    `one(block, x, of_layer, *shared)` runs a block; `of_layer` is its row of `of_layers`. Gradients
+    `run_block(block, x, of_layer, *shared)` runs a block; `of_layer` is its row of `of_layers`. Gradients
     of the weights named in `sums` are added to `sums` (see `accumulation`), and the weights
     themselves get none.
     """
     graph, weights = nnx.split(blocks)
 
     def layer(x: Array, weights: Any, of_layer: Any, *shared: Any) -> Array:
-        return one(nnx.merge(graph, weights), x, of_layer, *shared)
+        return run_block(nnx.merge(graph, weights), x, of_layer, *shared)
 
     wrapped_layer = layer if running is None else running.wrap(layer)
     unrolled = running is not None and running.unrolled
 
     def wrapped(x: Array, weights: Any, of_layer: Any) -> Array:
-        return by_rows(wrapped_layer(by_rows(x), weights, of_layer, *shared))
+        return shard_rows(wrapped_layer(shard_rows(x), weights, of_layer, *shared))
 
     if sums is not None:
-        return _adding(wrapped, x, weights, of_layers, sums, unrolled)
+        return _run_and_sum_gradients(wrapped, x, weights, of_layers, sums, unrolled)
     xs = weights, of_layers
     x, _ = lax.scan(lambda x, xs: (wrapped(x, *xs), None), x, xs, unroll=unrolled)
     return x
 
 
-def _adding(
+def _run_and_sum_gradients(
     wrapped: Callable[..., Array],
     x: Array,
     weights: Any,
@@ -82,30 +82,33 @@ def _adding(
     sums = {name: total for name, total in sums.items() if name in paths}
 
     def layer(carry: tuple[Array, Sums], xs: Any) -> tuple[Any, None]:
-        x, carried = accumulation.ordered(*carry) if unrolled else carry
+        x, carried = accumulation.order_backward(*carry) if unrolled else carry
         index, weights, of_layer = xs
         arrays = dict(nnx.to_flat_state(weights))
-        found = {name: arrays[paths[name]][...] for name in carried}
-        found, carried = accumulation.adding(found, carried, index)
-        arrays |= {paths[name]: nnx.Param(array) for name, array in found.items()}
+        summed = {name: arrays[paths[name]][...] for name in carried}
+        summed, carried = accumulation.add_gradients(summed, carried, index)
+        arrays |= {paths[name]: nnx.Param(array) for name, array in summed.items()}
         weights = nnx.from_flat_state(list(arrays.items()))
         return (wrapped(x, weights, of_layer), carried), None
 
     layers = jnp.arange(len(jax.tree.leaves(weights)[0]))
     xs = layers, weights, of_layers
     (x, carried), _ = lax.scan(layer, (x, sums), xs, unroll=unrolled)
-    return accumulation.begun(x, carried, lax.stop_gradient(sums))
+    return accumulation.start_from(x, carried, lax.stop_gradient(sums))
 
 
 def assembled(kind: Callable[[Any], M], shape: Any, weights: Mapping[str, Any]) -> M:
     """The module ``kind(shape)`` with `weights`, which have stacked names (see `stacking`). Nothing
     is copied."""
     graph, paths = _abstract(kind, shape)
-    found_weights = {".".join(path): weights[".".join(path)] for path in paths}
-    apart = {n: w if n.startswith("layers.") else gathered(w) for n, w in found_weights.items()}
-    flat = [(path, nnx.Param(apart[".".join(path)])) for path in paths]
-    found: M = nnx.merge(graph, nnx.from_flat_state(flat))
-    return found
+
+    def used(name: str) -> Array:
+        weight = weights[name]
+        return weight if name.startswith("layers.") else all_gather(weight)
+
+    flat = [(path, nnx.Param(used(".".join(path)))) for path in paths]
+    module: M = nnx.merge(graph, nnx.from_flat_state(flat))
+    return module
 
 
 @functools.lru_cache(maxsize=16)

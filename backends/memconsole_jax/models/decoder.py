@@ -26,10 +26,10 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole_jax.models import dropout
 from memconsole_jax.models.accumulation import Sums
 from memconsole_jax.models.attention import causal_attention
-from memconsole_jax.models.balance import balancing, weight_now
-from memconsole_jax.models.blocks import BlockRunning, assembled, stacked, through
+from memconsole_jax.models.balance import balancing, current_weight
+from memconsole_jax.models.blocks import BlockRunning, assembled, run_blocks, stacked
 from memconsole_jax.models.experts import Experts
-from memconsole_jax.models.layers import MLP, Embedding, Linear, Norm, Unnormed
+from memconsole_jax.models.layers import MLP, Embedding, Identity, Linear, Norm
 from memconsole_jax.models.rotary import Rotation, all_rotations, restarted, rotate
 
 
@@ -44,25 +44,28 @@ class Attention(nnx.Module):
         self.value = Linear(a.hidden_size, a.key_width, a.biases_projections)
         self.output = Linear(a.query_width, a.hidden_size, a.biases)
         self.joint_norm = a.joint_query_key_norm
-        self.query_norm = norm(a, a.query_norm_size, of_heads=True) if a.query_key_norm else None
-        self.key_norm = norm(a, a.key_norm_size, of_heads=True) if a.query_key_norm else None
+        self.query_norm = (
+            build_norm(a, a.query_norm_size, of_heads=True) if a.query_key_norm else None
+        )
+        self.key_norm = build_norm(a, a.key_norm_size, of_heads=True) if a.query_key_norm else None
 
     def project(self, x: Array, rotation: Rotation | None) -> tuple[Array, Array, Array]:
-        """Queries (B, T, H, D), keys and values (B, T, K, D), normed and rotated."""
+        """Queries (B, T, H, D), keys and values (B, T, K, D), normalized and rotated."""
         b, t, _ = x.shape
         q, k = self.query(x), self.key(x)
         if self.joint_norm:
-            q, k = self.normed(q, k)
+            q, k = self.normalize(q, k)
         q = q.reshape(b, t, self.heads, self.head_size)  # (B, T, H, D)
         k = k.reshape(b, t, self.kv_heads, self.head_size)  # (B, T, K, D)
         v = self.value(x).reshape(b, t, self.kv_heads, self.head_size)
         if not self.joint_norm:
-            q, k = self.normed(q, k)
+            q, k = self.normalize(q, k)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         return q, k, v
 
-    def normed(self, q: Array, k: Array) -> tuple[Array, Array]:
+    def normalize(self, q: Array, k: Array) -> tuple[Array, Array]:
+        """Queries and keys through their norms, if the model has them."""
         if self.query_norm is None or self.key_norm is None:
             return q, k
         return self.query_norm(q), self.key_norm(k)
@@ -75,8 +78,8 @@ class Attention(nnx.Module):
         documents: Array | None = None,
     ) -> Array:
         q, k, v = self.project(x, rotation)
+        drop = dropout.for_attention()
         # (B, T, H·D) or (B, T, H, D)
-        drop = dropout.attention()
         y = causal_attention(q, k, v, self.scale, window, documents, self.cap, drop)
         return self.output(y)  # (B, T, C)
 
@@ -87,12 +90,12 @@ class Block(nnx.Module):
 
     def __init__(self, a: Architecture) -> None:
         self.multiplier, self.parallel = a.residual_multiplier, a.parallel_residual
-        self.attention_norm = norm(a, a.hidden_size) if a.pre_norms else Unnormed()
+        self.attention_norm = build_norm(a, a.hidden_size) if a.pre_norms else Identity()
         self.attention = Attention(a)
-        self.attention_post_norm = norm(a, a.hidden_size) if a.post_norms else None
-        self.mlp_norm = norm(a, a.hidden_size) if a.pre_norms else Unnormed()
-        self.mlp = Experts(a) if a.experts else mlp(a)
-        self.mlp_post_norm = norm(a, a.hidden_size) if a.post_norms else None
+        self.attention_post_norm = build_norm(a, a.hidden_size) if a.post_norms else None
+        self.mlp_norm = build_norm(a, a.hidden_size) if a.pre_norms else Identity()
+        self.mlp = Experts(a) if a.experts else build_mlp(a)
+        self.mlp_post_norm = build_norm(a, a.hidden_size) if a.post_norms else None
 
     def __call__(
         self,
@@ -104,16 +107,17 @@ class Block(nnx.Module):
     ) -> Array:
         """The residual stream x (B, T, C) stays float32; everything between is in `dtype`."""
         y = self.attention(self.attention_norm(x).astype(dtype), rotation, window, documents)
-        return self.feed(x, y, dtype)
+        return self.after_attention(x, y, dtype)
 
-    def feed(self, x: Array, y: Array, dtype: Any = jnp.float32) -> Array:
-        """The rest of the block after attention; x and the attention output y are (B, T, C)."""
+    def after_attention(self, x: Array, y: Array, dtype: Any = jnp.float32) -> Array:
+        """The rest of the block after attention: adds the attention output y and the MLP's output to x, (B, T, C) each."""
         y = y if self.attention_post_norm is None else self.attention_post_norm(y)
-        summed = self.added(x, y)
+        summed = self.add(x, y)
         y = self.mlp(self.mlp_norm(x if self.parallel else summed).astype(dtype))
-        return self.added(summed, y if self.mlp_post_norm is None else self.mlp_post_norm(y))
+        return self.add(summed, y if self.mlp_post_norm is None else self.mlp_post_norm(y))
 
-    def added(self, x: Array, branch: Array) -> Array:
+    def add(self, x: Array, branch: Array) -> Array:
+        """The residual stream x with a branch's output added to it."""
         branch = dropout.residual(branch)
         return x + (branch if self.multiplier == 1.0 else self.multiplier * branch.astype(x.dtype))
 
@@ -127,7 +131,7 @@ class Decoder(nnx.Module):
         learned = a.positions == "learned"
         self.positions = Embedding(a.max_positions, a.hidden_size) if learned else None
         self.layers = stacked(a.layers, lambda: Block(a))  # weights (L, ...)
-        self.norm = norm(a, a.hidden_size, divisor=a.logits_scaling)
+        self.norm = build_norm(a, a.hidden_size, divisor=a.logits_scaling)
         self.head = None if a.tied_embeddings else Linear(a.hidden_size, a.vocab_size, bias=False)
         # These are stored, saved and counted, but the text loss does not depend on them.
         self.auxiliary = Embedding(a.auxiliary_rows, a.hidden_size) if a.auxiliary_rows else None
@@ -150,7 +154,7 @@ class Decoder(nnx.Module):
         documents: Array | None = None,
         sums: Sums | None = None,
     ) -> Array:
-        """The normed output of the last block (B, T, C) in `dtype` for tokens (B, T); see
+        """The normalized output of the last block (B, T, C) in `dtype` for tokens (B, T); see
         `body`."""
         positions = positions_of(tokens.shape[1], documents)
         embedded = dropout.residual(self.embed(tokens, positions))
@@ -164,14 +168,14 @@ class Decoder(nnx.Module):
         documents: Array | None = None,
         sums: Sums | None = None,
     ) -> Array:
-        """The normed output of the last block in `dtype` for the input of the first one (B, T, C),
+        """The normalized output of the last block in `dtype` for the input of the first one (B, T, C),
         float32.
 
         `running` says how the blocks run. `documents` (B, T) holds
         document numbers if documents of a row are isolated. Gradients of the blocks' weights named
         in `sums` are added to `sums` (see `accumulation`).
         """
-        x = decoded(self.architecture, self.layers, x, dtype, running, documents, sums)
+        x = run_decoder_blocks(self.architecture, self.layers, x, dtype, running, documents, sums)
         return self.norm(x).astype(dtype)
 
     @property
@@ -181,9 +185,9 @@ class Decoder(nnx.Module):
 
     def logits(self, hidden: Array) -> Array:
         """(..., C) to float32 logits (..., V); the product is in the dtype of `hidden`."""
-        found = (hidden @ self.head_weight.astype(hidden.dtype).T).astype(jnp.float32)
+        logits = (hidden @ self.head_weight.astype(hidden.dtype).T).astype(jnp.float32)
         cap = self.architecture.logit_cap
-        return found if cap is None else cap * jnp.tanh(found / cap)
+        return logits if cap is None else cap * jnp.tanh(logits / cap)
 
     def __call__(
         self, tokens: Array, dtype: Any = jnp.float32, documents: Array | None = None
@@ -191,7 +195,7 @@ class Decoder(nnx.Module):
         return self.logits(self.hidden(tokens, dtype, documents=documents))
 
 
-def decoded(
+def run_decoder_blocks(
     a: Architecture,
     layers: Any,
     x: Array,
@@ -202,10 +206,10 @@ def decoded(
 ) -> Array:
     """The output of the last of the stacked blocks `layers`; see `Decoder.body`."""
     length = x.shape[1]
+    flags = layer_flags(a)
+    dropout_bits, dropout_rates = dropout.for_layers(a.layers), dropout.current_rates()
 
-    other, bits, rates = differing(a), dropout.for_layers(a.layers), dropout.rates_now()
-
-    def one(
+    def run_block(
         block: Block,
         x: Array,
         of_layer: Any,
@@ -213,15 +217,15 @@ def decoded(
         documents: Array | None,
         balance: Array | None,
     ) -> Array:
-        differs, own = (of_layer, None) if bits is None else of_layer
-        rotation, window = layer_view(a, rotations, differs, length)
-        with dropout.drawing(rates, own), balancing(balance):
+        flag, bits = (of_layer, None) if dropout_bits is None else of_layer
+        rotation, window = rotation_and_window(a, rotations, flag, length)
+        with dropout.active(dropout_rates, bits), balancing(balance):
             return block(x, rotation, window, dtype, documents)
 
     rotations = all_rotations(a, positions_of(length, documents), length)
-    shared = rotations, documents, weight_now()
-    of_layers = other if bits is None else (other, bits)
-    return through(layers, x, one, running, sums, of_layers, shared)
+    shared = rotations, documents, current_weight()
+    of_layers = flags if dropout_bits is None else (flags, dropout_bits)
+    return run_blocks(layers, x, run_block, running, sums, of_layers, shared)
 
 
 def positions_of(length: int, documents: Array | None) -> Array:
@@ -234,11 +238,11 @@ def assemble(a: Architecture, weights: Mapping[str, Any]) -> Decoder:
     return assembled(Decoder, a, weights)
 
 
-def mlp(a: Architecture) -> MLP:
+def build_mlp(a: Architecture) -> MLP:
     return MLP(a.hidden_size, a.intermediate_size, a.activation, gated=a.gated_mlp, bias=a.biases)
 
 
-def norm(a: Architecture, size: int, *, of_heads: bool = False, divisor: float = 1.0) -> Norm:
+def build_norm(a: Architecture, size: int, *, of_heads: bool = False, divisor: float = 1.0) -> Norm:
     """A norm over `size` elements; its result is divided by `divisor`. Norms of heads (`of_heads`) are never centred and
     have no bias."""
     return Norm(
@@ -251,7 +255,7 @@ def norm(a: Architecture, size: int, *, of_heads: bool = False, divisor: float =
     )
 
 
-def differing(a: Architecture) -> Array | None:
+def layer_flags(a: Architecture) -> Array | None:
     """Flags (L,) of the layers with a sliding window, or of those that do not rotate; None if all layers are alike."""
     if not a.mixes_layers:
         return None
@@ -262,16 +266,16 @@ def differing(a: Architecture) -> Array | None:
     return jnp.array(flags) if any(flags) else None
 
 
-def layer_view(
-    a: Architecture, rotations: list[Rotation] | None, differs: Array | None, length: int
+def rotation_and_window(
+    a: Architecture, rotations: list[Rotation] | None, flag: Array | None, length: int
 ) -> tuple[Rotation | None, Array | None]:
-    """The rotation and the window (None: unlimited) of one layer."""
-    if differs is None:
+    """The rotation and the window (None: unlimited) of a layer with this flag of `layer_flags`."""
+    if flag is None:
         return (None if rotations is None else rotations[0]), None
     window = None
     if a.sliding_window is not None and a.sliding_window < length:
-        window = jnp.where(differs, a.sliding_window, length)
+        window = jnp.where(flag, a.sliding_window, length)
     if rotations is None:
         return None, window
     (cos, sin), (other_cos, other_sin) = rotations
-    return (jnp.where(differs, other_cos, cos), jnp.where(differs, other_sin, sin)), window
+    return (jnp.where(flag, other_cos, cos), jnp.where(flag, other_sin, sin)), window

@@ -26,9 +26,9 @@ from jax.custom_derivatives import custom_vjp_primal_tree_values
 
 from memconsole.plan.models.architecture import Architecture
 from memconsole_jax import target
-from memconsole_jax.layout.mesh import on_own_rows, shared_out
+from memconsole_jax.layout.mesh import shard_gradient, shard_map_rows
 from memconsole_jax.models.balance import balanced
-from memconsole_jax.models.layers import Linear, RowsOf, gated
+from memconsole_jax.models.layers import Linear, RowsOf, gate_activation
 
 FEWEST_ROWS, MOST_ROWS = 64, 512
 """Rows of a tile: half of the tokens that an expert gets on average, within these limits. Smaller tiles are slow, because a
@@ -211,7 +211,7 @@ def _outputs(settings: _Settings, *arrays: Any) -> Any:
         return (), (y.reshape(shape), gates_ups, picks, order)
 
     *split, stored = arrays
-    return on_own_rows(of_rows, tuple(split), (stored,))[1]
+    return shard_map_rows(of_rows, tuple(split), (stored,))[1]
 
 
 def _gates_ups(settings: _Settings, x: Array, stored: Stored, pairs: _Pairs) -> tuple[Array, Array]:
@@ -250,7 +250,7 @@ def _combined(
 
         def step(tile: _Tile, y: Array) -> Array:
             gate, up = (tile.rows_of_pairs(outputs) for outputs in gates_ups)
-            hidden = gated(gate, up, settings.activation)
+            hidden = gate_activation(gate, up, settings.activation)
             share = tile.rows_of_pairs(shares)[:, None]
             return tile.add_to_tokens(y, share * _einsum_fp32("rf,cf->rc", hidden, down()))
 
@@ -324,9 +324,9 @@ def _mixture_backward(
         return stored_grads, (x_grad, logits_grad.reshape(shapes[1]))
 
     split = gradient, x, logits, *gates_ups, picks, order
-    stored_grads, (x_grad, logits_grad) = on_own_rows(of_rows, split, (stored,))
+    stored_grads, (x_grad, logits_grad) = shard_map_rows(of_rows, split, (stored,))
     if stored_grads is not None:
-        stored_grads = jax.tree.map(shared_out, stored_grads)
+        stored_grads = jax.tree.map(shard_gradient, stored_grads)
     return x_grad, logits_grad, stored_grads
 
 
@@ -359,7 +359,7 @@ def _add_tile_gradients(
     dtype = arrays.x.dtype
     rows, slope = tile.rows_of_tokens(arrays.x), tile.rows_of_tokens(arrays.gradient)
     hidden, pull = jax.vjp(
-        partial(gated, name=settings.activation),
+        partial(gate_activation, name=settings.activation),
         tile.rows_of_pairs(arrays.gates),
         tile.rows_of_pairs(arrays.ups),
     )

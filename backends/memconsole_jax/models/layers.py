@@ -17,11 +17,11 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from memconsole_jax import target
-from memconsole_jax.layout.mesh import gathered, shared_out
+from memconsole_jax.layout.mesh import all_gather, shard_gradient
 from memconsole_jax.models.recompute import recomputed
 
 RowsOf = Callable[[Any, Array, int, Any], Callable[[], Array]]
-"""What holds a matrix, the first of some rows, their number and a dtype -> a function that gives these rows."""
+"""(stored matrix, first row, number of rows, dtype) -> a function that returns these rows."""
 
 
 class Linear(nnx.Module):
@@ -36,18 +36,18 @@ class Linear(nnx.Module):
 
     @property
     def stored(self) -> Array:
-        """What holds the matrix, (outputs, inputs)."""
+        """The matrix as it is stored, (outputs, inputs)."""
         return self.weight[...]
 
     @property
     def rows(self) -> RowsOf:
-        """Takes some rows out of `stored`."""
-        return _rows
+        """Slices rows out of `stored`."""
+        return _slice_rows
 
 
-def _rows(weight: Array, first: Array, count: int, dtype: Any) -> Callable[[], Array]:
-    found = lax.dynamic_slice_in_dim(weight, first, count).astype(dtype)
-    return lambda: found
+def _slice_rows(weight: Array, first: Array, count: int, dtype: Any) -> Callable[[], Array]:
+    rows = lax.dynamic_slice_in_dim(weight, first, count).astype(dtype)
+    return lambda: rows
 
 
 class Embedding(nnx.Module):
@@ -57,29 +57,30 @@ class Embedding(nnx.Module):
         self.weight = nnx.Param(jnp.zeros((rows, hidden)))
 
     def __call__(self, indices: Array) -> Array:
-        return looked_up(self.weight[...], indices)
+        return lookup(self.weight[...], indices)
 
 
 @jax.custom_vjp
-def looked_up(table: Array, indices: Array) -> Array:
-    """Rows of a table (rows, hidden) in float32, because a frequent row's gradient is a sum of many
+def lookup(table: Array, indices: Array) -> Array:
+    """The rows `indices` of a table (rows, hidden) in float32, because a frequent row's gradient is a sum of many
     terms."""
     return table[indices].astype(jnp.float32)
 
 
-def _looked_up_forward(table: Array, indices: Array) -> tuple[Array, Any]:
-    return looked_up(table, indices), (indices, jnp.zeros((0, table.shape[0]), table.dtype))
+def _lookup_forward(table: Array, indices: Array) -> tuple[Array, Any]:
+    # An empty array tells the backward pass the number of rows and the dtype, without keeping the table.
+    return lookup(table, indices), (indices, jnp.zeros((0, table.shape[0]), table.dtype))
 
 
-def _looked_up_backward(kept: Any, gradient: Array) -> tuple[Array, None]:
-    indices, kind = kept
-    shape = kind.shape[1], gradient.shape[-1]
+def _lookup_backward(saved: Any, gradient: Array) -> tuple[Array, None]:
+    indices, empty = saved
+    shape = empty.shape[1], gradient.shape[-1]
     # The zeros depend on the gradient. Otherwise XLA would allocate them long before their use.
     zero = 0 * gradient.reshape(-1)[0]
-    return jnp.full(shape, zero).at[indices].add(gradient).astype(kind.dtype), None
+    return jnp.full(shape, zero).at[indices].add(gradient).astype(empty.dtype), None
 
 
-looked_up.defvjp(_looked_up_forward, _looked_up_backward)
+lookup.defvjp(_lookup_forward, _lookup_backward)
 
 
 class Norm(nnx.Module):
@@ -104,14 +105,14 @@ class Norm(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((size,))) if bias else None
 
     def __call__(self, x: Array) -> Array:
-        bias = None if self.bias is None else gathered(self.bias[...])
-        inputs = x, gathered(self.weight[...]), bias
+        bias = None if self.bias is None else all_gather(self.bias[...])
+        inputs = x, all_gather(self.weight[...]), bias
         if target.kind() == "cpu":
-            return recomputed(self._normed, inputs)
+            return recomputed(self._normalize, inputs)
         # Elsewhere XLA fuses all of it; the custom rule would keep a second x.
-        return jax.checkpoint(self._normed, prevent_cse=False)(*inputs)
+        return jax.checkpoint(self._normalize, prevent_cse=False)(*inputs)
 
-    def _normed(self, x: Array, weight: Array, bias: Array | None) -> Array:
+    def _normalize(self, x: Array, weight: Array, bias: Array | None) -> Array:
         y = x.astype(jnp.float32)
         if self.centred:
             y = y - y.mean(-1, keepdims=True)
@@ -121,8 +122,8 @@ class Norm(nnx.Module):
         return (y if bias is None else y + bias).astype(x.dtype)
 
 
-class Unnormed(nnx.Module):
-    """In place of a norm: returns its input."""
+class Identity(nnx.Module):
+    """Returns its input. It is in place of a norm that a model does not have."""
 
     def __call__(self, x: Array) -> Array:
         return x
@@ -143,25 +144,25 @@ class MLP(nnx.Module):
         up = self.up(x)
         if self.gate is None:
             return self.down(activate(up, self.activation))
-        return self.down(gated(self.gate(x), up, self.activation))
+        return self.down(gate_activation(self.gate(x), up, self.activation))
 
 
 def activate(x: Array, name: str) -> Array:
     """SiLU or tanh-approximated GELU, in float32 as in torch's kernels. The backward pass keeps
     only x."""
-    return recomputed(functools.partial(_activated, name), (x,))
+    return recomputed(functools.partial(_activate, name), (x,))
 
 
-def gated(gate: Array, up: Array, name: str) -> Array:
+def gate_activation(gate: Array, up: Array, name: str) -> Array:
     """``activation(gate) · up``. The backward pass keeps only gate and up."""
-    return recomputed(functools.partial(_gated, name), (gate, up))
+    return recomputed(functools.partial(_gate_activation, name), (gate, up))
 
 
-def _activated(name: str, x: Array) -> Array:
+def _activate(name: str, x: Array) -> Array:
     return _ACTIVATIONS[name](x.astype(jnp.float32)).astype(x.dtype)
 
 
-def _gated(name: str, gate: Array, up: Array) -> Array:
+def _gate_activation(name: str, gate: Array, up: Array) -> Array:
     return (_ACTIVATIONS[name](gate.astype(jnp.float32)) * up).astype(up.dtype)
 
 
@@ -182,29 +183,32 @@ def product(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 @jax.custom_vjp
 def _product(x: Array, weight: Array, bias: Array | None) -> Array:
-    y = jnp.einsum("...i,oi->...o", _joined(x), gathered(weight.astype(x.dtype)))
-    return y if bias is None else y + gathered(bias.astype(x.dtype))
+    y = jnp.einsum("...i,oi->...o", _joined(x), all_gather(weight.astype(x.dtype)))
+    return y if bias is None else y + all_gather(bias.astype(x.dtype))
 
 
 def _product_forward(x: Array, weight: Array, bias: Array | None) -> tuple[Array, Any]:
     return _product(x, weight, bias), (x, weight, bias)
 
 
-def _product_backward(kept: Any, gradient: Array) -> tuple[Array, Array, Array | None]:
-    x, weight, bias = kept
-    back = jnp.einsum("...o,oi->...i", gradient, gathered(weight.astype(x.dtype)))
+def _product_backward(saved: Any, gradient: Array) -> tuple[Array, Array, Array | None]:
+    x, weight, bias = saved
+    x_gradient = jnp.einsum("...o,oi->...i", gradient, all_gather(weight.astype(x.dtype)))
     # As matrices: XLA on a CPU makes a transposed copy before it contracts two axes at once.
-    rows, slopes = _joined(x).reshape(-1, weight.shape[1]), gradient.reshape(-1, weight.shape[0])
-    turned = jnp.einsum("no,ni->oi", slopes, rows)
-    # The bias gradient is also a product: a sum would widen 16-bit gradients a second time.
-    ones = jnp.ones(len(slopes), x.dtype)
-    summed = None if bias is None else jnp.einsum("n,no->o", ones, slopes).astype(bias.dtype)
-    of_bias = None if summed is None else shared_out(summed)
-    return back.reshape(x.shape), shared_out(turned).astype(weight.dtype), of_bias
+    rows, gradients = _joined(x).reshape(-1, weight.shape[1]), gradient.reshape(-1, weight.shape[0])
+    weight_gradient = shard_gradient(jnp.einsum("no,ni->oi", gradients, rows)).astype(weight.dtype)
+    bias_gradient = None
+    if bias is not None:
+        # Also as a product: a sum would make fp32 copies of 16-bit gradients.
+        ones = jnp.ones(len(gradients), x.dtype)
+        summed = jnp.einsum("n,no->o", ones, gradients).astype(bias.dtype)
+        bias_gradient = shard_gradient(summed)
+    return x_gradient.reshape(x.shape), weight_gradient, bias_gradient
 
 
 _product.defvjp(_product_forward, _product_backward)
 
 
 def _joined(x: Array) -> Array:
+    """(B, C), or (B, T, ...) with its last axes joined."""
     return x if x.ndim == 2 else x.reshape(*x.shape[:2], -1)

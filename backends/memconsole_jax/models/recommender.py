@@ -20,8 +20,8 @@ from memconsole.plan.models.recommender import Recommender as Shape
 from memconsole_jax.models import dropout
 from memconsole_jax.models.accumulation import Sums
 from memconsole_jax.models.blocks import BlockRunning, assembled, stacked
-from memconsole_jax.models.decoder import Block, decoded, norm
-from memconsole_jax.models.layers import Embedding, Linear, looked_up
+from memconsole_jax.models.decoder import Block, build_norm, run_decoder_blocks
+from memconsole_jax.models.layers import Embedding, Linear, lookup
 
 
 class Projected(NamedTuple):
@@ -62,7 +62,7 @@ class Recommender(nnx.Module):
         learned = a.positions == "learned"
         self.positions = Embedding(a.max_positions, a.hidden_size) if learned else None
         self.layers = stacked(a.layers, lambda: Block(a))  # weights (L, ...)
-        self.norm = norm(a, a.hidden_size)
+        self.norm = build_norm(a, a.hidden_size)
 
     def __call__(
         self,
@@ -74,13 +74,13 @@ class Recommender(nnx.Module):
         """`running` and `sums` are as in `decoder.Decoder.body`."""
         a = self.model.decoder
         projected = self.projected(self.items.weight[...])  # (rows, H)
-        x = looked_up(projected, items)  # (B, T, H)
+        x = lookup(projected, items)  # (B, T, H)
         if a.embedding_scale != 1.0:
             x = x * a.embedding_scale
         if self.positions is not None:
             x = x + self.positions(jnp.arange(items.shape[1]))
         x = dropout.residual(x)
-        x = decoded(a, self.layers, x, dtype, running, None, sums)
+        x = run_decoder_blocks(a, self.layers, x, dtype, running, None, sums)
         hidden = self.norm(x).astype(dtype).astype(jnp.float32)
         members = projected[1:].reshape(self.model.clusters, -1, a.hidden_size)
         return Projected(hidden, members, self.projected(self.clusters.weight[...]))

@@ -29,11 +29,12 @@ def _forward(
     return function(*inputs, *rest), (inputs, rest)
 
 
-def _backward(function: Callable[..., Array], kept: Any, gradient: Array) -> tuple[Any, None]:
-    (first, *others), rest = kept
+def _backward(function: Callable[..., Array], saved: Any, gradient: Array) -> tuple[Any, None]:
+    (first, *others), rest = saved
+    # A zero from the gradient makes the inputs, and so the recomputation, wait for it.
     first += (0 * gradient.reshape(-1)[0]).astype(first.dtype)
-    _, pull = jax.vjp(lambda *inputs: function(*inputs, *rest), first, *others)
-    return pull(gradient), None
+    _, backward = jax.vjp(lambda *inputs: function(*inputs, *rest), first, *others)
+    return backward(gradient), None
 
 
 recomputed.defvjp(_forward, _backward)

@@ -20,7 +20,7 @@ from memconsole.plan.models.regressor import Regressor
 from memconsole_jax.models import dropout
 from memconsole_jax.models.accumulation import Sums
 from memconsole_jax.models.attention import causal_attention
-from memconsole_jax.models.blocks import BlockRunning, assembled, stacked, through
+from memconsole_jax.models.blocks import BlockRunning, assembled, run_blocks, stacked
 from memconsole_jax.models.layers import MLP, Embedding, Linear, Norm
 
 
@@ -80,13 +80,13 @@ class Transformer(nnx.Module):
         x = self.input(windows.astype(dtype)).astype(jnp.float32)
         x = x + self.positions.weight[...][: x.shape[1]].astype(jnp.float32)  # (B, T, C)
         x = dropout.residual(x)
-        bits, rates = dropout.for_layers(self.model.layers), dropout.rates_now()
+        dropout_bits, rates = dropout.for_layers(self.model.layers), dropout.current_rates()
 
-        def one(block: Block, x: Array, own: Array | None) -> Array:
-            with dropout.drawing(rates, own):
+        def run_block(block: Block, x: Array, bits: Array | None) -> Array:
+            with dropout.active(rates, bits):
                 return block(x, dtype)
 
-        x = through(self.layers, x, one, running, sums, bits)
+        x = run_blocks(self.layers, x, run_block, running, sums, dropout_bits)
         return self.head(x[:, -1:])[:, 0]
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from memconsole.plan.plan import Plan
 from memconsole_jax.compiled.programs import Programs
-from memconsole_jax.layout.mesh import put_to_replace
+from memconsole_jax.layout.mesh import put_donatable
 from memconsole_jax.layout.stacking import Stack
 from memconsole_jax.techniques.weights import quantized_base
 from memconsole_trainer.techniques import adapters
@@ -28,19 +28,19 @@ class Loader:
     def __init__(self, plan: Plan, programs: Programs) -> None:
         self._plan, self._programs = plan, programs
 
-    def load(self, found: Mapping[str, Stack], tensor: Tensor) -> dict[str, jax.Array]:
-        """The arrays of `found`."""
-        return {n: self._put(self._stored(n, s.gather(tensor)), n) for n, s in found.items()}
+    def load(self, stacks: Mapping[str, Stack], tensor: Tensor) -> dict[str, jax.Array]:
+        """The arrays of `stacks`."""
+        return {n: self._put(self._stored(n, s.gather(tensor)), n) for n, s in stacks.items()}
 
-    def average(self, found: Mapping[str, Stack], tensor: Tensor) -> dict[str, jax.Array]:
-        """The averages of `found`, which are never rounded."""
-        return {name: self._put(stack.gather(tensor), name) for name, stack in found.items()}
+    def average(self, stacks: Mapping[str, Stack], tensor: Tensor) -> dict[str, jax.Array]:
+        """The averages of `stacks`, which are never rounded."""
+        return {name: self._put(stack.gather(tensor), name) for name, stack in stacks.items()}
 
-    def base(self, found: Mapping[str, Stack], tensor: Tensor) -> dict[str, jax.Array]:
+    def base(self, stacks: Mapping[str, Stack], tensor: Tensor) -> dict[str, jax.Array]:
         """The arrays of a frozen base; some may be stored as codes."""
         storage = self._plan.optimize.base_storage
         loaded: dict[str, jax.Array] = {}
-        for name, stack in found.items():
+        for name, stack in stacks.items():
             if self._programs.is_quantized(name):
                 arrays = quantized_base.gathered(stack, storage, tensor)
                 loaded |= {n: self._put(array) for n, array in arrays.items()}
@@ -58,5 +58,5 @@ class Loader:
         return narrow if dtype == jnp.float32 else narrow.astype(dtype)
 
     def _put(self, array: Any, name: str | None = None) -> jax.Array:
-        place = self._programs.place(name) if name else self._programs.sharding
-        return put_to_replace(array, place)
+        sharding = self._programs.sharding_of(name) if name else self._programs.sharding
+        return put_donatable(array, sharding)

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole_jax.held import Released
 from memconsole_jax.layout.stacking import Stack
+from memconsole_jax.releasing import Released
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from memconsole_jax.compiled.programs import Programs
 from memconsole_jax.compiled.step import TrainState
-from memconsole_jax.held import Released
-from memconsole_jax.layout.mesh import is_elsewhere, put_to_replace
+from memconsole_jax.layout.mesh import put_donatable, spans_processes
 from memconsole_jax.layout.stacking import Stack
+from memconsole_jax.releasing import Released
 from memconsole_jax.saved import optimizer_state
 from memconsole_jax.saved.loading import Loader
 from memconsole_jax.saved.optimizer_state import as_stored
@@ -65,7 +65,7 @@ class Saved:
         return self.loader.load(self.programs.frozen, lambda name: source.tensor(f"model.{name}"))
 
     def trained(self, source: StateSource, before: TrainState, precision: Any) -> TrainState:
-        """The state that a step replaces. `before` has only the optimizer's state, whose arrays are
+        """The state of training from a checkpoint. `before` has only the optimizer's state, whose arrays are
         deleted one by one."""
         stacks = self.programs.trained
         weights = self.loader.load(stacks, lambda name: source.tensor(f"model.{name}"))
@@ -76,30 +76,30 @@ class Saved:
             )
         loaded = []
         for leaf in self._leaves(before):
-            array, place = np.empty(leaf.array.shape, leaf.array.dtype), leaf.array.sharding
+            array, sharding = np.empty(leaf.array.shape, leaf.array.dtype), leaf.array.sharding
             leaf.array.delete()
             for name, row in leaf.split(array):
-                found = source.tensor(name)
-                if found.shape != row.shape:
-                    raise WeightsError(f"{name}: shape {found.shape}, expected {row.shape}")
-                as_stored(row)[...] = found
-            loaded.append(put_to_replace(array, place))
+                values = source.tensor(name)
+                if values.shape != row.shape:
+                    raise WeightsError(f"{name}: shape {values.shape}, expected {row.shape}")
+                as_stored(row)[...] = values
+            loaded.append(put_donatable(array, sharding))
         structure = jax.tree.structure(before.optimizer)
         return TrainState(weights, jax.tree.unflatten(structure, loaded), precision, averages)
 
     def _parts(
-        self, of: Stack | optimizer_state.OptimizerLeaf, array: jax.Array | Released
+        self, owner: Stack | optimizer_state.OptimizerLeaf, array: jax.Array | Released
     ) -> Iterator[tuple[str, NDArray[np.generic]]]:
         """Yield name and values of each tensor of `array`. If it is spread over several processes, one layer's
         tensor is gathered at a time, never those of all layers."""
-        if isinstance(array, Released) or not is_elsewhere(array):
-            yield from of.split(_host(array))
+        if isinstance(array, Released) or not spans_processes(array):
+            yield from owner.split(_host(array))
             return
-        stack = of if isinstance(of, Stack) else of.stack
+        stack = owner if isinstance(owner, Stack) else owner.stack
         layered = stack is not None and stack.layered
-        for number, name in enumerate(of.names()):
-            found = self._layer(array, np.int32(number)) if layered else self._whole(array)
-            yield name, np.asarray(found.addressable_data(0))
+        for number, name in enumerate(owner.names()):
+            gathered = self._layer(array, np.int32(number)) if layered else self._whole(array)
+            yield name, np.asarray(gathered.addressable_data(0))
 
     @cached_property
     def _whole(self) -> Any:
@@ -115,8 +115,8 @@ class Saved:
     @property
     def _weights(self) -> dict[str, Any]:
         """The stacks of the weights that are saved: a frozen base stays where it came from."""
-        based = bool(self.programs.base_names)
-        return self.programs.trained | ({} if based else self.programs.frozen)
+        has_frozen_base = bool(self.programs.base_names)
+        return self.programs.trained | ({} if has_frozen_base else self.programs.frozen)
 
     def _averaged(self, trained: TrainState) -> dict[str, Any]:
         """The stacks that have an average. Their order is not that of `average`: JAX sorts keys."""

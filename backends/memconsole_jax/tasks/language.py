@@ -16,8 +16,8 @@ from memconsole_jax.models import dropout
 from memconsole_jax.tasks.sampling import TokenSampler
 from memconsole_jax.tasks.task import Evaluation, Head, Loss, Tree
 from memconsole_jax.techniques import compilation
+from memconsole_jax.techniques.activations import fused_loss
 from memconsole_jax.techniques.activations.activation_offload import Disk
-from memconsole_jax.techniques.activations.fused_loss import chunked_nats, plain_nats
 from memconsole_jax.techniques.weights import precision
 from memconsole_jax.techniques.weights.lora import assembled
 
@@ -59,7 +59,7 @@ def summed_nats(
     """The loss: summed nats of a micro-batch's targets. With `chunked`, the head is computed in
     chunks of tokens."""
     forward = hidden_states(plan, architecture, disk)
-    nats = chunked_nats if chunked else plain_nats
+    criterion = fused_loss.chunked if chunked else fused_loss.whole
 
     def loss(
         trained: Tree,
@@ -68,9 +68,9 @@ def summed_nats(
         sums: Tree | None = None,
         share: Array | float = 1.0,
     ) -> Array:
-        found = forward({**trained, **frozen}, arrays, sums)
+        hidden, head, head_gradient_sum = forward({**trained, **frozen}, arrays, sums)
         cap = architecture.logit_cap
-        return nats(found.hidden, found.head, arrays["targets"], share, found.begun, cap)
+        return criterion(hidden, head, arrays["targets"], share, head_gradient_sum, cap)
 
     return loss
 
@@ -82,7 +82,7 @@ class Hidden(NamedTuple):
     """The final hidden states (B, T, C)."""
     head: Array
     """The matrix of the head (V, C)."""
-    begun: Array | None
+    head_gradient_sum: Array | None
     """The sum of the head's gradients so far, if they are summed inside the loss."""
 
 
@@ -95,10 +95,10 @@ def hidden_states(
 
     def forward(weights: Tree, arrays: Tree, sums: Tree | None = None) -> Hidden:
         decoder = assembled(architecture, weights, scale)
-        with dropout.drawing(rates, arrays.get(dropout.BITS)):
+        with dropout.active(rates, arrays.get(dropout.BITS)):
             hidden = decoder.hidden(arrays["inputs"], dtype, running, arrays.get("documents"), sums)
-        begun = None if sums is None else sums.get(LANGUAGE.head(weights).name)
-        return Hidden(hidden, decoder.head_weight, begun)
+        gradient_sum = None if sums is None else sums.get(LANGUAGE.head(weights).name)
+        return Hidden(hidden, decoder.head_weight, gradient_sum)
 
     return forward
 

@@ -17,9 +17,9 @@ from memconsole_jax.tasks.language import Language, hidden_states
 from memconsole_jax.tasks.task import Evaluation, Loss, Tree
 from memconsole_jax.techniques.activations.activation_offload import Disk
 from memconsole_jax.techniques.activations.fused_loss import (
-    chunked_nats,
+    chunked,
     nats_of_rows,
-    plain_nats,
+    whole,
 )
 
 
@@ -35,7 +35,7 @@ class Preference(Language):
     def loss(self, plan: Plan, model: Architecture, disk: Disk | None = None) -> Loss:
         """The head is computed twice: for the log-likelihoods, which the derivatives depend on, and for its gradients."""
         forward, cap = hidden_states(plan, model, disk), model.logit_cap
-        nats = chunked_nats if plan.optimize.fused_loss else plain_nats
+        nats = chunked if plan.optimize.fused_loss else whole
 
         def loss(
             trained: Tree,
@@ -51,7 +51,7 @@ class Preference(Language):
             shares = jnp.broadcast_to((pairs.slopes * share)[:, None], targets.shape)
             # Otherwise XLA may hold the logits of both passes at once.
             after, shares = lax.optimization_barrier((found.hidden, shares))
-            summed = nats(after, found.head, targets, shares, found.begun, cap)
+            summed = nats(after, found.head, targets, shares, found.head_gradient_sum, cap)
             value = jnp.sum(pairs.losses) * share
             return summed + lax.stop_gradient(
                 value - summed

@@ -29,7 +29,7 @@ class Recommendation:
         return jnp.sum(arrays["targets"] != PADDING)
 
     def loss(self, plan: Plan, model: Recommender, disk: Disk | None = None) -> Loss:
-        projected = _projected(plan, model, disk)
+        forward = _forward(plan, model, disk)
 
         def loss(
             trained: Tree,
@@ -38,18 +38,18 @@ class Recommendation:
             sums: Tree | None = None,
             share: Array | float = 1.0,
         ) -> Array:
-            found = projected({**trained, **frozen}, arrays, sums)
-            return two_level.nats(model, found, arrays["targets"]) * share
+            projected = forward({**trained, **frozen}, arrays, sums)
+            return two_level.nats(model, projected, arrays["targets"]) * share
 
         return loss
 
     def evaluation(self, plan: Plan, model: Recommender) -> Evaluation:
         """Nats, then the measures of the ranking of all items."""
-        projected = _projected(uncompiled(plan), model)
+        forward = _forward(uncompiled(plan), model)
 
         def evaluation(trained: Tree, frozen: Tree, arrays: Tree) -> Array:
-            found = projected({**trained, **frozen}, arrays)
-            return two_level.ranked(model, found, arrays["targets"])
+            projected = forward({**trained, **frozen}, arrays)
+            return two_level.ranked(model, projected, arrays["targets"])
 
         return evaluation
 
@@ -62,26 +62,24 @@ class Recommendation:
 
     def outputs(self, plan: Plan, model: Recommender, weights: Tree, arrays: Tree) -> Array:
         """log P of every item after the last one of each row (B, C · M)."""
-        found = _projected(uncompiled(plan), model)(weights, arrays)
+        projected = _forward(uncompiled(plan), model)(weights, arrays)
         last = jnp.maximum(jnp.sum(arrays["items"] != PADDING, axis=1) - 1, 0)
-        hidden = jnp.take_along_axis(found.hidden, last[:, None, None], axis=1)[:, 0]
-        return two_level.scores(model, found._replace(hidden=hidden))
+        hidden = jnp.take_along_axis(projected.hidden, last[:, None, None], axis=1)[:, 0]
+        return two_level.scores(model, projected._replace(hidden=hidden))
 
 
-def _projected(
-    plan: Plan, model: Recommender, disk: Disk | None = None
-) -> Callable[..., Projected]:
+def _forward(plan: Plan, model: Recommender, disk: Disk | None = None) -> Callable[..., Projected]:
     """(weights, arrays, sums or None) -> `Projected`."""
     dtype, running = precision.compute_dtype(plan), compilation.running(plan, disk)
     rates = dropout.Rates.of(plan)
 
-    def projected(weights: Tree, arrays: Tree, sums: Tree | None = None) -> Projected:
+    def forward(weights: Tree, arrays: Tree, sums: Tree | None = None) -> Projected:
         module = equipped(assemble(model, weights), model, weights)
-        with dropout.drawing(rates, arrays.get(dropout.BITS)):
-            found: Projected = module(arrays["items"], dtype, running, sums)
-        return found
+        with dropout.active(rates, arrays.get(dropout.BITS)):
+            projected: Projected = module(arrays["items"], dtype, running, sums)
+        return projected
 
-    return projected
+    return forward
 
 
 RECOMMENDATION = Recommendation()

@@ -71,9 +71,9 @@ def _outputs(plan: Plan, model: Regressor, disk: Disk | None = None) -> Callable
     rates = dropout.Rates.of(plan)
 
     def outputs(weights: Tree, arrays: Tree, sums: Tree | None = None) -> Array:
-        with dropout.drawing(rates, arrays.get(dropout.BITS)):
-            found: Array = assemble(model, weights)(arrays["windows"], dtype, running, sums)
-        return found
+        with dropout.active(rates, arrays.get(dropout.BITS)):
+            outputs: Array = assemble(model, weights)(arrays["windows"], dtype, running, sums)
+        return outputs
 
     return outputs
 

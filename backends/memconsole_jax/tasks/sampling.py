@@ -1,11 +1,17 @@
-"""Samples with a key-value cache: reads the prompt in blocks, then draws one token at a time. Shapes are fixed: one
-compilation per cache length."""
+"""Samples text from a decoder with a key-value cache.
+
+The prompt is read in blocks, then one token is drawn at a time. Shapes are fixed, so there is one
+compilation per cache length.
+
+Letters in shapes: L layers, S positions of the cache, T tokens read at once, C hidden size, K key-value heads, G query heads
+of each, D head size, V vocabulary.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,21 +21,35 @@ from jax import Array, lax
 
 from memconsole.plan.models.architecture import Architecture
 from memconsole_jax.layout.mesh import put
-from memconsole_jax.models.decoder import Decoder, differing, layer_view
+from memconsole_jax.models.decoder import Decoder, layer_flags, rotation_and_window
 from memconsole_jax.models.rotary import all_rotations
 from memconsole_jax.tasks.task import Tree
 from memconsole_jax.techniques.weights.lora import assembled
 from memconsole_trainer.data.text.rows.validation import PROMPT_TOKENS
 from memconsole_trainer.engine import OnTokens, Sampling
 
-STOPS = 8
-"""Tokens that end a sample are filled up to a multiple of this, so that few programs are compiled."""
-READ_TOKENS = 128
-"""A prompt is read in blocks of so many tokens. Attention is causal, so what fills up the last block changes nothing."""
+STOP_TOKENS = 8
+"""The tokens that end a sample are padded to a multiple of this, so that few programs are compiled."""
+PREFILL_TOKENS = 128
+"""A prompt is read in blocks of so many tokens. Attention is causal, so the padding of the last block changes nothing."""
 STREAMED_TOKENS = 4
 """Tokens that one call of a program draws if they are streamed."""
 Cache = tuple[Array, Array]
-"""Keys and values of every position so far, each (L, S, K, D)."""
+"""Keys and values of the positions that were read, each (L, S, K, D)."""
+
+
+class Choice(NamedTuple):
+    """How a token is chosen: `Sampling` as arrays."""
+
+    temperature: Array
+    """0 takes the most likely token."""
+    top_k: Array
+    """0 means all tokens."""
+    top_p: Array
+    """1 means all tokens."""
+    seed: Array
+    stop: Array
+    """The tokens that end a sample, padded with -1."""
 
 
 class TokenSampler:
@@ -41,7 +61,7 @@ class TokenSampler:
         self._scale = adapter_scale
         self._architecture, self._weights, self._place = architecture, weights, place
         self._programs: dict[tuple[int, int], Any] = {}
-        """Compiled programs by cache length and number of stops."""
+        """Compiled programs by cache length and number of stop tokens."""
 
     def prepare(self, tokens: int) -> Callable[[], None]:
         """Trace the program for samples of `tokens` tokens in a training run. Returns what compiles it."""
@@ -49,12 +69,12 @@ class TokenSampler:
         if not tokens or room <= PROMPT_TOKENS + 1:
             return lambda: None
         positions = cache_length(PROMPT_TOKENS, min(tokens, room - PROMPT_TOKENS - 1))
-        lowered = self._lowered(positions, STOPS)
+        lowered = self._lowered(positions, STOP_TOKENS)
 
-        def compiled() -> None:
-            self._programs[positions, STOPS] = lowered.compile()
+        def compile_it() -> None:
+            self._programs[positions, STOP_TOKENS] = lowered.compile()
 
-        return compiled
+        return compile_it
 
     def __call__(
         self,
@@ -66,46 +86,44 @@ class TokenSampler:
     ) -> list[int]:
         """See `Engine.generate`. With learned positions, only the end of `prompt` that fits is used. An empty prompt
         stands for token 0. Raises ValueError unless fewer tokens are wanted than there are learned positions."""
-        a, stop = self._architecture, sampling.stop
-        if a.positions == "learned":
-            if tokens >= a.max_positions:
-                raise ValueError(f"{tokens} tokens, but the model has {a.max_positions} positions")
-            prompt = prompt[-(a.max_positions - tokens) :]
-        prompt = prompt or [0]
+        a = self._architecture
+        prompt = self._fitting(prompt, tokens) or [0]
         length = len(prompt) + tokens
         row = np.zeros(cache_length(len(prompt), tokens), np.int32)
         row[: len(prompt)] = prompt
-        stops = np.full(max(1, -(-len(stop) // STOPS)) * STOPS, -1, np.int32)
-        stops[: len(stop)] = list(stop)
-        program = self._program(len(row), len(stops))
-        known, read, alike = len(prompt), 0, a.longest_with_same_angles(len(prompt), length)
-        at_once = length if on_tokens is None else STREAMED_TOKENS
+        choice = _choice(sampling)
+        program = self._program(len(row), len(choice.stop))
+        per_call = length if on_tokens is None else STREAMED_TOKENS
         shape = (a.layers, len(row), a.kv_heads, a.head_size)
         cache = tuple(jnp.zeros(shape, device=self._place) for _ in range(2))
+        known, read = len(prompt), 0
+        same_angles = a.longest_with_same_angles(len(prompt), length)
         while known < length:
-            if known > alike:  # LongRoPE turns all positions of a longer row by other angles
-                read, alike = 0, length
-            arguments = (
-                row,
-                np.int32(read),
-                np.int32(known),
-                np.int32(min(length, alike + 1, known + at_once)),
-                np.float32(sampling.temperature),
-                np.int32(sampling.top_k),
-                np.uint32(sampling.seed % 2**32),
-                stops,
-                np.float32(sampling.top_p),
-            )
-            placed = (put(value, self._place) for value in arguments)
-            filled, cache, filled_to = program(weights, cache, *placed)
-            row, before, known = np.asarray(filled), known, int(filled_to)
+            if (
+                known > same_angles
+            ):  # LongRoPE rotates all positions of a longer row by other angles
+                read, same_angles = 0, length
+            until = min(length, same_angles + 1, known + per_call)
+            arguments = row, np.int32(read), np.int32(known), np.int32(until), choice
+            placed = jax.tree.map(lambda value: put(value, self._place), arguments)
+            filled, cache, now_known = program(weights, cache, *placed)
+            row, before, known = np.asarray(filled), known, int(now_known)
             read = known - 1
             if on_tokens is not None:
                 on_tokens(row[before:known].tolist())
-            if row[known - 1] in stop:
+            if row[known - 1] in sampling.stop:
                 break
-        found: list[int] = row[len(prompt) : known].tolist()
-        return found
+        drawn: list[int] = row[len(prompt) : known].tolist()
+        return drawn
+
+    def _fitting(self, prompt: list[int], tokens: int) -> list[int]:
+        """The end of `prompt` for which there are positions."""
+        a = self._architecture
+        if a.positions != "learned":
+            return prompt
+        if tokens >= a.max_positions:
+            raise ValueError(f"{tokens} tokens, but the model has {a.max_positions} positions")
+        return prompt[-(a.max_positions - tokens) :]
 
     def _program(self, positions: int, stops: int) -> Any:
         sizes = positions, stops
@@ -114,19 +132,22 @@ class TokenSampler:
         return self._programs[sizes]
 
     def _lowered(self, positions: int, stops: int) -> Any:
-        row, count = self._shape(jnp.int32, positions), self._shape(jnp.int32)
-        number = self._shape(jnp.float32)
-        ends = self._shape(jnp.int32, stops)
+        """`sample`, lowered for a cache of so many positions and so many stop tokens."""
         a = self._architecture
+        row, number = self._shape(jnp.int32, positions), self._shape(jnp.int32)
+        fraction = self._shape(jnp.float32)
+        seed, stop = self._shape(jnp.uint32), self._shape(jnp.int32, stops)
+        choice = Choice(fraction, number, fraction, seed, stop)
         cached = self._shape(jnp.float32, a.layers, positions, a.kv_heads, a.head_size)
-        more = count, count, count, number, count, self._shape(jnp.uint32), ends, number
-        step = jax.jit(
+        program = jax.jit(
             partial(sample, adapter_scale=self._scale),
             static_argnums=0,
             donate_argnames="cache",
             out_shardings=self._place,
         )
-        return step.lower(a, self._weights, (cached, cached), row, *more)
+        return program.lower(
+            a, self._weights, (cached, cached), row, number, number, number, choice
+        )
 
     def _shape(self, dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._place)
@@ -137,6 +158,21 @@ def cache_length(prompt: int, tokens: int) -> int:
     return max(32, 1 << (prompt + tokens - 1).bit_length())
 
 
+def _choice(sampling: Sampling) -> Any:
+    """`sampling` as a `Choice` of NumPy values."""
+    stop = list(sampling.stop)
+    padded = np.full(max(1, -(-len(stop) // STOP_TOKENS)) * STOP_TOKENS, -1, np.int32)
+    padded[: len(stop)] = stop
+    values: list[Any] = [
+        np.float32(sampling.temperature),
+        np.int32(sampling.top_k),
+        np.float32(sampling.top_p),
+        np.uint32(sampling.seed % 2**32),
+        padded,
+    ]
+    return Choice(*values)
+
+
 def sample(
     a: Architecture,
     weights: dict[str, Array],
@@ -145,96 +181,101 @@ def sample(
     read: Array,
     known: Array,
     until: Array,
-    temperature: Array,
-    top_k: Array,
-    seed: Array,
-    stop: Array,
-    top_p: Array | float = 1.0,
+    choice: Choice,
     adapter_scale: float = 2.0,
 ) -> tuple[Array, Cache, Array]:
-    """Draw positions `known` .. `until` of `tokens` (S,), up to a token in `stop`. The first `read` tokens are in the
-    `cache`. Also returns the cache, and how many tokens are known. Jit with `a` static. Positions turn by the angles
-    of a row of `known` tokens.
+    """Draw positions `known` .. `until` of `tokens` (S,), up to a stop token. The first `read` tokens are in the
+    `cache`. Returns the tokens, the cache, and how many tokens are known now. Jit with `a` static. Positions rotate by the
+    angles of a row of `known` tokens.
 
-    `temperature` 0 takes the most likely token; `top_k` 0 and `top_p` 1 mean all tokens. The token at a position
-    depends only on the seed, the position and the tokens before it.
+    The token at a position depends only on the seed, the position and the tokens before it.
     """
     decoder = assembled(a, weights, adapter_scale)
-    block = min(READ_TOKENS, tokens.shape[0])
-    key = jax.random.key(seed)
+    block = min(PREFILL_TOKENS, tokens.shape[0])
+    key = jax.random.key(choice.seed)
 
-    def reading(carry: tuple[Array, Cache]) -> tuple[Array, Cache]:
+    def prefill(carry: tuple[Array, Cache]) -> tuple[Array, Cache]:
         position, cache = carry
         part = lax.dynamic_slice(tokens, (position,), (block,))
         return position + block, _read(decoder, part, position, known, cache)[1]
 
-    def going_on(carry: tuple[Array, Array, Cache]) -> Array:
+    def is_unfinished(carry: tuple[Array, Array, Cache]) -> Array:
         position, tokens, _ = carry
-        stopped = (position >= known) & jnp.any(tokens[position] == stop)
+        stopped = (position >= known) & jnp.any(tokens[position] == choice.stop)
         return (position < until - 1) & ~stopped
 
-    def drawing(carry: tuple[Array, Array, Cache]) -> tuple[Array, Array, Cache]:
+    def draw(carry: tuple[Array, Array, Cache]) -> tuple[Array, Array, Cache]:
         position, tokens, cache = carry
         x, cache = _read(decoder, tokens[position][None], position, known, cache)
         logits = decoder.logits(decoder.norm(x))[0, 0]
-        drawn = _draw(logits, temperature, top_k, top_p, jax.random.fold_in(key, position))
+        position_key = jax.random.fold_in(key, position)
+        drawn = choose(logits, choice.temperature, choice.top_k, choice.top_p, position_key)
         return position + 1, tokens.at[position + 1].set(drawn), cache
 
-    # All known tokens but the last one: what follows that one is drawn.
-    _, cache = lax.while_loop(lambda carry: carry[0] < known - 1, reading, (read, cache))
-    last, tokens, cache = lax.while_loop(going_on, drawing, (known - 1, tokens, cache))
+    # All known tokens but the last one, which is read when the token after it is drawn.
+    _, cache = lax.while_loop(lambda carry: carry[0] < known - 1, prefill, (read, cache))
+    last, tokens, cache = lax.while_loop(is_unfinished, draw, (known - 1, tokens, cache))
     return tokens, cache, last + 1
 
 
 def _read(
     decoder: Decoder, tokens: Array, begin: Array, length: Array, cache: Cache
 ) -> tuple[Array, Cache]:
-    """Output of the last block (1, T, C) for `tokens` (T,) at the positions from `begin` on, and the cache including
-    them. Positions turn by the angles of a row of `length` tokens."""
+    """Read `tokens` (T,) at the positions from `begin` on. Returns the output of the last block (1, T, C) and the cache
+    with their keys and values. Positions rotate by the angles of a row of `length` tokens."""
     a = decoder.architecture
-    count, size = tokens.shape[0], cache[0].shape[1]
-    at = begin + jnp.arange(count)
-    x = decoder.embed(tokens[None], at)  # (1, T, C)
-    rotations = all_rotations(a, at, length)
+    count, cached = tokens.shape[0], cache[0].shape[1]
+    positions = begin + jnp.arange(count)
+    x = decoder.embed(tokens[None], positions)  # (1, T, C)
+    rotations = all_rotations(a, positions, length)
     graph, stacked = nnx.split(decoder.layers)
 
     def layer(carry: tuple[Array, Cache], inputs: Any) -> tuple[tuple[Array, Cache], None]:
         x, (keys, values) = carry
-        index, weights, differs = inputs
+        index, weights, flag = inputs
         block = nnx.merge(graph, weights)
-        rotation, window = layer_view(a, rotations, differs, size)
+        rotation, window = rotation_and_window(a, rotations, flag, cached)
         q, k, v = block.attention.project(block.attention_norm(x), rotation)
         keys = lax.dynamic_update_slice(keys, k, (index, begin, 0, 0))  # (L, S, K, D)
         values = lax.dynamic_update_slice(values, v, (index, begin, 0, 0))
-        q = q.reshape(count, a.kv_heads, -1, a.head_size)  # (T, K, G, D)
-        scores = jnp.einsum("tkgd,skd->kgts", q, keys[index]) * a.scale
-        if a.attention_cap is not None:
-            scores = a.attention_cap * jnp.tanh(scores / a.attention_cap)
-        column = jnp.arange(size)
-        seen = column <= at[:, None]  # (T, S)
-        if window is not None:
-            seen &= at[:, None] - column < window
-        share = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
-        y = jnp.einsum("kgts,skd->tkgd", share, values[index]).reshape(1, count, -1)
-        return (block.feed(x, block.attention.output(y)), (keys, values)), None
+        y = _attend(a, q, keys[index], values[index], positions, window)
+        return (block.after_attention(x, block.attention.output(y)), (keys, values)), None
 
-    inputs = jnp.arange(a.layers), stacked, differing(a)
+    inputs = jnp.arange(a.layers), stacked, layer_flags(a)
     (x, cache), _ = lax.scan(layer, (x, cache), inputs)
     return x, cache
 
 
-def _draw(
+def _attend(
+    a: Architecture, q: Array, keys: Array, values: Array, positions: Array, window: Array | None
+) -> Array:
+    """Attention (1, T, K·G·D) of queries (1, T, K·G, D) at `positions` (T,) to the cached keys and values (S, K, D)."""
+    count, cached = q.shape[1], keys.shape[0]
+    q = q.reshape(count, a.kv_heads, -1, a.head_size)  # (T, K, G, D)
+    scores = jnp.einsum("tkgd,skd->kgts", q, keys) * a.scale
+    if a.attention_cap is not None:
+        scores = a.attention_cap * jnp.tanh(scores / a.attention_cap)
+    column = jnp.arange(cached)
+    visible = column <= positions[:, None]  # (T, S)
+    if window is not None:
+        visible &= positions[:, None] - column < window
+    attention = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
+    return jnp.einsum("kgts,skd->tkgd", attention, values).reshape(1, count, -1)
+
+
+def choose(
     logits: Array, temperature: Array, top_k: Array, top_p: Array | float, key: Array
 ) -> Array:
-    """Draw one token from the `top_k` most likely ones, restricted to the fewest of these whose probabilities
-    add up to `top_p`."""
+    """Draw one token from softmax(logits / temperature) of logits (V,), restricted to the `top_k` most likely tokens and
+    then to the fewest of these whose probabilities add up to `top_p` (Holtzman et al. 2020, §3.1)."""
     vocab = logits.shape[0]
-    kept = jnp.where(top_k <= 0, vocab, jnp.minimum(top_k, vocab))
-    falling = jnp.sort(logits)[::-1]
-    falling = jnp.where(jnp.arange(vocab) < kept, falling, -jnp.inf)
+    count = jnp.where(top_k <= 0, vocab, jnp.minimum(top_k, vocab))
+    descending = jnp.sort(logits)[::-1]
+    descending = jnp.where(jnp.arange(vocab) < count, descending, -jnp.inf)
     scale = jnp.maximum(temperature, 1e-6)
-    shares = jax.nn.softmax(falling / scale)
-    inside = (jnp.cumsum(shares) - shares < top_p) & (falling > -jnp.inf)
-    threshold = jnp.min(jnp.where(inside, falling, jnp.inf))
+    probabilities = jax.nn.softmax(descending / scale)
+    more_likely = jnp.cumsum(probabilities) - probabilities
+    is_candidate = (more_likely < top_p) & (descending > -jnp.inf)
+    threshold = jnp.min(jnp.where(is_candidate, descending, jnp.inf))
     drawn = jax.random.categorical(key, jnp.where(logits >= threshold, logits, -jnp.inf) / scale)
     return jnp.where(temperature <= 0, jnp.argmax(logits), drawn).astype(jnp.int32)

@@ -24,7 +24,7 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.plan_file import loads
 from memconsole.plan.processes import nodes
 from memconsole.plan.toggles.optimizations import check_trainable
-from memconsole_jax import target as targets
+from memconsole_jax import target as compile_target
 from memconsole_jax.compiled.programs import Programs
 from memconsole_jax.tracing import trace_targets
 from memconsole_jax.tracing.trace_targets import Target
@@ -42,8 +42,10 @@ def answer(question: TracerQuestion, interrupt: tracing.Interrupt) -> TracerAnsw
         plan = loads(question.plan)
         check(plan)
         check_trainable(plan, question.kind)
-        place = trace_targets.target(question.target, question.kind, plan.device.count, nodes(plan))
-        exact = planned(plan, catalog.model(plan), place, interrupt)
+        target = trace_targets.target(
+            question.target, question.kind, plan.device.count, nodes(plan)
+        )
+        exact = planned(plan, catalog.model(plan), target, interrupt)
     except PlanError as error:
         return TracerAnswer(id=question.id, problem=str(error))
     seconds = time.monotonic() - started
@@ -53,78 +55,81 @@ def answer(question: TracerQuestion, interrupt: tracing.Interrupt) -> TracerAnsw
 def planned(
     plan: Plan,
     model: Model,
-    place: Target,
+    target: Target,
     interrupt: tracing.Interrupt = lambda: None,
 ) -> Exact:
     """What the compiler plans for one training step and one evaluation batch. Raises `PlanError`."""
-    if place.absent:
-        with targets.absent(place.kind):
-            return _planned(plan, model, place, interrupt)
-    return _planned(plan, model, place, interrupt)
+    if target.is_absent:
+        with compile_target.absent(target.kind):
+            return _planned(plan, model, target, interrupt)
+    return _planned(plan, model, target, interrupt)
 
 
-def _planned(plan: Plan, model: Model, place: Target, interrupt: tracing.Interrupt) -> Exact:
-    programs = Programs.of(plan, model, place.kind, place.devices)
+def _planned(plan: Plan, model: Model, target: Target, interrupt: tracing.Interrupt) -> Exact:
+    programs = Programs.of(plan, model, target.kind, target.devices)
     state = 0 if programs.keeps_state_on_host else _bytes(programs.state_shapes)
-    held = {
+    lasting = {
         "weights": _bytes(programs.trained_shapes) + _bytes(programs.frozen_shapes),
         "optimizer state": state + _bytes(programs.average_shapes),
     }
     batch = _bytes(programs.arrays(*programs.batch_axes))
-    evaluated = _bytes(programs.arrays(plan.evaluation_batch))
-    source = f"{place.compiler}, for {place.name}"
-    step = _step(programs, place, interrupt)
+    evaluation_batch = _bytes(programs.arrays(plan.evaluation_batch))
+    source = f"{target.compiler}, for {target.name}"
+    step = _step(programs, target, interrupt)
     phases = {
-        STEP: ExactPhase(total_bytes=step.needed, components={**held, "data": batch}),
-        "checkpoint": ExactPhase(total_bytes=sum(held.values()), components=held),
+        STEP: ExactPhase(total_bytes=step.needed, components={**lasting, "data": batch}),
+        "checkpoint": ExactPhase(total_bytes=sum(lasting.values()), components=lasting),
     }
     if step.refused:
         return Exact(
             phases=phases,
             program_phase=STEP,
             source=source,
-            caveat=place.caveat,
+            caveat=target.caveat,
             out_of_memory=True,
         )
     interrupt()
-    aside = programs.trained_shapes if programs.average_shapes else ()
-    evaluation = _compiled(programs.lower_evaluate(), place)
+    # Neither the optimizer's state nor, if their average is evaluated, the weights are arguments of the evaluation, but they
+    # stay allocated meanwhile.
+    weights = programs.trained_shapes if programs.average_shapes else ()
+    evaluation = _compiled(programs.lower_evaluate(), target)
     phases["evaluation"] = ExactPhase(
-        # The optimizer's state is not an argument of the evaluation, but is allocated meanwhile, and so are the weights if
-        # their average is evaluated.
-        total_bytes=evaluation.needed + state + _bytes(aside),
-        components={**held, "data": evaluated},
+        total_bytes=evaluation.needed + state + _bytes(weights),
+        components={**lasting, "data": evaluation_batch},
     )
     return Exact(
         phases=phases,
         program_phase=STEP,
         host_bytes=step.host,
         source=source,
-        caveat=place.caveat,
+        caveat=target.caveat,
         out_of_memory=evaluation.refused,
     )
 
 
-def _step(programs: Programs, place: Target, interrupt: tracing.Interrupt = lambda: None) -> Needed:
+def _step(
+    programs: Programs, target: Target, interrupt: tracing.Interrupt = lambda: None
+) -> Needed:
     """The memory that an optimizer step needs, whether it is one program or several."""
     lowered = programs.lower_train()
     if not programs.keeps_state_on_host:
-        return _compiled(lowered, place)
+        return _compiled(lowered, target)
     averages = _bytes(programs.average_shapes)
-    backward = _compiled(lowered.gradients, place)
+    backward = _compiled(lowered.gradients, target)
     largest = backward.needed + averages
-    held = backward.arguments + averages  # gradients are its outputs
+    lasting = backward.arguments + averages  # gradients are its outputs
     waiting, refused = lowered.waiting, backward.refused
-    arriving: dict[str, int] = {}
+    fetched: dict[str, int] = {}
+    """By weight: most bytes of the state that is fetched while this weight is updated."""
     for visit, following in pairwise(waiting.visits):
-        arriving[visit.name] = max(arriving.get(visit.name, 0), waiting.bytes_of(following))
+        fetched[visit.name] = max(fetched.get(visit.name, 0), waiting.bytes_of(following))
     for name, update in lowered.updates.items():
         interrupt()
-        one = _compiled(update, place)
+        program = _compiled(update, target)
         own = 2 * _bytes(programs.trained_shapes[name])  # weights and gradients
         own += _bytes((programs.average_shapes or {}).get(name))
-        largest = max(largest, held + one.needed - own + arriving.get(name, 0))
-        refused |= one.refused
+        largest = max(largest, lasting + program.needed - own + fetched.get(name, 0))
+        refused |= program.refused
     host = backward.host + _bytes(programs.state_shapes)
     return Needed(largest, host, backward.arguments, refused)
 
@@ -137,26 +142,27 @@ class Needed(msgspec.Struct, frozen=True):
     arguments: int = 0
     """The part of `needed` that is allocated before and after the program as well."""
     refused: bool = False
+    """Whether the compiler says that the program does not fit."""
 
 
-def _compiled(lowered: Any, place: Target) -> Needed:
+def _compiled(lowered: Any, target: Target) -> Needed:
     """Compile a program. The bytes it needs are arguments, outputs that do not reuse arguments, and temporaries. On a CPU
     and a GPU, XLA reserves one arena for the temporaries. On a TPU, its count of temporaries includes buffers in vector
     memory, each with room of its own; there the most bytes live at once are used instead."""
     try:
-        compiled = lowered.compile(compiler_options=dict(place.options) or None)
+        compiled = lowered.compile(compiler_options=dict(target.options) or None)
     except jax.errors.JaxRuntimeError as error:
         message = str(error)
-        found = needed_bytes(message) if is_out_of_memory(message) else None
-        if found is None:
+        needed = needed_bytes(message) if is_out_of_memory(message) else None
+        if needed is None:
             first = message.strip().splitlines()[0][:300]
-            raise PlanError(f"XLA cannot compile this for {place.name}: {first}") from error
-        return Needed(found, refused=True)
+            raise PlanError(f"XLA cannot compile this for {target.name}: {first}") from error
+        return Needed(needed, refused=True)
     m = compiled.memory_analysis()
     if m is None:
-        raise PlanError(f"XLA reports no memory plan for {place.name}")
+        raise PlanError(f"XLA reports no memory plan for {target.name}")
     lasting = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
-    needed = m.peak_memory_in_bytes if place.kind == "tpu" else lasting + m.temp_size_in_bytes
+    needed = m.peak_memory_in_bytes if target.kind == "tpu" else lasting + m.temp_size_in_bytes
     host = (
         m.host_argument_size_in_bytes
         + m.host_output_size_in_bytes
@@ -167,13 +173,13 @@ def _compiled(lowered: Any, place: Target) -> Needed:
 
 
 def _bytes(shapes: Any) -> int:
-    """Bytes that each device holds of arrays of these shapes."""
-    held = ((x.sharding.shard_shape(x.shape), x.dtype) for x in jax.tree.leaves(shapes))
-    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in held)
+    """The bytes of arrays of these shapes on each device."""
+    shards = ((x.sharding.shard_shape(x.shape), x.dtype) for x in jax.tree.leaves(shapes))
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shards)
 
 
 def main() -> None:
-    trace_targets.environment()
+    trace_targets.prepare_environment()
     tracing.run(answer)
 
 

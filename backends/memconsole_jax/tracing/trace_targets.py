@@ -20,7 +20,7 @@ from memconsole.extras import to_install
 from memconsole.plan import catalog
 from memconsole.plan.catalog import CatalogDevice
 from memconsole.plan.plan import PlanError
-from memconsole_jax.devices import products_by_eigen
+from memconsole_jax.devices import matmul_with_eigen
 
 TOPOLOGIES = {
     "tpu-v2": "v2:2x2",
@@ -32,10 +32,10 @@ TOPOLOGIES = {
     "tpu-7x": "tpu7x:2x2x1",
 }
 """One host of each TPU, as libtpu names it."""
-UNTUNED = (
+UNTUNED_CAVEAT = (
     "compiled without the GPU: kernels are not tuned, and a stand-in replaces 16-bit attention"
 )
-COLLECTIVES = "buffers of the library that connects the devices are not counted"
+COLLECTIVES_CAVEAT = "buffers of the library that connects the devices are not counted"
 MEGACORE = ("tpu-v4",)
 """Chips whose two cores work as one device."""
 
@@ -49,8 +49,8 @@ class Target:
     kind: str
     """cpu | gpu | rocm | tpu"""
     name: str
-    absent: bool
-    """Only described: not in this machine."""
+    is_absent: bool
+    """Whether the devices are only described, and not in this machine."""
     compiler: str
     """What compiles, with versions."""
     caveat: str = ""
@@ -58,14 +58,14 @@ class Target:
     """XLA's compiler options."""
 
 
-def environment() -> None:
+def prepare_environment() -> None:
     """Set the environment so that libtpu and the CUDA plugin load without their devices, and open no present device."""
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     jax.config.update("jax_platforms", "cpu")
-    products_by_eigen()
+    matmul_with_eigen()
 
 
 def target(name: str, kind: str, count: int = 1, nodes: int = 1) -> Target:
@@ -152,12 +152,13 @@ def _nvidia(name: str, known: CatalogDevice, count: int, nodes: int) -> Target:
         known.label,
         True,
         f"XLA {version('jaxlib')} with {plugin} {version(plugin)}",
-        UNTUNED if count == 1 else f"{UNTUNED}; {COLLECTIVES}",
+        UNTUNED_CAVEAT if count == 1 else f"{UNTUNED_CAVEAT}; {COLLECTIVES_CAVEAT}",
         (("xla_gpu_autotune_level", "0"),),
     )
 
 
 def _topology(name: str, platform: str, **options: str) -> Any:
+    """A description of devices that need not be present. Raises `PlanError`."""
     from jax.experimental import topologies
 
     try:
@@ -168,6 +169,7 @@ def _topology(name: str, platform: str, **options: str) -> Any:
 
 
 def _cuda_plugin() -> str | None:
+    """The name of the installed package of XLA's CUDA plugin."""
     for name in ("jax-cuda13-plugin", "jax-cuda12-plugin"):
         try:
             version(name)
@@ -179,6 +181,7 @@ def _cuda_plugin() -> str | None:
 
 @lru_cache(maxsize=1)
 def _gpus() -> dict[str, Any]:
+    """What XLA must know of GPUs that are not here."""
     return tomllib.loads(files("memconsole_jax").joinpath("gpus.toml").read_text())
 
 

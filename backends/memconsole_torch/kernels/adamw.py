@@ -45,15 +45,16 @@ def update(
     `state` holds `first` and `second`, or the codes and scales of both. `tables`: the maps of codes to numbers, without
     and with sign, and of a number's upper 16 bits to codes.
     """
-    held = any(isinstance(factor, Tensor) for factor in factors)
-    given = [_scalar(factor, weight.device) for factor in factors] if held else factors
-    narrow = "first_codes" in state
-    names = ("first_codes", "second_codes", "first_scales", "second_scales")
-    wide = ("first", "second", "first", "second")  # its scales are not read
+    on_device = any(isinstance(factor, Tensor) for factor in factors)
+    scalars = [_scalar(factor, weight.device) for factor in factors] if on_device else factors
+    quantized = "first_codes" in state
+    names = ("first", "second", "first", "second")  # fp32 moments have no scales, and none are read
+    if quantized:
+        names = ("first_codes", "second_codes", "first_scales", "second_scales")
     launch.run(
         "adamw", -(-scales_of(weight.numel()) // BLOCKS),
-        weight, gradient, *(state[name] for name in (names if narrow else wide)), *tables[0], *tables[1], weight.numel(),
-        *given, held=held, narrow=narrow, half=HALF, tiny=TINY, blocks=BLOCKS, block=BLOCK,
+        weight, gradient, *(state[name] for name in names), *tables[0], *tables[1], weight.numel(),
+        *scalars, factors_on_device=on_device, quantized=quantized, half=HALF, tiny=TINY, blocks=BLOCKS, block=BLOCK,
     )  # fmt: skip
 
 

@@ -15,6 +15,6 @@ def decode(codes: Tensor, scales: Tensor, pairs: Tensor, out: Tensor) -> None:
     """Write the numbers that `codes` (blocks, bytes) and `scales` (blocks,) stand for into `out` (blocks, 64), of any
     type. `pairs`: the two numbers of every byte of 4-bit codes, (256, 2)."""
     launch.run(
-        "decoded", -(-len(codes) // BLOCKS), out, codes, scales, pairs, len(codes),
+        "dequantize", -(-len(codes) // BLOCKS), out, codes, scales, pairs, len(codes),
         paired=codes.shape[1] < BLOCK, blocks=BLOCKS, block=BLOCK,
     )  # fmt: skip

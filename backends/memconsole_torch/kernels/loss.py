@@ -14,7 +14,7 @@ from torch import Tensor
 from memconsole.plan.tasks.language import MASKED
 from memconsole_torch.kernels import launch
 
-BLOCK, OF_A_WARP = 8192, 512
+BLOCK, WARP_COLUMNS = 8192, 512
 """Columns that an instance reads at a time, and how many of them each warp reads."""
 
 
@@ -41,8 +41,8 @@ def in_place_cross_entropy(
     factor = share if isinstance(share, Tensor) else torch.full((), share, device=logits.device)
     block = min(BLOCK, 1 << (columns - 1).bit_length())
     launch.run(
-        "slopes", rows,
+        "cross_entropy", rows,
         logits, targets, nats, factor.float(), logits.stride(0), vocabulary, columns, cap or 0.0,
-        capped=cap is not None, wanted=with_gradient, shared=factor.ndim == 0, masked=MASKED, block=block, num_warps=max(1, block // OF_A_WARP),
+        capped=cap is not None, with_gradient=with_gradient, one_factor=factor.ndim == 0, masked=MASKED, block=block, num_warps=max(1, block // WARP_COLUMNS),
     )  # fmt: skip
     return nats.sum()

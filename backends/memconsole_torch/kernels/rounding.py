@@ -13,10 +13,10 @@ BLOCKS = 4
 """Blocks of elements for each instance."""
 
 
-def round_into(target: Tensor, wide: Tensor, key: tuple[int, int], start: int) -> None:
-    """Round contiguous fp32 `wide` (n,), a weight's elements from `start`, to bf16 `target` (n,)."""
+def round_into(target: Tensor, values: Tensor, key: tuple[int, int], start: int) -> None:
+    """Round contiguous fp32 `values` (n,), a weight's elements from number `start` on, to bf16 `target` (n,)."""
     launch.run(
-        "rounded", -(-wide.numel() // (BLOCK * BLOCKS)),
-        target.view(torch.int16), wide.view(torch.int32), wide.numel(), start // BLOCK * LANES, *map(signed, three_keys(key)),
+        "round_stochastically", -(-values.numel() // (BLOCK * BLOCKS)),
+        target.view(torch.int16), values.view(torch.int32), values.numel(), start // BLOCK * LANES, *map(signed, three_keys(key)),
         block=BLOCK, lanes=LANES, counters=LANES * BLOCKS,
     )  # fmt: skip

@@ -5,7 +5,7 @@ torch's own kernels have no cap, and those of a CPU have no dropout. Composed of
 the scores of all queries at once. Here they exist for `QUERIES` queries at a time and are computed again in the backward
 pass (Rabe and Staats 2021). Because the forward pass is one operator, checkpointing can keep its result.
 
-"Shares" are the attention weights: the softmax of the scores. Letters: B rows, A heads of queries, K heads of keys,
+The attention weights are the softmax of the scores. Letters: B rows, A heads of queries, K heads of keys,
 G = A / K, T queries, S keys, D head size, n queries of a part. A query sees the keys up to its own position; if there are
 more keys than queries, the queries are the last ones.
 """
@@ -42,17 +42,17 @@ def capped_attention(
 ) -> Tensor:
     """Attention of queries (B, A, T, D) over keys and values (B, K, S, D) with the scores
     ``cap · tanh(scale · q·k / cap)``, or ``scale · q·k`` if `cap` is 0. `mask`, (T, S) or (B, 1, T, S), is added to
-    them. Shares are dropped at `rate` by the mask of `key`."""
+    them. Attention weights are dropped at `rate` by the mask of `key`."""
     out = _like_queries(q)
     k, v = k.contiguous(), v.contiguous()
     for start, stop, last in _parts(q, k):
-        shares = _bent(q[:, :, start:stop], k[:, :, :last], scale, cap).mul_(cap or 1.0)
-        _into_shares(shares, mask, start, stop, k.shape[0])
+        weights = _scores(q[:, :, start:stop], k[:, :, :last], scale, cap).mul_(cap or 1.0)
+        _softmax_(weights, mask, start, stop, k.shape[0])
         if rate:
-            shares.mul_(_kept(shares, key, start, rate)).div_(1.0 - rate)
-        found = torch.bmm(shares.to(v.dtype), _joined(v[:, :, :last]))
-        out[:, :, start:stop] = found.view(q.shape[0], q.shape[1], stop - start, -1)
-        del shares, found  # before the next part's scores
+            weights.mul_(_dropout_mask(weights, key, start, rate)).div_(1.0 - rate)
+        part = torch.bmm(weights.to(v.dtype), _by_head(v[:, :, :last]))
+        out[:, :, start:stop] = part.view(q.shape[0], q.shape[1], stop - start, -1)
+        del weights, part  # before the next part's scores
     return out
 
 
@@ -72,39 +72,43 @@ def capped_attention_backward(
     key: int = 0,
     rate: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients with respect to q, k and v. Those of keys and values are summed in fp32."""
-    by_q = _like_queries(q)
-    by_k = torch.zeros(k.shape, dtype=torch.float32, device=k.device)
-    by_v = torch.zeros_like(by_k)
+    """Gradients with respect to q, k and v. Those of keys and values are summed in fp32.
+
+    Temporaries are freed as soon as possible, because the scores of a part are large."""
+    q_gradient = _like_queries(q)
+    k_gradient = torch.zeros(k.shape, dtype=torch.float32, device=k.device)
+    v_gradient = torch.zeros_like(k_gradient)
     keys, values = k.contiguous(), v.contiguous()
     for start, stop, last in _parts(q, k):
-        part = q[:, :, start:stop]
-        bent = _bent(part, keys[:, :, :last], scale, cap)
-        shares = bent * (cap or 1.0)
-        _into_shares(shares, mask, start, stop, k.shape[0])
-        kept = _kept(shares, key, start, rate) if rate else None
-        left = shares if kept is None else (shares * kept).div_(1.0 - rate)
-        slope = _grouped(gradient[:, :, start:stop], k.shape[1])  # (B·K, G·n, D)
-        by_v.flatten(0, 1)[:, :last] += torch.bmm(left.to(v.dtype).mT, slope)
-        del left
-        back = torch.bmm(slope, _joined(values[:, :, :last]).mT).float()
+        queries = q[:, :, start:stop]
+        tanh = _scores(queries, keys[:, :, :last], scale, cap)
+        weights = tanh * (cap or 1.0)
+        _softmax_(weights, mask, start, stop, k.shape[0])
+        kept = _dropout_mask(weights, key, start, rate) if rate else None
+        dropped = weights if kept is None else (weights * kept).div_(1.0 - rate)
+        out_gradient = _by_key_head(gradient[:, :, start:stop], k.shape[1])  # (B·K, G·n, D)
+        v_gradient.flatten(0, 1)[:, :last] += torch.bmm(dropped.to(v.dtype).mT, out_gradient)
+        del dropped
+        # The gradient of the weights, which becomes that of the scores step by step.
+        score_gradient = torch.bmm(out_gradient, _by_head(values[:, :, :last]).mT).float()
         if kept is not None:
-            back.mul_(kept).div_(1.0 - rate)
+            score_gradient.mul_(kept).div_(1.0 - rate)
         del kept
-        back.mul_(shares)
-        back.addcmul_(shares, back.sum(-1, keepdim=True), value=-1)  # softmax
-        del shares
+        score_gradient.mul_(weights)
+        # softmax, then tanh
+        score_gradient.addcmul_(weights, score_gradient.sum(-1, keepdim=True), value=-1)
+        del weights
         if cap:
-            back.mul_(bent.square_().neg_().add_(1))  # tanh
-        back.mul_(scale)
-        del bent
-        narrow = back.to(q.dtype)
-        del back
-        found = torch.bmm(narrow, _joined(keys[:, :, :last]))
-        by_q[:, :, start:stop] = found.view(part.shape)
-        by_k.flatten(0, 1)[:, :last] += torch.bmm(narrow.mT, _grouped(part, k.shape[1]))
-        del narrow, found, slope
-    return by_q, by_k.to(k.dtype, copy=False), by_v.to(v.dtype, copy=False)
+            score_gradient.mul_(tanh.square_().neg_().add_(1))
+        score_gradient.mul_(scale)
+        del tanh
+        cast = score_gradient.to(q.dtype)
+        del score_gradient
+        part = torch.bmm(cast, _by_head(keys[:, :, :last]))
+        q_gradient[:, :, start:stop] = part.view(queries.shape)
+        k_gradient.flatten(0, 1)[:, :last] += torch.bmm(cast.mT, _by_key_head(queries, k.shape[1]))
+        del cast, part, out_gradient
+    return q_gradient, k_gradient.to(k.dtype, copy=False), v_gradient.to(v.dtype, copy=False)
 
 
 @capped_attention.register_fake
@@ -119,17 +123,17 @@ def _(
     return _like_queries(q), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     q, k, v, mask, *ctx.numbers = inputs
     ctx.save_for_backward(q, k, v, mask)
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    found = capped_attention_backward(gradient, *ctx.saved_tensors, *ctx.numbers)
-    return (*found, None, *(None for _ in ctx.numbers))
+    gradients = capped_attention_backward(gradient, *ctx.saved_tensors, *ctx.numbers)
+    return (*gradients, None, *(None for _ in ctx.numbers))
 
 
-capped_attention.register_autograd(_backward, setup_context=_keep)
+capped_attention.register_autograd(_backward, setup_context=_save)
 
 OPERATOR = capped_attention.overload
 BACKWARD_OPERATOR = capped_attention_backward.overload
@@ -137,29 +141,31 @@ BACKWARD_OPERATOR = capped_attention_backward.overload
 
 def forward_workspace(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[int]:
     """Bytes that the operator allocates in addition to its result: the scores of a part, also in 16 bits if they are
-    computed so, and the mask of those that are dropped; its queries; keys and values, if they are not contiguous."""
-    return _workspace(4 + _dropping(rest), q, k, v)
+    computed so, and the dropout mask; its queries; keys and values, if they are not contiguous."""
+    return _workspace(4 + _mask_bytes(rest), q, k, v)
 
 
 def backward_workspace(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[int]:
     """The same for the backward pass, which holds the scores three times, and sums gradients in fp32."""
     sums = [] if k.element_size() == 4 else [k.nbytes, v.nbytes]
-    dropped = 4 + _dropping(rest) if _dropping(rest) else 0
+    dropped = 4 + _mask_bytes(rest) if _mask_bytes(rest) else 0
     return _workspace(12 + dropped, q, k, v) + sums
 
 
-def _dropping(rest: tuple[Any, ...]) -> int:
-    """Bytes of the dropout mask for one share. `rest` is (mask, scale, cap), then key and rate if they are given."""
+def _mask_bytes(rest: tuple[Any, ...]) -> int:
+    """Bytes of the dropout mask for one attention weight. `rest` is (mask, scale, cap), then key and rate if they are given."""
     return int(len(rest) > 4 and rest[4] > 0)
 
 
-def _workspace(widths: int, q: Tensor, k: Tensor, v: Tensor) -> list[int]:
+def _workspace(score_bytes: int, q: Tensor, k: Tensor, v: Tensor) -> list[int]:
+    """Bytes of the temporaries of a part. `score_bytes`: for each score, without its copy in 16 bits."""
     batch, heads, length, width = q.shape
     queries = batch * heads * min(QUERIES, length)
-    narrow = q.element_size() if q.element_size() < 4 else 0
-    moved = [x.nbytes for x in (k, v) if not x.is_contiguous()]
+    cast_bytes = q.element_size() if q.element_size() < 4 else 0
+    contiguous = [x.nbytes for x in (k, v) if not x.is_contiguous()]
     scores = queries * k.shape[2]
-    return [widths * scores, narrow * scores, q.element_size() * queries * width, *moved]
+    part_bytes = q.element_size() * queries * width
+    return [score_bytes * scores, cast_bytes * scores, part_bytes, *contiguous]
 
 
 def _parts(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, int]]:
@@ -170,22 +176,23 @@ def _parts(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, int]]:
         yield start, stop, keys - length + stop
 
 
-def _bent(q: Tensor, k: Tensor, scale: float, cap: float) -> Tensor:
+def _scores(q: Tensor, k: Tensor, scale: float, cap: float) -> Tensor:
     """``tanh(scale · q·k / cap)`` of queries (B, A, n, D) and keys (B, K, S, D), fp32 (B·K, G·n, S); ``scale · q·k`` if
     `cap` is 0."""
-    scores = torch.bmm(_grouped(q, k.shape[1]), _joined(k).mT).float()
+    scores = torch.bmm(_by_key_head(q, k.shape[1]), _by_head(k).mT).float()
     return scores.mul_(scale / cap).tanh_() if cap else scores.mul_(scale)
 
 
-def _kept(shares: Tensor, key: int, start: int, rate: float) -> Tensor:
-    """Which shares of the queries from `start` on are not dropped."""
-    generator = torch.Generator(device=shares.device).manual_seed((key + start) % 2**63)
-    mask = torch.empty(shares.shape, dtype=torch.bool, device=shares.device)
+def _dropout_mask(weights: Tensor, key: int, start: int, rate: float) -> Tensor:
+    """Which attention weights of the queries from `start` on are not dropped."""
+    generator = torch.Generator(device=weights.device).manual_seed((key + start) % 2**63)
+    mask = torch.empty(weights.shape, dtype=torch.bool, device=weights.device)
     return mask.bernoulli_(1.0 - rate, generator=generator)
 
 
-def _into_shares(scores: Tensor, mask: Tensor | None, start: int, stop: int, batch: int) -> None:
-    """Overwrite capped scores (B·K, G·n, S) with their softmax."""
+def _softmax_(scores: Tensor, mask: Tensor | None, start: int, stop: int, batch: int) -> None:
+    """Overwrite capped scores (B·K, G·n, S) of the queries `start` .. `stop` with their softmax, in which `mask`, or the
+    causal mask if it is None, counts. `batch` is B."""
     count, last = stop - start, scores.shape[-1]
     if mask is None:
         own = scores.view(-1, count, last)[..., last - count :]  # the keys of these queries
@@ -193,19 +200,19 @@ def _into_shares(scores: Tensor, mask: Tensor | None, start: int, stop: int, bat
         own.masked_fill_(ahead, -math.inf)
     else:
         part = mask[..., start:stop, :last]
-        wide = scores.view(batch, -1, count, last)
-        wide += part
+        by_row = scores.view(batch, -1, count, last)
+        by_row += part
     scores.sub_(scores.amax(-1, keepdim=True)).exp_()
     scores.div_(scores.sum(-1, keepdim=True))
 
 
-def _grouped(x: Tensor, heads: int) -> Tensor:
-    """Queries (B, A, n, D) as (B·K, G·n, D)."""
+def _by_key_head(x: Tensor, heads: int) -> Tensor:
+    """Queries (B, A, n, D) as (B·K, G·n, D), for K `heads` of keys."""
     batch, all_heads, count, width = x.shape
     return x.reshape(batch * heads, all_heads // heads * count, width)
 
 
-def _joined(x: Tensor) -> Tensor:
+def _by_head(x: Tensor) -> Tensor:
     """Keys (B, K, S, D), contiguous but for their number, as (B·K, S, D)."""
     return x.flatten(0, 1)
 

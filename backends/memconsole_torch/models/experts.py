@@ -33,9 +33,9 @@ class Experts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, -2)  # (N, H)
         shares, picked = self.routed(rows)
-        into = (*self.gate.held, *self.up.held, self.gate.rows)
+        into = (*self.gate.stored, *self.up.stored, self.gate.rows)
         gates, ups, order, counts = experts_in(rows, picked, *into)
-        y = experts_out(gates, ups, order, counts, shares, *self.down.held, self.down.rows)
+        y = experts_out(gates, ups, order, counts, shares, *self.down.stored, self.down.rows)
         return y.view(x.shape)  # type: ignore[no-any-return,unused-ignore]
 
     def routed(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,6 +99,6 @@ class Stack(nn.Module):
         self.weight = nn.Parameter(torch.empty(experts * rows, inputs))
 
     @property
-    def held(self) -> tuple[Tensor, Tensor | None]:
+    def stored(self) -> tuple[Tensor, Tensor | None]:
         """The weight, and the scales of its codes if it is stored in codes."""
         return self.weight, None

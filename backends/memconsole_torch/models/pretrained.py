@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from memconsole.plan.models.model import Model, Parameter
-from memconsole_torch.shards import is_shard, rows_held
+from memconsole_torch.shards import is_shard, local_row_slice
 from memconsole_trainer.engine import WeightsError, WeightSource
 
 Array = NDArray[np.generic]
@@ -82,7 +82,7 @@ def copy_into(target: Tensor, array: NDArray[np.generic], name: str) -> None:
     if tuple(array.shape) != tuple(target.shape):
         raise WeightsError(f"{name}: shape {tuple(array.shape)}, expected {tuple(target.shape)}")
     if is_shard(target):
-        target, array = target.to_local(), array[rows_held(target)]
+        target, array = target.to_local(), array[local_row_slice(target)]
     if array.dtype.name == "bfloat16":  # NumPy's extension type, unknown to torch
         bits = np.require(array.view(np.int16), requirements=["C", "W"])
         target.copy_(torch.from_numpy(bits).view(torch.bfloat16))

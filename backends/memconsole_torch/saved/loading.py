@@ -30,7 +30,7 @@ def load(
     """The module of `model` on `device` with `weights`, which passes one tensor at a time through
     the host. Only the parameters that the plan trains require gradients.
 
-    `split` divides the weights of a module that has shapes only over the devices of a gang.
+    `split` divides the weights of a module that has shapes only over the devices of a run.
     """
     frozen = frozen_names(plan, model)
     if plan.optimize.lora_rank:

@@ -67,10 +67,10 @@ class Saved:
         weight = self.rows.weight_of(name) if self.rows is not None else None
         return self.rows.whole(weight, tensor) if self.rows is not None and weight else tensor
 
-    def held(self, name: str, array: Array) -> Array:
+    def local_part(self, name: str, array: Array) -> Array:
         """The part of `array`, the whole tensor `name`, that this process holds."""
         weight = self.rows.weight_of(name) if self.rows is not None else None
-        return self.rows.held(weight, array) if self.rows is not None and weight else array
+        return self.rows.local_part(weight, array) if self.rows is not None and weight else array
 
     def _averages(self) -> Iterator[tuple[str, Tensor]]:
         return self.average.named() if self.average is not None else iter(())

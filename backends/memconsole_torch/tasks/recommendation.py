@@ -28,18 +28,18 @@ class Recommendation:
         return Recommender(self._model)
 
     def loss(self, module: nn.Module, rows: MicroBatch, share: Tensor | float) -> Tensor:
-        found: Projected = module(rows["items"])
-        return self.criterion(self._model, found, rows["targets"]) * share
+        projected: Projected = module(rows["items"])
+        return self.criterion(self._model, projected, rows["targets"]) * share
 
     def sums(self, module: nn.Module, rows: MicroBatch) -> Tensor:
         """Nats, then the measures of the ranking of all items."""
-        found: Projected = module(rows["items"])
-        return two_level.ranked(self._model, found, rows["targets"], rows.filled("targets"))
+        projected: Projected = module(rows["items"])
+        return two_level.ranked(self._model, projected, rows["targets"], rows.filled("targets"))
 
     def outputs(self, module: nn.Module, rows: MicroBatch) -> Tensor:
         """log P of every item after the last one of each row (B, C · M)."""
         items = rows["items"]
-        found: Projected = module(items)
+        projected: Projected = module(items)
         last = ((items != PADDING).sum(1) - 1).clamp(min=0)
-        hidden = found.hidden[torch.arange(len(last), device=last.device), last]
-        return two_level.scores(self._model, found._replace(hidden=hidden))
+        hidden = projected.hidden[torch.arange(len(last), device=last.device), last]
+        return two_level.scores(self._model, projected._replace(hidden=hidden))

@@ -38,8 +38,8 @@ class Regression:
 
     def outputs(self, module: nn.Module, rows: MicroBatch) -> Tensor:
         """(B, outputs)."""
-        found: Tensor = module(rows["windows"])
-        return found
+        outputs: Tensor = module(rows["windows"])
+        return outputs
 
 
 def squared_error(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:

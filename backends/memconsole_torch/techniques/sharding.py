@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from memconsole.plan.plan import Plan
 from memconsole_torch.exchanges import Exchanges, Mark
-from memconsole_torch.shards import is_shard, rows_held
+from memconsole_torch.shards import is_shard, local_row_slice
 from memconsole_torch.techniques.weights.precision import COMPUTE
 from memconsole_torch.techniques.weights.rounding import widen_lookups
 from memconsole_trainer.engine import Array
@@ -137,9 +137,9 @@ class LocalRows:
                 return weight
         return None
 
-    def held(self, name: str, whole: Array) -> Array:
+    def local_part(self, name: str, whole: Array) -> Array:
         """This process's rows of `whole`, a tensor with the rows of the weight `name`."""
-        return whole[rows_held(self._shards[name])]
+        return whole[local_row_slice(self._shards[name])]
 
     def whole(self, name: str, rows: Tensor) -> Tensor:
         """Gather a tensor from all processes. It is split over them by rows as the weight `name` is."""

@@ -27,16 +27,15 @@ from memconsole.plan.plan_file import loads
 from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole_torch.tracing import trace_step
 from memconsole_torch.tracing.trace_liveness import Liveness
-from memconsole_torch.tracing.trace_timeline import (
+from memconsole_torch.tracing.trace_sizes import (
+    AmbiguousSizeError,
     Coefficient,
-    TellingSizes,
-    UntoldSizeError,
-    coefficients,
+    DistinctSizes,
+    distinct_sizes,
     evaluating,
     has_table_of_positions,
-    moments,
-    telling_sizes,
 )
+from memconsole_torch.tracing.trace_timeline import coefficients, moments
 from memconsole_trainer import tracing
 
 KINDS = ("cpu", "gpu", "rocm", "apple")
@@ -47,8 +46,8 @@ _CAVEATS = {
     "apple": "MPS was traced by PyTorch's operators: what its graphs allocate inside is not seen",
 }
 _COLLECTIVES = "buffers of the library that connects the devices are not counted"
-_KEPT = 32
-"""Number of structures whose recordings are cached."""
+MOST_RECORDINGS = 32
+"""Number of structures whose traces are cached."""
 
 
 @dataclass
@@ -57,7 +56,9 @@ class TracedStep:
 
     timeline: AffineTimeline
     events: list[int]
+    """As in `Liveness.events`, without the phases."""
     sizes: list[Coefficient]
+    """The bytes of each storage."""
     phases: list[str]
     """The phase in which each storage was allocated."""
 
@@ -112,7 +113,7 @@ class Tracer:
                 return self._recordings[key, only]
         made = record(plan, model, kind, interrupt)
         self._recordings[key, made.timeline.only] = made
-        if len(self._recordings) > _KEPT:
+        if len(self._recordings) > MOST_RECORDINGS:
             del self._recordings[next(iter(self._recordings))]
         return made
 
@@ -123,22 +124,22 @@ def record(
     kind: str,
     interrupt: Callable[[], None] | None = None,
     *,
-    hidden: bool = True,
+    internal: bool = True,
 ) -> TracedStep:
-    """Trace the plan's structure. `hidden`: also count what kernels allocate internally."""
+    """Trace the plan's structure. `internal`: also count what kernels allocate internally."""
     if has_table_of_positions(model) and plan.data.sequence_length > model.max_positions:
         raise PlanError(f"the model has {model.max_positions} positions")
-    telling = telling_sizes(plan, model)
-    evaluated = telling_sizes(evaluating(plan), model)
-    if telling is not None and evaluated is not None:
+    sizes = distinct_sizes(plan, model)
+    evaluated = distinct_sizes(evaluating(plan), model)
+    if sizes is not None and evaluated is not None:
         live = trace_step.trace(
-            plan, model, kind, telling, evaluated, hidden=hidden, check=interrupt
+            plan, model, kind, sizes, evaluated, internal=internal, check=interrupt
         )
         try:
-            return _recording(plan, model, kind, live, telling, evaluated)
-        except UntoldSizeError as error:
+            return _recording(plan, model, kind, live, sizes, evaluated)
+        except AmbiguousSizeError as error:
             print(f"traced at its own sizes: {error}", file=sys.stderr)
-    live = trace_step.trace(plan, model, kind, hidden=hidden, check=interrupt)
+    live = trace_step.trace(plan, model, kind, internal=internal, check=interrupt)
     return _recording(plan, model, kind, live)
 
 
@@ -147,20 +148,20 @@ def _recording(
     model: Model,
     kind: str,
     live: Liveness,
-    sizes: TellingSizes | None = None,
-    evaluated: TellingSizes | None = None,
+    sizes: DistinctSizes | None = None,
+    evaluated: DistinctSizes | None = None,
 ) -> TracedStep:
-    found = coefficients(live, sizes, evaluated, kind)
+    of_storages = coefficients(live, sizes, evaluated, kind)
     own = (plan.train.batch_size, plan.data.sequence_length)
     timeline = AffineTimeline(
         key=affine.structure_key(plan, model, kind),
-        phases=moments(live, found),
+        phases=moments(live, of_storages),
         only=None if sizes else own,
         source=f"torch {torch.__version__.partition('+')[0]}, traced",
         caveat=_caveat(plan, kind),
     )
     phases = [storage.phase for storage in live.storages]
-    return TracedStep(timeline, _several_steps(live), found, phases)
+    return TracedStep(timeline, _several_steps(live), of_storages, phases)
 
 
 def _caveat(plan: Plan, kind: str) -> str:

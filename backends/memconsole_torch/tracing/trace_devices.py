@@ -2,7 +2,7 @@
 
 Fake CUDA tensors abort a process without CUDA, so every trace runs on fake CPU tensors. `emulated` replaces the functions
 of the backend that do something else on the device. Autocast stays that of the CPU: of the operators in a decoder, it
-computes the same ones in 16 bits as that of other devices.
+computes the same ones in 16 bits as that of other devices. `trace_operators` has what operators themselves do there.
 
 Names of sources in comments are files of PyTorch.
 """
@@ -19,14 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memconsole.memory.activations.torch_timeline import EMBEDDING_FEW, EMBEDDING_ROWS
 from memconsole.plan.machine.triton_kinds import TRITON_KINDS
 from memconsole_torch import jumps
 from memconsole_torch.kernels import launch
-from memconsole_torch.models import capped_attention, codes, decoder, linear, norms
+from memconsole_torch.models import codes, decoder, linear, norms
 from memconsole_torch.techniques.activations import (
     activation_offload,
-    dropout,
     fused_loss,
 )
 from memconsole_torch.techniques.optimizer import (
@@ -38,8 +36,7 @@ from memconsole_torch.techniques.optimizer import (
     stochastic,
 )
 from memconsole_torch.techniques.weights import average, rounding
-from memconsole_torch.tracing import trace_experts
-from memconsole_torch.tracing.trace_liveness import Override, Workspace
+from memconsole_torch.tracing.trace_operators import do_nothing
 from memconsole_trainer.techniques.base_storage import pairs
 
 aten = torch.ops.aten
@@ -50,53 +47,6 @@ FLASH_ALIGNMENT = 8
 EFFICIENT_ALIGNMENT = 16
 """Bytes that head sizes must be a multiple of for the memory-efficient kernel (sdp_utils.cpp,
 minimum_gemm_alignment), and elements that rows of a mask are padded to (attention.cpp, pad_bias)."""
-NORM_CHUNK = 65_536
-"""Elements that each thread block of `_foreach_norm` reduces (PyTorch, MultiTensorApply.cuh, kChunkSize)."""
-
-
-def overrides() -> dict[Any, Override]:
-    """Replacements for operators that read data, which fake tensors do not have, or only write in place."""
-    in_place = (
-        "_fused_adamw_.default", "_fused_sgd_.default", "_foreach_mul_.Tensor", "_foreach_lerp_.Scalar",
-    )  # fmt: skip
-    found: dict[Any, Override] = {_operator(name): _nothing for name in in_place}
-    found[aten._local_scalar_dense.default] = lambda *_: 1.0
-    return found
-
-
-def device_overrides(kind: str) -> dict[Any, Override]:
-    """Replacements for operators whose kernels return other tensors on a `kind` of device."""
-    if kind not in ("gpu", "rocm"):
-        return {}
-    return {
-        aten._scaled_dot_product_flash_attention.default: _flash,
-        aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
-        aten._scaled_dot_product_efficient_attention.default: _efficient,
-        aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
-    }
-
-
-def workspaces(kind: str, rows_bound: bool, few: bool | None = None) -> dict[Any, Workspace]:
-    """What kernels of a `kind` of device allocate internally.
-
-    `rows_bound`: the plan's micro-batch has at most as many tokens as the vocabulary has entries. `few`: it has at most
-    `EMBEDDING_FEW` tokens; None if the number of traced tokens decides. Both are given because the traced micro-batch may
-    have another size.
-    """
-    everywhere: dict[Any, Workspace] = {
-        dropout.OPERATOR: dropout.workspace,
-        capped_attention.OPERATOR: capped_attention.forward_workspace,
-        capped_attention.BACKWARD_OPERATOR: capped_attention.backward_workspace,
-        **trace_experts.workspaces(kind),
-    }
-    if kind not in ("gpu", "rocm"):
-        return everywhere
-    return everywhere | {
-        aten._scaled_dot_product_flash_attention_backward.default: _flash_workspace,
-        aten._scaled_dot_product_efficient_attention_backward.default: _efficient_workspace,
-        aten._foreach_norm.Scalar: _norm_workspace,
-        aten.embedding_dense_backward.default: partial(_embedding_workspace, rows_bound, few),
-    }
 
 
 @contextmanager
@@ -119,7 +69,7 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
         change(activation_offload, "store", partial(_NoStore, kind in ("gpu", "rocm")))
         if kind in ("gpu", "rocm"):
             change(offload, "same_memory", lambda device: False)
-            change(offload.HostState, "_on_host", lambda self, tensor: torch.empty_like(tensor))
+            change(offload.HostState, "_host_copy", lambda self, tensor: torch.empty_like(tensor))
         if kind != "cpu":
             change(quantized_adam, "CPU_SLICE", quantized_adam.DEVICE_SLICE)
             change(codes, "CPU_SLICE", codes.DEVICE_SLICE)
@@ -135,7 +85,7 @@ def emulated(kind: str, *, aligned: bool) -> Iterator[None]:
             change(norms, "fused_rms_norm", FusedRMSNorm.apply)
         if kind in TRITON_KINDS:
             change(launch, "runs_on", lambda device: True)
-            change(launch, "run", _nothing)
+            change(launch, "run", do_nothing)
         if kind == "apple":
             change(optimizers, "has_fused", lambda device: False)
         yield
@@ -202,91 +152,6 @@ class FusedRMSNorm(torch.autograd.Function):
             torch.empty_like(weight) if wanted[1] else None,
             None,
         )
-
-
-def _flash(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> tuple[Any, ...]:
-    """The output in the layout of the queries, log-sum-exp (B, A, T), and the random state."""
-    logsumexp = q.new_empty(q.shape[:-1], dtype=torch.float32)
-    state = q.new_empty(2, dtype=torch.int64)
-    nothing = q.new_empty(0)
-    length = q.shape[2]
-    return torch.empty_like(q), logsumexp, None, None, length, length, state, nothing, nothing
-
-
-def _flash_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any
-) -> tuple[Tensor, ...]:
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-
-
-def _flash_workspace(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *rest: Any
-) -> list[int]:
-    """Contiguous copies of output and gradient, the fp32 sum of the queries' gradient and row sums
-    (flash_api.cpp, mha_bwd: dq_accum, softmax_d), and unsummed gradients of shared keys and values."""
-    rows = q.shape[0] * q.shape[1] * q.shape[2]
-    padded_head = -(-q.shape[3] // 32) * 32
-    sizes = [x.nbytes for x in (gradient, out) if not x.transpose(1, 2).is_contiguous()]
-    sizes += [4 * rows * padded_head, 4 * rows]
-    if k.shape[1] != q.shape[1]:
-        sizes += [q.nbytes, q.nbytes]
-    return sizes
-
-
-def _efficient(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, recorded: bool, *rest: Any, **options: Any
-) -> tuple[Tensor, ...]:
-    """The output in layout (B, T, A, D), log-sum-exp if gradients are recorded, and the random state."""
-    batch, heads, length, _ = q.shape
-    out = q.new_empty(batch, length, heads, v.shape[-1]).transpose(1, 2)
-    rows = (batch, heads, length if recorded else 0)
-    logsumexp = q.new_empty(rows, dtype=torch.float32)
-    return out, logsumexp, q.new_empty((), dtype=torch.int64), q.new_empty((), dtype=torch.int64)
-
-
-def _efficient_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any
-) -> tuple[Any, ...]:
-    def like(x: Tensor) -> Tensor:
-        batch, heads, length, size = x.shape
-        return x.new_empty(batch, length, heads, size).transpose(1, 2)
-
-    return like(q), like(k), like(v), None
-
-
-def _efficient_workspace(gradient: Tensor, q: Tensor, *rest: Any) -> list[int]:
-    """The fp32 sum of the queries' gradient (kernel_backward.h, kEnableSplitKeys: GradQTempStorage) and row sums.
-    For fp32 inputs the row sums are computed outside the kernel (kKernelComputesDelta)."""
-    rows = q.shape[0] * q.shape[1] * q.shape[2]
-    of_fp32 = (
-        [q.nbytes] if q.dtype == torch.float32 else []
-    )  # output times gradient, before it is summed
-    return [*of_fp32, 4 * rows, 4 * rows * q.shape[3]]
-
-
-def _norm_workspace(tensors: list[Tensor], *rest: Any) -> list[int]:
-    """Partial norms in fp32: one per chunk, with as many chunks for each tensor as for the largest."""
-    chunks = max(-(-t.numel() // NORM_CHUNK) for t in tensors)
-    return [4 * len(tensors) * chunks]
-
-
-def _embedding_workspace(
-    rows_bound: bool, few: bool | None, gradient: Tensor, tokens: Tensor, rows: int, *rest: Any
-) -> list[int]:
-    """Sorted tokens with their positions, and fp32 partial sums: at most one row per ten tokens and one per distinct
-    token (EmbeddingBackwardKernel.cu, grad_weight_per_segment). Few tokens are neither sorted nor summed in parts."""
-    if few or (few is None and tokens.numel() <= EMBEDDING_FEW):
-        return []
-    tokens_bytes = 8 * tokens.numel()
-    row_bytes = 4 * -(-gradient.shape[-1] // 32) * 32
-    distinct = tokens.numel() if rows_bound else rows
-    return [
-        tokens_bytes,
-        tokens_bytes,
-        # The kernel makes one allocation of these two. They are apart because only the first always depends on the tokens.
-        tokens.numel() * (row_bytes // EMBEDDING_ROWS),
-        distinct * row_bytes,
-    ]
 
 
 def _table(array: Any, device: torch.device) -> Tensor:
@@ -359,15 +224,6 @@ def _first_pass(
 def _first_slice(blocks: int, most: int) -> list[slice]:
     """Only the first slice of a matrix's codes. The others allocate the same bytes, one after another."""
     return [slice(0, most)]
-
-
-def _operator(name: str) -> Any:
-    packet, overload = name.split(".")
-    return getattr(getattr(aten, packet), overload)
-
-
-def _nothing(*arguments: Any, **options: Any) -> None:
-    """An operator that writes in place and allocates nothing."""
 
 
 def _change(stack: ExitStack, where: Any, name: str, value: Any) -> None:

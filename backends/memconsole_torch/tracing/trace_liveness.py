@@ -21,7 +21,9 @@ from memconsole_torch.tracing import trace_sums
 aten = torch.ops.aten
 COPIES_INPUT = frozenset({aten.logsumexp.default})
 """Operators whose kernel copies its input without a dispatch (found by measuring resident memory)."""
-_TELLS = frozenset({torch.ops.prim.device.default, aten.sym_size.default, aten.sym_stride.default})
+_WITHOUT_TENSORS = frozenset(
+    {torch.ops.prim.device.default, aten.sym_size.default, aten.sym_stride.default}
+)
 """Operators that return no tensors and can be ignored."""
 Workspace = Callable[..., list[int]]
 """Given an operator's arguments, returns the bytes that its kernel allocates in addition to the outputs."""
@@ -59,14 +61,14 @@ class Liveness(TorchDispatchMode):
     def __init__(
         self,
         *,
-        hidden: bool = True,
+        internal: bool = True,
         vocabulary: int = 0,
         overrides: dict[Any, Override] | None = None,
         workspaces: dict[Any, Workspace] | None = None,
         check: Callable[[], None] | None = None,
         run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None,
     ) -> None:
-        """`hidden`: also count what kernels allocate internally, and add up gradients in place as autograd does if
+        """`internal`: also count what kernels allocate internally, and add up gradients in place as autograd does if
         no mode is active. `vocabulary`: identifies gradients of logits.
         `check`: called before each operator; may raise. `run`: returns an operator's results instead of running it."""
         super().__init__()
@@ -81,14 +83,14 @@ class Liveness(TorchDispatchMode):
         self.within: str | None = None
         """The component of the results of the current computation."""
         self._phase = "build"
-        self._hidden = hidden
-        trace_sums.alone()
+        self._internal = internal
+        trace_sums.sole_references()  # measured now, before any mode is active
         self._vocabulary = vocabulary
         self._overrides = overrides or {}
         self._workspaces = workspaces or {}
         self._check = check
         self._run = run
-        self._seen: dict[int, tuple[weakref.finalize[Any, Any], Storage]] = {}
+        self._records: dict[int, tuple[weakref.finalize[Any, Any], Storage]] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -111,29 +113,29 @@ class Liveness(TorchDispatchMode):
     ) -> Any:
         if self._check is not None:
             self._check()
-        if DTensor in types:  # it calls operators on its part
+        if DTensor in types:  # it calls operators on its local part, which are seen then
             return NotImplemented
-        if self._hidden and trace_sums.in_place(func, args, sys._getframe(1)):
+        if self._internal and trace_sums.in_place(func, args, sys._getframe(1)):
             return args[0]
         override = self._overrides.get(func)
         if override is not None:
             result = override(*args, **(kwargs or {}))
         elif self._run is not None:
             result = self._run(func, args, kwargs or {})
-            if func in _TELLS:
+            if func in _WITHOUT_TENSORS:
                 return result
         else:
             result = func(*args, **(kwargs or {}))
-        unseen = self._unseen(func, args) if self._hidden else []
+        internal = self._internal_bytes(func, args) if self._internal else []
         for tensor in _tensors((*args, *kwargs.values()) if kwargs else args):
             self.count(tensor)
         for tensor in _tensors((result,)):
             made = self.count(tensor)
             if made is not None:
                 self._describe(made, func, args, tensor)
-        if unseen:
-            self._pass_through(unseen)
-        total = self.live + sum(unseen)
+        if internal:
+            self._record_temporaries(internal)
+        total = self.live + sum(internal)
         if total > self.peaks.get(self._phase, 0):
             self.peaks[self._phase] = total
             self.at_peak[self._phase] = str(func)
@@ -145,23 +147,23 @@ class Liveness(TorchDispatchMode):
             return None
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._seen:
+        if key in self._records:
             return None
         record = self._allocate(storage.nbytes())
-        release = weakref.finalize(storage, self._forget, key, len(self.storages))
-        self._seen[key] = release, record
+        release = weakref.finalize(storage, self._on_release, key, len(self.storages))
+        self._records[key] = release, record
         return record
 
     def storage(self, tensor: torch.Tensor) -> Storage:
         """The record of a tensor's storage. It is counted if it was not."""
         made = self.count(tensor)
-        return made or self._seen[tensor.untyped_storage()._cdata][1]
+        return made or self._records[tensor.untyped_storage()._cdata][1]
 
     def declare(self, tensor: torch.Tensor, component: str) -> None:
         """Assign a tensor's storage to a component, from its allocation on."""
         self.storage(tensor).component = component
 
-    def hold(self, nbytes: int, component: str) -> Callable[[], None]:
+    def allocate(self, nbytes: int, component: str) -> Callable[[], None]:
         """Count bytes without a tensor until the returned function is called."""
         record = self._allocate(nbytes)
         record.component = component
@@ -174,7 +176,9 @@ class Liveness(TorchDispatchMode):
         self.live -= record.nbytes
         record.nbytes = 0
 
-    def resized(self, change: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    def tracking_resize(
+        self, change: Callable[[torch.Tensor], None]
+    ) -> Callable[[torch.Tensor], None]:
         """`change`, which may free or refill the storage of a tensor, with the storage counted anew."""
 
         def run(tensor: torch.Tensor) -> None:
@@ -183,7 +187,7 @@ class Liveness(TorchDispatchMode):
             change(tensor)
             if storage.nbytes() == before:
                 return
-            known = self._seen.get(storage._cdata)
+            known = self._records.get(storage._cdata)
             if known is not None:
                 known[0]()
             self.count(tensor)
@@ -215,17 +219,18 @@ class Liveness(TorchDispatchMode):
         self.events.append(-index)
         self.live -= self.storages[index - 1].nbytes
 
-    def _forget(self, key: int, index: int) -> None:
-        self._seen.pop(key, None)
+    def _on_release(self, key: int, index: int) -> None:
+        self._records.pop(key, None)
         self._release(index)
 
-    def _unseen(self, func: Any, args: tuple[Any, ...]) -> list[int]:
+    def _internal_bytes(self, func: Any, args: tuple[Any, ...]) -> list[int]:
+        """What the operator's kernel allocates in addition to its results."""
         if func in COPIES_INPUT:
             return [args[0].nbytes]
         workspace = self._workspaces.get(func)
         return [] if workspace is None else workspace(*args)
 
-    def _pass_through(self, sizes: list[int]) -> None:
+    def _record_temporaries(self, sizes: list[int]) -> None:
         """Record the allocation and release of a kernel's internal buffers."""
         first = len(self.storages) + 1
         for nbytes in sizes:
@@ -235,6 +240,7 @@ class Liveness(TorchDispatchMode):
             self._release(index)
 
     def _describe(self, made: Storage, func: Any, args: tuple[Any, ...], tensor: Any) -> None:
+        """Note where a new storage comes from, by the operator that made it."""
         if func is aten._to_copy.default:
             made.copy_of = self.storage(args[0])
         if self._phase == "backward":

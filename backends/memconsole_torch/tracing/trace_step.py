@@ -25,9 +25,9 @@ from memconsole_torch.models import pretrained
 from memconsole_torch.techniques.activations import fused_loss
 from memconsole_torch.techniques.optimizer import offload
 from memconsole_torch.techniques.weights import lora
-from memconsole_torch.tracing import trace_devices, trace_gang
+from memconsole_torch.tracing import trace_devices, trace_distributed, trace_operators
+from memconsole_torch.tracing.trace_cache import OperatorCache
 from memconsole_torch.tracing.trace_liveness import Liveness, Workspace
-from memconsole_torch.tracing.trace_remembered import Remembered
 from memconsole_trainer.engine import Batch
 from memconsole_trainer.techniques import adapters, base_storage
 
@@ -56,43 +56,43 @@ def trace(
     evaluated: TracedSizes | None = None,
     *,
     steps: int = STEPS,
-    hidden: bool = True,
+    internal: bool = True,
     check: Callable[[], None] | None = None,
-    remember: bool = True,
+    cached: bool = True,
 ) -> Liveness:
     """Run `steps` training steps, an evaluation and a checkpoint on fake tensors. The keys of `.peaks` are the phases of the
     memory table.
 
     `kind` is the kind of device to emulate. `sizes` replace the plan's own, `evaluated` those of its evaluation.
-    `hidden`: also count what kernels allocate internally. `check` is called before each operator and may raise.
-    `remember`: cache the results of each operator by shapes.
+    `internal`: also count what kernels allocate internally. `check` is called before each operator and may raise.
+    `cached`: cache the results of each operator by shapes.
     """
     length = plan.data.sequence_length
     evaluated = evaluated or sizes or TracedSizes(plan.evaluation_batch, length)
     sizes = sizes or TracedSizes(plan.train.batch_size, length)
     fake = FakeTensorMode()
-    live = _recorder(plan, model, kind, hidden, check, Remembered(fake) if remember else None)
+    live = _recorder(plan, model, kind, internal, check, OperatorCache(fake) if cached else None)
     micro_batches = plan.optimize.accumulation_steps
     plan = _traced_plan(plan, sizes)
     gc.collect()
     emulated = trace_devices.emulated(kind, aligned=length % MASK_ALIGNMENT == 0)
-    with trace_gang.imagined(plan) as gang, emulated, without_data(sizes), fake:
-        engine = torch_engine.TorchEngine(plan, torch.device("cpu"), None, gang)
+    with trace_distributed.simulated(plan) as group, emulated, without_data(sizes), fake:
+        engine = torch_engine.TorchEngine(plan, torch.device("cpu"), None, group)
         engine._memory = NoMemory()
         with live:
             engine.build(plan, model, 10, NoWeights())
             _declare(live, engine, plan)
             live.start()
             # A CPU holds the rows of the whole step; other devices are sent one micro-batch at a time.
-            held = micro_batches * gang.size if kind == "cpu" else 0
-            engine._to_device = partial(_to_device, live, held == 0)  # type: ignore[method-assign]
+            resident = micro_batches * group.size if kind == "cpu" else 0
+            engine._to_device = partial(_to_device, live, resident == 0)  # type: ignore[method-assign]
             inputs = task_for(plan, model).inputs(plan, model)
-            with _phases(engine, live), trace_gang.declared(live):
+            with _phases(engine, live), trace_distributed.declared(live):
                 for _ in range(steps):
-                    _train(engine, live, plan, inputs, held)
-                _evaluate(engine, live, plan, model, evaluated, held)
+                    _train(engine, live, plan, inputs, resident)
+                _evaluate(engine, live, plan, model, evaluated, resident)
             live.phase = "checkpoint"
-            trace_gang.save(engine, kind)
+            trace_distributed.save(engine, kind)
             live.phase = "end"
     live.peaks.pop("end", None)
     return live
@@ -102,22 +102,24 @@ def _recorder(
     plan: Plan,
     model: Model,
     kind: str,
-    hidden: bool,
+    internal: bool,
     check: Callable[[], None] | None,
-    run: Remembered | None,
+    run: OperatorCache | None,
 ) -> Liveness:
     """What records the allocations of the plan's steps on a `kind` of device; see `trace`."""
     vocabulary = model.vocab_size if isinstance(model, Architecture) else 0
     rows_bound = plan.micro_batch_tokens <= vocabulary
     few = plan.micro_batch_tokens <= EMBEDDING_FEW if vocabulary else None
-    of_device = trace_devices.overrides() | trace_devices.device_overrides(kind)
+    of_device = trace_operators.overrides() | trace_operators.device_overrides(kind)
     workspaces: dict[Any, Workspace] = {}
-    if hidden:
-        workspaces = trace_devices.workspaces(kind, rows_bound, few) | trace_gang.workspaces(kind)
+    if internal:
+        workspaces = trace_operators.workspaces(
+            kind, rows_bound, few
+        ) | trace_distributed.workspaces(kind)
     return Liveness(
-        hidden=hidden,
+        internal=internal,
         vocabulary=vocabulary,
-        overrides=of_device | trace_gang.OVERRIDES,
+        overrides=of_device | trace_distributed.OVERRIDES,
         workspaces=workspaces,
         check=check,
         run=run,
@@ -137,11 +139,13 @@ def _traced_plan(plan: Plan, sizes: TracedSizes) -> Plan:
     return replace(plan, changes)
 
 
-def _train(engine: Any, live: Liveness, plan: Plan, inputs: tuple[Input, ...], held: int) -> None:
-    """One training step. `held`: how many micro-batches of rows are in memory during it."""
+def _train(
+    engine: Any, live: Liveness, plan: Plan, inputs: tuple[Input, ...], resident: int
+) -> None:
+    """One training step. `resident`: how many micro-batches of rows are in memory during it."""
     live.phase = "forward"
     start, rows = len(live.events), plan.train.batch_size
-    with _rows_in_memory(live, inputs, held * rows):
+    with _rows_in_memory(live, inputs, resident * rows):
         rows *= plan.device.count  # each process is given the rows of all
         engine.train_step(_batch(inputs, plan.optimize.accumulation_steps, rows))
     engine._metrics.clear()
@@ -149,14 +153,14 @@ def _train(engine: Any, live: Liveness, plan: Plan, inputs: tuple[Input, ...], h
 
 
 def _evaluate(
-    engine: Any, live: Liveness, plan: Plan, model: Model, sizes: TracedSizes, held: int
+    engine: Any, live: Liveness, plan: Plan, model: Model, sizes: TracedSizes, resident: int
 ) -> None:
-    """An evaluation of `EVALUATED` micro-batches of `sizes`. `held`: as in `_train`."""
+    """An evaluation of `EVALUATED` micro-batches of `sizes`. `resident`: as in `_train`."""
     live.phase = "evaluation"
     evaluating = replace(plan, {"data.sequence_length": sizes.length})
     inputs = task_for(evaluating, model).inputs(evaluating, model)
-    with _rows_in_memory(live, inputs, held * sizes.batch), _loss_chunk(sizes):
-        engine.evaluate([_batch(inputs, EVALUATED, engine.gang.size * sizes.batch)])
+    with _rows_in_memory(live, inputs, resident * sizes.batch), _loss_chunk(sizes):
+        engine.evaluate([_batch(inputs, EVALUATED, engine.process_group.size * sizes.batch)])
 
 
 def _loss_chunk(sizes: TracedSizes) -> AbstractContextManager[Any]:
@@ -176,7 +180,7 @@ def _batch(inputs: tuple[Input, ...], micro_batches: int, rows: int) -> Batch:
 @contextmanager
 def _rows_in_memory(live: Liveness, inputs: tuple[Input, ...], rows: int) -> Iterator[None]:
     """A context in which `rows` rows of every array are live."""
-    releases = [live.hold(rows * array.row_bytes, "data") for array in inputs if rows]
+    releases = [live.allocate(rows * array.row_bytes, "data") for array in inputs if rows]
     yield
     for release in releases:
         release()
@@ -196,7 +200,7 @@ def _declare(live: Liveness, engine: Any, plan: Plan) -> None:
     """Assign weights, their average and optimizer state to their components."""
     away = plan.optimize.optimizer_offload != "none" and not offload.same_memory(engine._device)
     for weight in (*engine.module.parameters(), *engine.module.buffers()):
-        live.declare(trace_gang.held(weight), "weights")
+        live.declare(trace_distributed.local_part(weight), "weights")
     for _, tensor in engine._average.named() if engine._average is not None else ():
         live.declare(tensor, "optimizer state")
     for state in engine._optimizer.state.values():
@@ -248,7 +252,7 @@ def _phases(engine: Any, live: Liveness) -> Iterator[None]:
     with ExitStack() as stack:
         change = stack.enter_context
         change(patch.object(engine.module, "forward", in_phase("forward", forward, "forward")))
-        if engine.gang.size > 1:  # weights are gathered before the module is called
+        if engine.process_group.size > 1:  # weights are gathered before the module is called
             begun = in_phase("forward", engine.task.loss, "loss")
             change(patch.object(engine.task, "loss", begun))
         run = in_phase("backward", backward_and_declare, "optimizer step")
@@ -284,7 +288,7 @@ def _to_empty(module: torch.nn.Module, *, device: torch.device) -> None:
     for part in module.modules():
         for name, p in part._parameters.items():
             if p is not None:
-                empty = trace_gang.empty_like(p, device)
+                empty = trace_distributed.empty_like(p, device)
                 part._parameters[name] = torch.nn.Parameter(empty, requires_grad=p.requires_grad)
         for name, b in part._buffers.items():
             if b is not None:

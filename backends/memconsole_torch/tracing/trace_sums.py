@@ -27,7 +27,7 @@ def in_place(func: Any, args: tuple[Any, ...], caller: Any) -> bool:
         and first.shape == second.shape
         and first.dtype == second.dtype
         and _is_dense(first)
-        and _references(first) == alone()
+        and _references(first) == sole_references()
     )
 
 
@@ -48,9 +48,10 @@ def _references(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 @cache
-def alone() -> tuple[int, int]:
-    """The references to a gradient that only autograd holds. Call it before any mode is active."""
-    found = []
+def sole_references() -> tuple[int, int]:
+    """The references to a gradient that only autograd holds, measured in a small backward pass. Call it before any mode is
+    active."""
+    counted = []
 
     class Counting(TorchDispatchMode):
         @classmethod
@@ -62,10 +63,10 @@ def alone() -> tuple[int, int]:
         ) -> Any:
             if func is ADD and _by_autograd(sys._getframe(1)):
                 first, _ = args
-                found.append(_references(first))
+                counted.append(_references(first))
             return func(*args, **(kwargs or {}))
 
     with torch.enable_grad(), Counting():
         x = torch.ones(2, requires_grad=True)
         torch.stack((x.sin(), x.cos())).sum().backward()
-    return found[0]
+    return counted[0]

@@ -41,9 +41,9 @@ class Reaction(enum.IntEnum):
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """A verdict and its reason."""
+    """A reaction and its reason."""
 
-    verdict: Reaction
+    reaction: Reaction
     reason: str = ""
 
 
@@ -65,7 +65,7 @@ class Monitor(msgspec.Struct):
     def observe(self, loss: float, norm: float, choice: HybridChoice) -> Judgement:
         """Judge a gradient step, and count it if it is finite; an outlier counts only up to a limit."""
         judged = self._judge(loss, norm, choice)
-        self.warnings = self.warnings + 1 if judged.verdict is Reaction.FULL else 0
+        self.warnings = self.warnings + 1 if judged.reaction is Reaction.FULL else 0
         if self.warnings >= WARNINGS:
             self.warnings = 0
             judged = Judgement(Reaction.ROLLBACK, f"{judged.reason}, {WARNINGS} times in a row")
@@ -86,19 +86,19 @@ class Monitor(msgspec.Struct):
         found = [self._of_loss(loss, choice), *self._of_norm(norm, choice)]
         if len(self.crossings) == WINDOW and sum(self.crossings) > OSCILLATING * WINDOW:
             found.append(Judgement(Reaction.FULL, "the loss oscillates"))
-        return max(found, key=lambda judged: judged.verdict)
+        return max(found, key=lambda judged: judged.reaction)
 
     def _of_loss(self, loss: float, choice: HybridChoice) -> Judgement:
         limit = choice.loss_sigma
         away = (loss - self.mean) / self.sigma if self.sigma else 0.0
         reason = f"the loss of {loss:.4g} is {away:.1f} sigma above its mean {self.mean:.4g}"
-        for verdict, share in (
+        for reaction, share in (
             (Reaction.ROLLBACK, CRITICAL),
             (Reaction.FULL, 1.0),
             (Reaction.SHORTER, CAUTION),
         ):
             if away > share * limit:
-                return Judgement(verdict, reason)
+                return Judgement(reaction, reason)
         return Judgement(Reaction.FINE)
 
     def _of_norm(self, norm: float, choice: HybridChoice) -> list[Judgement]:

@@ -16,15 +16,16 @@ from numpy.typing import NDArray
 from memconsole.plan.sections.hybrid import Predictor as Kind
 
 Matrix = NDArray[np.float64]
+Vector = NDArray[np.float64]
 LAGS = 3
 """Number of movements from which the nowcaster computes the next one."""
-KEPT = 0.8
-"""Share of what the nowcaster has learned that a further observation leaves."""
+DECAY = 0.8
+"""Factor of what the nowcaster has learned when an observation is added."""
 RIDGE = 2e-3
 """Ridge penalty of the nowcaster, as a share of the mean square of its inputs."""
 RANK = 4
 """Most dynamic modes."""
-NOISE = 1e-3
+LEAST_SINGULAR = 1e-3
 """Directions whose singular value is a smaller share of the largest one are left out."""
 
 
@@ -35,7 +36,7 @@ class Predictor(Protocol):
         """Learn from the inner products (n, n) of consecutive movements, by group."""
         ...
 
-    def shares(self, products: Mapping[str, Matrix], movements: float) -> dict[str, Matrix]:
+    def shares(self, products: Mapping[str, Matrix], movements: float) -> dict[str, Vector]:
         """The predicted sum of the next `movements` movements: the share (n,) of each known one,
         by group."""
         ...
@@ -73,7 +74,7 @@ class _Stateless:
 class Extrapolation(_Stateless):
     """Predicts that the mean of the known movements continues."""
 
-    def shares(self, products: Mapping[str, Matrix], movements: float) -> dict[str, Matrix]:
+    def shares(self, products: Mapping[str, Matrix], movements: float) -> dict[str, Vector]:
         return {g: np.full(len(p), movements / len(p)) for g, p in products.items()}
 
 
@@ -85,26 +86,27 @@ class DynamicModes(_Stateless):
     XᵀX gives singular values and right vectors. Modes that grow are held constant.
     """
 
-    def shares(self, products: Mapping[str, Matrix], movements: float) -> dict[str, Matrix]:
+    def shares(self, products: Mapping[str, Matrix], movements: float) -> dict[str, Vector]:
         return {g: _modes(p, movements) for g, p in products.items()}
 
 
-def _modes(product: Matrix, movements: float) -> Matrix:
+def _modes(product: Matrix, movements: float) -> Vector:
+    """The shares (n,) of one group from its inner products (n, n)."""
     n = len(product)
-    found = np.zeros(n)
+    shares = np.zeros(n)
     if n < 2 or not product.any():
-        return found
+        return shares
     squares, right = np.linalg.eigh(product[:-1, :-1])  # XᵀX
     order = np.argsort(squares)[::-1][:RANK]
-    kept = order[squares[order] > NOISE**2 * squares[order[0]]]
+    kept = order[squares[order] > LEAST_SINGULAR**2 * squares[order[0]]]
     basis = right[:, kept] / np.sqrt(squares[kept])  # U = X basis
     operator = basis.T @ product[:-1, 1:] @ basis  # UᵀY V Σ⁻¹
     values, vectors = np.linalg.eig(operator)
     values = values / np.maximum(np.abs(values), 1.0)
     last = basis.T @ product[:-1, -1]  # the newest movement in the basis
     amplitudes = np.linalg.lstsq(vectors, last.astype(complex), rcond=None)[0]
-    found[:-1] = basis @ (vectors @ (amplitudes * _series(values, movements))).real
-    return found
+    shares[:-1] = basis @ (vectors @ (amplitudes * _series(values, movements))).real
+    return shares
 
 
 def _series(values: NDArray[np.complex128], movements: float) -> NDArray[np.complex128]:
@@ -125,7 +127,8 @@ class Nowcaster:
     """
 
     def __init__(self) -> None:
-        self._normal: dict[str, tuple[Matrix, Matrix]] = {}
+        self._normal: dict[str, tuple[Matrix, Vector]] = {}
+        """The normal equations A x = b of each group: A (lags, lags) and b (lags,)."""
 
     def learn(self, products: Mapping[str, Matrix]) -> None:
         for group, p in products.items():
@@ -135,34 +138,34 @@ class Nowcaster:
                 inputs = p[np.ix_(lags, lags)]
                 size = np.trace(inputs) / LAGS
                 if size > 0:
-                    a = KEPT * a + inputs / size
-                    b = KEPT * b + p[lags, new] / size
+                    a = DECAY * a + inputs / size
+                    b = DECAY * b + p[lags, new] / size
             self._normal[group] = a, b
 
-    def coefficients(self, group: str) -> Matrix:
+    def coefficients(self, group: str) -> Vector:
         """The share (lags,) of each of the last movements, the newest first, in the next one."""
         if group not in self._normal:
             return np.zeros(LAGS)
         a, b = self._normal[group]
         if not a.any():
             return np.zeros(LAGS)
-        found: Matrix = np.linalg.solve(a + RIDGE * np.trace(a) / LAGS * np.eye(LAGS), b)
-        return found / max(1.0, np.abs(found).sum())  # no movement grows for ever
+        solved: Vector = np.linalg.solve(a + RIDGE * np.trace(a) / LAGS * np.eye(LAGS), b)
+        return solved / max(1.0, np.abs(solved).sum())  # no movement grows for ever
 
-    def shares(self, products: Mapping[str, Matrix], movements: float) -> dict[str, Matrix]:
-        return {g: self._rolled(g, len(p), movements) for g, p in products.items()}
+    def shares(self, products: Mapping[str, Matrix], movements: float) -> dict[str, Vector]:
+        return {g: self._forecast(g, len(p), movements) for g, p in products.items()}
 
-    def _rolled(self, group: str, n: int, movements: float) -> Matrix:
+    def _forecast(self, group: str, n: int, movements: float) -> Vector:
         """The sum of the next movements, each in terms of the n known ones."""
         factors = self.coefficients(group)
         recent = [np.eye(n)[n - 1 - i] if i < n else np.zeros(n) for i in range(LAGS)]
-        found, left = np.zeros(n), movements
+        total, left = np.zeros(n), movements
         while left > 0:
             following = sum((f * r for f, r in zip(factors, recent, strict=True)), np.zeros(n))
-            found += min(left, 1.0) * following
+            total += min(left, 1.0) * following
             recent = [following, *recent[:-1]]
             left -= 1.0
-        return found
+        return total
 
     def state(self) -> dict[str, Any]:
         return {g: [a.tolist(), b.tolist()] for g, (a, b) in self._normal.items()}

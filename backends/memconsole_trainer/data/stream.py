@@ -16,7 +16,7 @@ from memconsole_trainer.engine import Batch
 AHEAD_BYTES = 64 << 20
 """Most bytes of rows that wait for the device."""
 AHEAD_BATCHES = 8
-"""The least number of batches that wait for the device, if `AHEAD_BYTES` hold them."""
+"""Batches that wait for the device at least, if they are no more than `AHEAD_BYTES`."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True)
-class _Ahead:
+class _Queued:
     """An item in the queue; `joined` is None at the end of an epoch."""
 
     epoch: int
@@ -91,8 +91,8 @@ class _Ahead:
 class BatchStream:
     """Endless batches, epoch after epoch, from `state` or the beginning.
 
-    A thread stays ahead by a shuffle window or `AHEAD_BATCHES` batches, whichever is more, as far as
-    `AHEAD_BYTES` hold them, so that the device need not wait while the next window is filled. An item's
+    A thread stays ahead by a shuffle window or `AHEAD_BATCHES` batches, whichever is more, but no
+    more than `AHEAD_BYTES`, so that the device need not wait while the next window is filled. An item's
     `state` is that of the pipeline right after the item; items in the queue do not count as used.
     """
 
@@ -103,8 +103,8 @@ class BatchStream:
         window = rows.shuffle_buffer // shape.rows
         most = max(AHEAD_BYTES // (rows.row_bytes * shape.rows), 2)
         ahead = min(max(window, AHEAD_BATCHES), most)
-        self._queue: queue.Queue[_Ahead | BaseException] = queue.Queue(maxsize=ahead)
-        self._first: _Ahead | None = None
+        self._queue: queue.Queue[_Queued | BaseException] = queue.Queue(maxsize=ahead)
+        self._first: _Queued | None = None
         self._waited_seconds = 0.0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="data", daemon=True)
@@ -115,36 +115,37 @@ class BatchStream:
 
         Raises what the source raises.
         """
-        return self._made(self._take(waiting))
+        return self._item(self._take(waiting))
 
-    def _take(self, waiting: Callable[[], None] | None) -> _Ahead:
+    def _take(self, waiting: Callable[[], None] | None) -> _Queued:
         if self._first is not None:
             first, self._first = self._first, None
             return first
         while True:
             began = time.monotonic()
             try:
-                ahead = self._queue.get(timeout=0.2)
+                queued = self._queue.get(timeout=0.2)
             except queue.Empty:
                 if waiting is not None:
                     waiting()
                 continue
             finally:
                 self._waited_seconds += time.monotonic() - began
-            if isinstance(ahead, BaseException):
-                raise ahead
-            return ahead
+            if isinstance(queued, BaseException):
+                raise queued
+            return queued
 
-    def _made(self, ahead: _Ahead) -> Item:
-        if ahead.joined is None:
-            return Item(ahead.epoch, None, 0, ahead.state)
-        return Item(ahead.epoch, *self._rows.batch(ahead.joined, self._shape), ahead.state)
+    def _item(self, queued: _Queued) -> Item:
+        """The item, with a batch made of its rows."""
+        if queued.joined is None:
+            return Item(queued.epoch, None, 0, queued.state)
+        return Item(queued.epoch, *self._rows.batch(queued.joined, self._shape), queued.state)
 
     def peek(self, waiting: Callable[[], None] | None = None) -> Item:
         """Return the next item without consuming it. `waiting` and errors are as in `next`."""
         self.fill(waiting)
         assert self._first is not None
-        return self._made(self._first)
+        return self._item(self._first)
 
     def fill(self, waiting: Callable[[], None] | None = None) -> None:
         """Wait for the first item, and, if rows are at hand, until the queue is full. By then most of
@@ -187,7 +188,7 @@ class BatchStream:
         closing."""
         iterator = self._rows.epoch(epoch)
         if rows_state is not None:
-            _go_to(iterator, rows_state)
+            _restore(iterator, rows_state)
         exhausted = False
         while not exhausted:
             rows: list[Any] = []
@@ -201,15 +202,16 @@ class BatchStream:
                 return None
             if rows:
                 state = {"epoch": epoch, "rows": iterator.get_state()}
-                if not self._put(_Ahead(epoch, self._rows.join(rows), state)):
+                if not self._put(_Queued(epoch, self._rows.join(rows), state)):
                     return None
         after = {"epoch": epoch + 1, "rows": self._rows.after(iterator)}
-        return after if self._put(_Ahead(epoch, None, after)) else None
+        return after if self._put(_Queued(epoch, None, after)) else None
 
-    def _put(self, ahead: _Ahead | BaseException) -> bool:
+    def _put(self, queued: _Queued | BaseException) -> bool:
+        """Wait for room in the queue. Returns whether the item was put there; the stream may be closing instead."""
         while not self._closing.is_set():
             try:
-                self._queue.put(ahead, timeout=0.2)
+                self._queue.put(queued, timeout=0.2)
                 return True
             except queue.Full:
                 continue
@@ -224,7 +226,7 @@ def _position(state: dict[str, Any]) -> tuple[int, Any]:
     return epoch, state["rows"]
 
 
-def _go_to(iterator: RowIterator, state: Any) -> None:
+def _restore(iterator: RowIterator, state: Any) -> None:
     """Continue an epoch from a stored state. Raises `DataError`."""
     try:
         iterator.set_state(state)

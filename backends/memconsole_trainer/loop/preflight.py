@@ -28,7 +28,8 @@ from memconsole_trainer.loop.announcing import StopRequestedError
 from memconsole_trainer.loop.saving import Saver
 from memconsole_trainer.loop.setup import Job
 from memconsole_trainer.loop.watch import Watch
-from memconsole_trainer.weights.checkpoint import Checkpoints, FencedError, LoadedCheckpoint
+from memconsole_trainer.weights.checkpoint import Checkpoints, FencedError
+from memconsole_trainer.weights.loaded_checkpoint import LoadedCheckpoint
 
 PHASE = "preflight"
 FOLDER = "preflight"
@@ -48,7 +49,7 @@ _REMEDIES = {
     ),
 }
 """Advice by part and class of failure."""
-_OTHERWISE = {
+_DEFAULT_REMEDIES = {
     CHECKPOINT: "a run needs a folder it can write to; see the traceback in the log",
     EVALUATION: "see the traceback in the log; train.preflight = false starts without this check",
     STEP: "see the traceback in the log; train.preflight = false starts without this check",
@@ -67,7 +68,7 @@ class PreflightError(RuntimeError):
         self.part = part
         self.cause = cause_of(error)
         first, *rest = (str(error).strip() or type(error).__name__).splitlines()
-        remedy = _REMEDIES.get((part, self.cause), _OTHERWISE[part])
+        remedy = _REMEDIES.get((part, self.cause), _DEFAULT_REMEDIES[part])
         lines = [f"preflight: {part} ({where}): {first}; {remedy}", *rest]
         if self.cause == "out_of_memory":
             lines = [f"the {part} ({where}) {lacked_words(str(error))}", remedy, first, *rest]
@@ -85,7 +86,7 @@ def preflight(attempt: Attempt, job: Job, watch: Watch, saver: Saver) -> bool:
     folder = attempt.run.path / FOLDER
     first = job.stream.peek(watch.check_stop).batch
     try:
-        with watch.aside(PHASE):
+        with watch.outside_training(PHASE):
             stored = _checkpoint(attempt, job, watch, saver, folder)
             if job.data.validation_rows:
                 shape = job.evaluation_shape
@@ -96,29 +97,29 @@ def preflight(attempt: Attempt, job: Job, watch: Watch, saver: Saver) -> bool:
             longest = job.data.longest(first, job.shape)
             # Other steps than a plain one come with `hybrid`. What compiles should not be timed as a step.
             plain = not job.plan.hybrid.on and not job.plan.optimize.compile
-            alike = plain and first is not None and _same(first, longest)
-            if not alike:
+            first_is_longest = plain and first is not None and _are_equal(first, longest)
+            if not first_is_longest:
                 with _part(watch, STEP, _size(job.plan, job.shape)):
                     job.engine.train_step(longest)
                     job.engine.take_metrics()
             with _part(watch, CHECKPOINT, str(folder)):
                 job.engine.load_state(stored)
-            job.engine.gang.most(0)  # every process has read the checkpoint
+            job.engine.process_group.all_reduce_max(0)  # every process has read the checkpoint
     finally:
         if not attempt.rank:
             shutil.rmtree(folder, ignore_errors=True)
-    return alike
+    return first_is_longest
 
 
 @contextmanager
 def first_step(job: Job, watch: Watch) -> Iterator[None]:
     """A context for the first step of a run, if no step was rehearsed. Failures are reported as in a rehearsal."""
-    with _told(watch, STEP, _size(job.plan, job.shape)):
+    with _failures_of(watch, STEP, _size(job.plan, job.shape)):
         yield
         job.engine.synchronize()
 
 
-def _same(one: Batch, other: Batch) -> bool:
+def _are_equal(one: Batch, other: Batch) -> bool:
     """Whether two batches have the same content."""
     names = one.arrays.keys()
     return names == other.arrays.keys() and all(np.array_equal(one[n], other[n]) for n in names)
@@ -136,8 +137,8 @@ def _checkpoint(
         checkpoints = Checkpoints(folder, 1)
         saved = saver.write(checkpoints, 0, DISK_WAIT_SECONDS)
         watch.enter(PHASE, CHECKPOINT)
-        found = checkpoints.newest(watch.warn, watch.check_stop)
-        if found is None:
+        stored = checkpoints.newest(watch.warn, watch.check_stop)
+        if stored is None:
             raise OSError("what was written is not what was read back")
     # Checkpoints on disk at most: the newest `keep`, the best, and the one being written.
     wanted = (keep + 2) * saved.size_bytes
@@ -150,7 +151,7 @@ def _checkpoint(
     attempt.emit(
         events.Phase(phase=PHASE, detail=f"{CHECKPOINT}: {format_bytes(saved.size_bytes)} written")
     )
-    return found
+    return stored
 
 
 @contextmanager
@@ -158,12 +159,12 @@ def _part(watch: Watch, part: str, where: str) -> Iterator[None]:
     """Announce a part, and wrap its failure in a `PreflightError`."""
     watch.enter(PHASE, part)
     watch.check_stop()
-    with _told(watch, part, where):
+    with _failures_of(watch, part, where):
         yield
 
 
 @contextmanager
-def _told(watch: Watch, part: str, where: str) -> Iterator[None]:
+def _failures_of(watch: Watch, part: str, where: str) -> Iterator[None]:
     """Wrap the failure of a part in a `PreflightError`."""
     try:
         yield
@@ -175,7 +176,8 @@ def _told(watch: Watch, part: str, where: str) -> Iterator[None]:
 
 
 def _size(plan: Plan, shape: BatchShape) -> str:
-    many = f"{shape.micro_batches} x " if shape.micro_batches > 1 else ""
+    """The size of a batch in words, such as ``4 x 16 rows of 128 tokens``."""
+    times = f"{shape.micro_batches} x " if shape.micro_batches > 1 else ""
     task = task_of(plan)
     of = f" of {shape.sequence_length:,} {task.positions}" if task.units_per_row(plan) > 1 else ""
-    return f"{many}{shape.micro_batch} {'rows' if of else task.units}{of}"
+    return f"{times}{shape.micro_batch} {'rows' if of else task.units}{of}"

@@ -29,7 +29,7 @@ class Profiling:
         self._watch = watch
         self._request: Request | None = None
         self._recording: Recording | None = None
-        self._aside = ExitStack()
+        self._phase = ExitStack()
 
     def before(self, step: int) -> None:
         """Call before each step: starts a recording if one was requested."""
@@ -40,7 +40,7 @@ class Profiling:
             return
         self._first, self._last = step, step - 1
         self._folder = self._attempt.run.path / FOLDER / f"step-{step:09d}-{self._attempt.number}"
-        self._aside.enter_context(self._watch.aside(PROFILING))
+        self._phase.enter_context(self._watch.outside_training(PROFILING))
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._recording = self._engine.profile(self._folder)
@@ -67,14 +67,14 @@ class Profiling:
             return
         del recording  # free its memory
         gc.collect()
-        self._aside.close()
-        self._tell(self._files(), request)
+        self._phase.close()
+        self._report(self._files(), request)
 
     def _files(self) -> tuple[str, ...]:
-        found = (p for p in self._folder.rglob("*") if p.is_file())
-        return tuple(sorted(str(p.relative_to(self._folder)) for p in found))
+        files = (p for p in self._folder.rglob("*") if p.is_file())
+        return tuple(sorted(str(p.relative_to(self._folder)) for p in files))
 
-    def _tell(self, files: tuple[str, ...], request: Request) -> None:
+    def _report(self, files: tuple[str, ...], request: Request) -> None:
         steps = self._last - self._first + 1
         which = f"step {self._last:,}" if steps == 1 else f"steps {self._first:,} to {self._last:,}"
         print(f"profile of {which}: {self._folder}: {', '.join(map(_name, files))}", flush=True)
@@ -89,10 +89,10 @@ class Profiling:
         )
 
     def _failed(self, error: Exception) -> None:
-        self._aside.close()
+        self._phase.close()
         self._watch.warn(f"the profile failed: {type(error).__name__}: {error}")
         assert self._request is not None
-        self._tell((), self._request)
+        self._report((), self._request)
 
 
 def _name(file: str) -> str:

@@ -19,14 +19,14 @@ SECONDS_FOR_EIGHT = 1.0
 """Seconds between two logged readings of eight ranks. More ranks are logged less often, so that the log grows no
 faster."""
 
-KEPT = 0.7
+DECAY = 0.7
 """Weight of the old mean when a reading is added to it. Older steps still count, so that a single step does not
 change which rank is reported as slow."""
 
 
 def rank_count(engine: Engine) -> int:
     """The number of ranks of a run: its processes times the devices that each process can measure separately."""
-    return engine.gang.size * len(engine.memories())
+    return engine.process_group.size * len(engine.memories())
 
 
 class RankReadings:
@@ -43,7 +43,7 @@ class RankReadings:
         """Seconds of exchanges in the newest steps; older steps count less and less."""
         self._pace: tuple[float | None, float | None] = None, None
         """Seconds of a step, and of its exchanges, at the last reading."""
-        self._said = float("-inf")
+        self._reported = float("-inf")
 
     def count(self, steps: int, seconds: float, exchanged: float | None) -> None:
         """Add a number of steps, their seconds, and how many of these were spent in exchanges."""
@@ -54,43 +54,45 @@ class RankReadings:
 
     def take(
         self,
-        found: tuple[MemoryReading, ...],
+        memories: tuple[MemoryReading, ...],
         phase: str,
         step: int,
         host_bytes: int,
         peak_host_bytes: int,
     ) -> None:
         """Record the memory of each device of this process."""
-        rank, size = self._engine.gang.rank, self._engine.gang.size
-        if size * len(found) == 1:
+        rank, size = self._engine.process_group.rank, self._engine.process_group.size
+        if size * len(memories) == 1:
             return
         if self._steps:
             exchanged = self._exchanged
             each = None if exchanged is None else exchanged / self._steps
             self._pace = self._seconds / self._steps, each
-            self._steps, self._seconds = KEPT * self._steps, KEPT * self._seconds
-            self._exchanged = None if exchanged is None else KEPT * exchanged
-        for n, memory in enumerate(found, rank * len(found)):
+            self._steps, self._seconds = DECAY * self._steps, DECAY * self._seconds
+            self._exchanged = None if exchanged is None else DECAY * exchanged
+        for n, memory in enumerate(memories, rank * len(memories)):
             self._own[n] = self._reading(n, phase, step, memory, host_bytes, peak_host_bytes)
         if rank:
             readings.tell(self._attempt.path, rank, tuple(self._own.values()))
             return
-        if time.monotonic() - self._said >= SECONDS_FOR_EIGHT * max(1.0, size * len(found) / 8):
-            self._say(step)
+        if time.monotonic() - self._reported >= SECONDS_FOR_EIGHT * max(
+            1.0, size * len(memories) / 8
+        ):
+            self._report(step)
 
     def last(self, step: int) -> None:
         """Call in every process after the last measurement of an attempt. Logs the readings once all processes have
         written theirs."""
-        gang = self._engine.gang
+        process_group = self._engine.process_group
         if not self._own:
             return
-        gang.most(0)
-        if not gang.rank:
-            self._say(step)
+        process_group.all_reduce_max(0)
+        if not process_group.rank:
+            self._report(step)
 
-    def _say(self, step: int) -> None:
-        others = readings.told(self._attempt.path, self._engine.gang.size)
-        self._said = time.monotonic()
+    def _report(self, step: int) -> None:
+        others = readings.told(self._attempt.path, self._engine.process_group.size)
+        self._reported = time.monotonic()
         self._attempt.emit(Ranks(step=step, ranks=(*self._own.values(), *others)))
 
     def _reading(

@@ -15,12 +15,13 @@ from memconsole.runs.record.checkpoints import verified
 from memconsole.runs.record.checkpoints.manifest import damaged
 from memconsole.runs.record.directory import RunDirectory
 from memconsole_trainer.data.sources.documents import DataError
-from memconsole_trainer.gang import Gang
-from memconsole_trainer.loop import progress
 from memconsole_trainer.loop.announcing import Announcer
+from memconsole_trainer.loop.fingerprint import difference_words, fingerprint
 from memconsole_trainer.loop.progress import Progress
+from memconsole_trainer.process_group import ProcessGroup
 from memconsole_trainer.tasks.task import TaskData, Teller
-from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint
+from memconsole_trainer.weights.checkpoint import Checkpoints
+from memconsole_trainer.weights.loaded_checkpoint import LoadedCheckpoint
 
 
 class NoCheckpointError(Exception):
@@ -30,19 +31,19 @@ class NoCheckpointError(Exception):
 
 
 def newest_checkpoint(
-    attempt: Attempt, checkpoints: Checkpoints, gang: Gang, say: Announcer
+    attempt: Attempt, checkpoints: Checkpoints, process_group: ProcessGroup, say: Announcer
 ) -> LoadedCheckpoint | None:
     """The newest intact checkpoint of the run; None if it has none at all. The leader of several processes finds it and
     tells the others its name.
 
     Raises `NoCheckpointError` if there are checkpoints and none can be used.
     """
-    if gang.rank:
-        name = gang.tell()
+    if process_group.rank:
+        name = process_group.broadcast()
         return LoadedCheckpoint(attempt.run.checkpoints_path / name) if name else None
     checkpoints.sweep()
     stored = _newest(attempt, checkpoints, say)
-    gang.tell(stored.path.name if stored else "")
+    process_group.broadcast(stored.path.name if stored else "")
     return stored
 
 
@@ -72,9 +73,9 @@ def older_fingerprints(run: RunDirectory, plan: Plan, model: Model) -> set[str]:
     first = run.read_first_plan()
     before = replace(plan, {key: get(first, key) for key in LATER})
     return {
-        progress.fingerprint(before, model, CHANGEABLE - LATER),
-        progress.fingerprint(before, model, CHANGEABLE - LATER, as_it_is=True),
-        progress.fingerprint(first, model, ELSEWHERE - LATER, as_it_is=True),
+        fingerprint(before, model, CHANGEABLE - LATER),
+        fingerprint(before, model, CHANGEABLE - LATER, as_it_is=True),
+        fingerprint(first, model, ELSEWHERE - LATER, as_it_is=True),
     }
 
 
@@ -95,7 +96,7 @@ def resumed(
     before = stored.fingerprints
     if before.get("plan") not in {fingerprints["plan"], *older}:
         then = stored.part("settings", dict[str, Any] | None)  # older checkpoints have none
-        words = progress.difference_words(then, settings or {}) if then else ""
+        words = difference_words(then, settings or {}) if then else ""
         raise PlanError(
             f"{stored.path.name} was made with other settings than the run's plan.toml has now"
             f"{words and f' ({words})'}; put plan.toml back as it was, or start a new run"

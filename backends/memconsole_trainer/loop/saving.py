@@ -14,17 +14,17 @@ from memconsole.runs.record.log import events
 from memconsole.runs.record.spares import FULL
 from memconsole.runs.record.states import WAIT_DISK
 from memconsole.units import format_duration
-from memconsole_trainer.gang import ElsewhereError
 from memconsole_trainer.loop.progress import Progress
 from memconsole_trainer.loop.setup import Job
 from memconsole_trainer.loop.watch import Watch
+from memconsole_trainer.process_group import OtherProcessError
 from memconsole_trainer.weights import checkpoint
 
 RETRY_SECONDS = 2.0
 """Pause before a checkpoint that could not be written is tried again."""
 _GATHER, _SAVED, _FAILED = "gather", "saved", "failed"
 """Messages that the first of several processes sends to the others while it saves."""
-_PASSING = FULL | {errno.EIO, errno.EROFS}
+_TEMPORARY = FULL | {errno.EIO, errno.EROFS}
 """Disk errors that the user may fix while the run waits with its state in memory."""
 
 
@@ -36,14 +36,15 @@ class Saver:
         self._job = job
         self._watch = watch
         self.last: Path | None = job.last_saved
-        self._saved = _place(job.progress) if job.last_saved else None
-        self._told_changed = False
-        self._at = time.monotonic()
+        """The newest checkpoint."""
+        self._saved = _position(job.progress) if job.last_saved else None
+        self._warned_of_changed_data = False
+        self._last_time = time.monotonic()
         """When the last checkpoint was committed, or this attempt began."""
 
     def due(self, minutes: float) -> bool:
         """Whether a crash would lose more than `minutes`; 0: never."""
-        return 0 < 60 * minutes <= time.monotonic() - self._at
+        return 0 < 60 * minutes <= time.monotonic() - self._last_time
 
     def save(self) -> None:
         """Commit a checkpoint, unless the last one has this state already or no step was taken.
@@ -53,17 +54,17 @@ class Saver:
         infinity.
         """
         p, job = self._job.progress, self._job
-        if p.step == 0 or self._saved == _place(p):
+        if p.step == 0 or self._saved == _position(p):
             return
-        with self._watch.aside("checkpoint"):
-            self._watch.count()
+        with self._watch.outside_training("checkpoint"):
+            self._watch.clock.count()
             saved = self.write(job.checkpoints, p.step)
-            self.last, self._saved, self._at = saved.path, _place(p), time.monotonic()
-            if job.engine.gang.rank:
+            self.last, self._saved, self._last_time = saved.path, _position(p), time.monotonic()
+            if job.engine.process_group.rank:
                 return
             job.checkpoints.retain()
             consent.end(self._attempt.run)
-            self._tell_changed()
+            self._warn_of_changed_data()
             self._attempt.keep_reserve()
         self._attempt.emit(
             events.Checkpoint(
@@ -75,10 +76,10 @@ class Saver:
             durable=True,
         )
 
-    def _tell_changed(self) -> None:
+    def _warn_of_changed_data(self) -> None:
         """Warn once if data that was read a second time was not the same."""
-        if self._job.data.hashes.changed and not self._told_changed:
-            self._told_changed = True
+        if self._job.data.hashes.changed and not self._warned_of_changed_data:
+            self._warned_of_changed_data = True
             self._watch.warn(
                 "the data has changed on disk during this run: reading it again gave other content "
                 "than before"
@@ -93,27 +94,27 @@ class Saver:
         then, and raises `StopRequestedError` on a stop request.
 
         Of several processes, the first one writes. The others gather the tensors with it, and raise
-        `ElsewhereError` if it fails.
+        `OtherProcessError` if it fails.
         """
-        gang = self._job.engine.gang
-        if gang.rank:
-            return self._follow(checkpoints, step)
+        process_group = self._job.engine.process_group
+        if process_group.rank:
+            return self._gather(checkpoints, step)
         try:
             saved = self._write(checkpoints, step, patience_seconds)
         except BaseException:
-            gang.tell(_FAILED)
+            process_group.broadcast(_FAILED)
             raise
-        gang.tell(_SAVED)
+        process_group.broadcast(_SAVED)
         return saved
 
-    def _follow(self, checkpoints: checkpoint.Checkpoints, step: int) -> checkpoint.Saved:
+    def _gather(self, checkpoints: checkpoint.Checkpoints, step: int) -> checkpoint.Saved:
         """Gather the tensors that the first process writes."""
-        gang = self._job.engine.gang
-        while (word := gang.tell()) == _GATHER:
+        process_group = self._job.engine.process_group
+        while (message := process_group.broadcast()) == _GATHER:
             for _ in self._job.engine.state():
                 pass
-        if word == _FAILED:
-            raise ElsewhereError("the process that writes checkpoints has failed")
+        if message == _FAILED:
+            raise OtherProcessError("the process that writes checkpoints has failed")
         return checkpoint.Saved(checkpoints.path_of(step), 0, 0.0)
 
     def _write(
@@ -124,7 +125,7 @@ class Saver:
             try:
                 saved = self._commit(checkpoints, step)
             except OSError as error:
-                if error.errno not in (_PASSING if patience_seconds is None else FULL):
+                if error.errno not in (_TEMPORARY if patience_seconds is None else FULL):
                     raise
                 if patience_seconds is not None:
                     if time.monotonic() >= began + patience_seconds:
@@ -136,7 +137,7 @@ class Saver:
                 continue
             if waited:
                 seconds = time.monotonic() - began
-                self._watch.forget_clock()
+                self._watch.clock.skip()
                 self._watch.warn(
                     f"the checkpoint of step {step:,} is written, after {seconds:.0f} s"
                 )
@@ -155,7 +156,7 @@ class Saver:
             "architecture": msgspec.to_builtins(job.model),
             "versions": {n: str(v) for n, v in job.engine.versions.items()},
         }
-        job.engine.gang.tell(_GATHER)
+        job.engine.process_group.broadcast(_GATHER)
         tensors = job.engine.state()
         try:
             return checkpoints.save(
@@ -167,7 +168,7 @@ class Saver:
                 expected_bytes=4 * job.engine.trainable_parameters,
             )
         finally:
-            if job.engine.gang.size > 1:
+            if job.engine.process_group.size > 1:
                 for _ in tensors:  # the other processes gather the rest, whatever has failed here
                     pass
 
@@ -183,9 +184,10 @@ class Saver:
     def _sleep(self) -> None:
         end = time.monotonic() + RETRY_SECONDS
         while time.monotonic() < end:
-            self._watch.beat()
+            self._watch.heartbeat()
             time.sleep(0.2)
 
 
-def _place(progress: Progress) -> tuple[int, int, int]:
+def _position(progress: Progress) -> tuple[int, int, int]:
+    """What differs between two states that are saved."""
     return progress.step, progress.epoch, progress.validation_step

@@ -35,6 +35,7 @@ from memconsole_trainer.host.host_memory import highest_resident
 from memconsole_trainer.host.memory_limit import limit_build, limit_steps
 from memconsole_trainer.loop import progress, summary
 from memconsole_trainer.loop.announcing import Announcer
+from memconsole_trainer.loop.fingerprint import counted_settings, fingerprint
 from memconsole_trainer.loop.progress import Progress
 from memconsole_trainer.loop.ranks import rank_count
 from memconsole_trainer.loop.resuming import (
@@ -46,8 +47,9 @@ from memconsole_trainer.loop.resuming import (
 from memconsole_trainer.loop.trained_rows import TrainedRows, evaluation_shape, trained_rows
 from memconsole_trainer.tasks.opening import open_data
 from memconsole_trainer.tasks.task import Start, TaskData
-from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint
+from memconsole_trainer.weights.checkpoint import Checkpoints
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights
+from memconsole_trainer.weights.loaded_checkpoint import LoadedCheckpoint
 from memconsole_trainer.weights.trained import starting_weights
 
 
@@ -105,7 +107,7 @@ def set_up(attempt: Attempt) -> Job:
     model = catalog.model(plan)
     engine = engine_factory(plan.backend)(plan, attempt.run.path)
     checkpoints = Checkpoints(attempt.run.checkpoints_path, plan.train.keep_checkpoints)
-    stored = newest_checkpoint(attempt, checkpoints, engine.gang, say)
+    stored = newest_checkpoint(attempt, checkpoints, engine.process_group, say)
     _set_position(attempt, stored.path if stored else None)
     _report_start(attempt, plan, engine, stored)
     for warning in _warnings(attempt.run, plans, engine):
@@ -118,8 +120,8 @@ def set_up(attempt: Attempt) -> Job:
         plan.train.batch_size * plan.device.count,
         plan.data.sequence_length,
     )
-    fingerprints = {"plan": progress.fingerprint(plans.stored, model), **data.fingerprints}
-    settings = progress.counted_settings(plans.stored)
+    fingerprints = {"plan": fingerprint(plans.stored, model), **data.fingerprints}
+    settings = counted_settings(plans.stored)
     if stored is None:
         state = _first_progress(plan, data.steps_per_epoch(shape), say)
     else:
@@ -178,13 +180,13 @@ def _open_data(
 ) -> TaskData:
     """Open the data, and print what they are and what the recipe chose. Of several processes the leader prepares the
     data; the others wait for it and then find them ready."""
-    plan, gang = plans.plan, engine.gang
-    if gang.rank:
-        gang.tell()
+    plan, process_group = plans.plan, engine.process_group
+    if process_group.rank:
+        process_group.broadcast()
     known = stored.fingerprints if stored else {}
     data = open_data(plan, model, attempt.run.path, say, known)
-    if not gang.rank:
-        gang.tell()
+    if not process_group.rank:
+        process_group.broadcast()
     lines = data.description, *left_out(plan, folder), recipe.words(plan, plans.by_recipe)
     print("\n".join(f"  {line}" for line in lines), flush=True)
     return data

@@ -19,7 +19,6 @@ from memconsole.runs.record.log import events
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import Item
 from memconsole_trainer.engine import Batch, StepMetrics
-from memconsole_trainer.gang import ElsewhereError
 from memconsole_trainer.host import heap
 from memconsole_trainer.loop import summary
 from memconsole_trainer.loop.announcing import StopRequestedError
@@ -28,6 +27,7 @@ from memconsole_trainer.loop.profiling import Profiling
 from memconsole_trainer.loop.saving import Saver
 from memconsole_trainer.loop.setup import Job
 from memconsole_trainer.loop.watch import Watch
+from memconsole_trainer.process_group import OtherProcessError
 from memconsole_trainer.techniques import loss_scale
 
 _ADVICE = {
@@ -47,7 +47,7 @@ class NonFiniteLossError(ArithmeticError):
     cause = "nan"
 
 
-class ElsewhereDataError(DataError, ElsewhereError):
+class OtherProcessDataError(DataError, OtherProcessError):
     """Another process cannot read the data."""
 
 
@@ -82,10 +82,10 @@ class Trainer:
         Raises `StopRequestedError` and `DataError` after saving a checkpoint. Raises `PreflightError`,
         `NonFiniteLossError`, `FencedError` and OSError without saving one.
         """
-        self._watch.memory()
+        self._watch.report_memory()
         try:
             self._step_is_rehearsal = preflight(self._attempt, self._job, self._watch, self.saver)
-            self._watch.forget_clock()  # a rehearsal is not training
+            self._watch.clock.skip()  # a rehearsal is not training
             self._repeat_missed_evaluation()
             self._job.control.prepare(self._engine)
             while not self._progress.finished(self._plan):
@@ -99,7 +99,7 @@ class Trainer:
             self._profiling.stop()
             self._watch.enter("stopping")
             self._save()
-            self._watch.count()
+            self._watch.clock.count()
             self._watch.ranks.last(self._progress.step)
             raise
         except DataError:
@@ -108,17 +108,17 @@ class Trainer:
 
     def _next(self) -> Item:
         """The next item of the data. Raises `DataError` in all processes if one cannot read it."""
-        if self._engine.gang.size == 1:
+        if self._engine.process_group.size == 1:
             return self._job.stream.next(self._watch.check_stop)
         error = item = None
         try:
-            item = self._job.stream.next(self._watch.beat)
+            item = self._job.stream.next(self._watch.heartbeat)
         except DataError as raised:
             error = raised
-        failed = self._watch.settle(error is not None)
+        failed = self._watch.agree(error is not None)
         self._watch.check_stop()
         if failed or item is None:
-            raise error or ElsewhereDataError("another process could not read the data")
+            raise error or OtherProcessDataError("another process could not read the data")
         return item
 
     def _repeat_missed_evaluation(self) -> None:
@@ -146,7 +146,7 @@ class Trainer:
             self._attempt.emit(event)
         if compiles or p.step % t.log_every == 0:
             self._read_losses()
-        self._watch.follow(self._job.control)
+        self._watch.change_phase(self._job.control)
         self._watch.wait_while_paused()
         self._watch.check_stop()
         if t.evaluate_every and p.step % t.evaluate_every == 0:
@@ -162,7 +162,7 @@ class Trainer:
         number = self._progress.step + 1
         if not self._compiled:
             self._watch.enter("compile")
-        self._watch.beat()
+        self._watch.heartbeat()
         if self._compiled:
             self._profiling.before(number)
         rehearsal = first_step(self._job, self._watch) if self._step_is_rehearsal else nullcontext()
@@ -190,7 +190,9 @@ class Trainer:
     def _checkpoint_is_old(self) -> bool:
         """Whether the last checkpoint is older than `train.checkpoint_minutes` by the clock of any process."""
         minutes = self._plan.train.checkpoint_minutes
-        return bool(minutes and self._engine.gang.most(self.saver.due(minutes))[0])
+        return bool(
+            minutes and self._engine.process_group.all_reduce_max(self.saver.due(minutes))[0]
+        )
 
     def _read_losses(self) -> None:
         """Read the metrics of the steps since the last call from the device and report them. Raises
@@ -198,7 +200,7 @@ class Trainer:
         metrics = self._job.control.take_metrics(self._engine)
         if not metrics:
             return
-        seconds, exchanged = self._watch.lap()
+        seconds, exchanged = self._watch.clock.lap()
         if self._watch.phase != "compile":
             self._watch.ranks.count(len(metrics), seconds, exchanged)
         p = self._progress
@@ -232,7 +234,7 @@ class Trainer:
                 f"{self.saver.last.name if self.saver.last else 'none'}. "
                 + _ADVICE[self._plan.optimize.precision]
             )
-        self._watch.memory(now_and_then=True)
+        self._watch.report_memory(rate_limited=True)
 
     def _warn_of_skipped(self, metrics: list[StepMetrics]) -> None:
         """Warn of steps that changed nothing because a gradient overflowed in fp16. Raises
@@ -262,7 +264,7 @@ class Trainer:
         self._read_losses()
         if p.validation_step != p.step:
             self._evaluate()
-        self._watch.count()
+        self._watch.clock.count()
         event = events.Epoch(
             epoch=p.epoch,
             train_loss=p.epoch_loss,
@@ -296,7 +298,7 @@ class Trainer:
         self._read_losses()
         if p.validation_step != p.step or p.step == 0:
             self._evaluate()
-        self._watch.count()
+        self._watch.clock.count()
         self._save()
         self._watch.ranks.last(p.step)
         ended = events.Ended(
@@ -347,7 +349,7 @@ class Trainer:
                 self._sample()
             return
         limit = self._plan.train.evaluation_batches
-        with self._watch.aside("evaluate"):
+        with self._watch.outside_training("evaluate"):
             started = time.monotonic()
             shape = job.evaluation_shape
             total = self._engine.evaluate(self._checking_stop(job.data.validation(shape, limit)))
@@ -355,7 +357,7 @@ class Trainer:
             judged = job.data.judged(total, shape, limit, self._engine, self._watch.check_stop)
         answered: dict[str, float] = {}
         if job.data.answered_records:
-            with self._watch.aside("sample"):
+            with self._watch.outside_training("sample"):
                 answered = job.data.answered(self._engine, self._watch.check_stop)
         finite = math.isfinite(total.mean)
         metrics = {**judged.metrics, **answered}
@@ -405,7 +407,7 @@ class Trainer:
         self._sampled_step = step
         if not data.room_for_sample():
             return
-        with self._watch.aside("sample"):
+        with self._watch.outside_training("sample"):
             started = time.monotonic()
             made = data.sample(self._engine, step)
             seconds = time.monotonic() - started
@@ -421,6 +423,6 @@ class Trainer:
     def _checking_stop(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches of an evaluation. Raises `StopRequestedError` before one of them."""
         for batch in batches:
-            self._watch.settle()
+            self._watch.agree()
             self._watch.check_stop()
             yield batch

@@ -23,38 +23,42 @@ from memconsole_trainer.data.windows.standardization import (
     of_checkpoint,
 )
 from memconsole_trainer.predictions.items import numbering_of
-from memconsole_trainer.weights.export import DTYPES, narrowed, save
+from memconsole_trainer.weights.export import DTYPES, cast_to, save
 from memconsole_trainer.weights.trained import TrainedModel
 
 STANDALONE = Path(__file__).parent / "standalone"
 NORMALIZATION = "normalization.json"
 
 
-def export_model(found: TrainedModel, out: Path, dtype: str | None = None) -> list[str]:
+def export_model(trained_model: TrainedModel, out: Path, dtype: str | None = None) -> list[str]:
     """Write into the folder `out` model.safetensors with all weights, frozen ones too, config.json and model.py; of a recommender
     items.json, the id of each row of its table; of a regressor `NORMALIZATION`, if the
     run's data are still there, and `STANDARDIZATION_JSON`, if the run standardizes. Returns remarks for the user.
 
     All weights are in memory at once. Raises `PlanError`, `DataError` and OSError.
     """
-    task, model, dtype = task_of_model(found.model).name, found.model, dtype or DTYPES[0]
+    task, model, dtype = (
+        task_of_model(trained_model.model).name,
+        trained_model.model,
+        dtype or DTYPES[0],
+    )
     remarks: list[str] = []
     beside: dict[str, Any] = {}
-    length = found.plan.data.sequence_length
+    length = trained_model.plan.data.sequence_length
     rotation: dict[str, Any] = {}
     if isinstance(model, Recommender):
-        beside[ITEMS_JSON] = [None, *numbering_of(found).ids()]  # row 0 is padding
+        beside[ITEMS_JSON] = [None, *numbering_of(trained_model).ids()]  # row 0 is padding
         rotation = {"rotation": rotation_of(model.decoder, length)}
     else:
         try:
-            beside[NORMALIZATION] = _normalization(found)
+            beside[NORMALIZATION] = _normalization(trained_model)
         except (DataError, PlanError) as error:
             remarks = [f"without {NORMALIZATION}: {error}"]
-        known = found.checkpoint.fingerprints.get(FINGERPRINT)
-        standardization = of_checkpoint(found.directory, known)
+        known = trained_model.checkpoint.fingerprints.get(FINGERPRINT)
+        standardization = of_checkpoint(trained_model.directory, known)
         if standardization is not None:
             beside[STANDARDIZATION_JSON] = msgspec.to_builtins(standardization)
-    named = {p.name: narrowed(found.tensor(p.name), dtype) for p in model.parameters()}
+    named = {p.name: cast_to(trained_model.tensor(p.name), dtype) for p in model.parameters()}
     save(named, out / "model.safetensors")
     sizes = msgspec.to_builtins(model)
     described = {"task": task, "dtype": dtype, "sequence_length": length, **sizes, **rotation}
@@ -78,14 +82,14 @@ def rotation_of(a: Architecture, length: int) -> dict[str, Any]:
     }
 
 
-def _normalization(found: TrainedModel) -> dict[str, dict[str, list[float]]]:
+def _normalization(trained_model: TrainedModel) -> dict[str, dict[str, list[float]]]:
     """What the states and controls of each system were divided by, from the run's data. Raises `DataError`,
     `PlanError`."""
-    plan, model = found.plan, found.model
+    plan, model = trained_model.plan, trained_model.model
     assert isinstance(model, Regressor)
     path = Path(catalog.dataset(plan).where).expanduser()
     length, most = plan.data.sequence_length, plan.data.max_examples
     file = WindowFile(path, model.features, model.outputs, length, most)
-    if file.fingerprint != found.checkpoint.fingerprints.get("data"):
+    if file.fingerprint != trained_model.checkpoint.fingerprints.get("data"):
         raise DataError(f"{path}: has changed since the run was trained")
     return file.normalization()

@@ -28,7 +28,7 @@ NAMED = 5
 
 
 def write(
-    found: TrainedModel,
+    trained_model: TrainedModel,
     source: Path,
     data: DataChoice,
     out: Path,
@@ -42,9 +42,9 @@ def write(
 
     Users are scored in batches; of a batch the scores of all items after each user's last item are in memory.
     """
-    model, length = found.model, found.plan.data.sequence_length
+    model, length = trained_model.model, trained_model.plan.data.sequence_length
     assert isinstance(model, Recommender)
-    numbering = numbering_of(found)
+    numbering = numbering_of(trained_model)
     source = ratings_in(source, data) or source
     ratings = read_ratings(source, data, lambda: None)
     items = numbering.items_of(ratings)
@@ -56,10 +56,10 @@ def write(
     if not known.all():
         others = len(np.unique(ratings.users)) - len(histories)
         warn(_unknown(source, numbering.unknown(ratings), others))
-    engine = dataclasses.replace(found, model=fitted(model, numbering.named)).engine()
+    engine = dataclasses.replace(trained_model, model=fitted(model, numbering.named)).engine()
     ids = numbering.ids()
     named = np.array([name is not None for name in ids])
-    rows = min(found.plan.evaluation_batch, model.scored_positions)
+    rows = min(trained_model.plan.evaluation_batch, model.scored_positions)
     shape = BatchShape(1, rows, length)
     with open(out, "x", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
@@ -84,14 +84,14 @@ def write(
     return f"{top} items for each of {len(histories):,} users"
 
 
-def numbering_of(found: TrainedModel) -> Numbering:
+def numbering_of(trained_model: TrainedModel) -> Numbering:
     """The items of a trained model. Raises `DataError` if the run lost them or has others now."""
-    path = found.directory / ITEMS_JSON
+    path = trained_model.directory / ITEMS_JSON
     try:
-        numbering = read_numbering(found.directory)
+        numbering = read_numbering(trained_model.directory)
     except (OSError, msgspec.DecodeError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
-    if numbering.fingerprint != found.checkpoint.fingerprints.get("clustering"):
+    if numbering.fingerprint != trained_model.checkpoint.fingerprints.get("clustering"):
         raise DataError(f"{path}: does not hold the items that the run was trained with")
     return numbering
 

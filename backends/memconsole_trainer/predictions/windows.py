@@ -23,7 +23,7 @@ from memconsole_trainer.weights.trained import TrainedModel
 OUTPUTS, NORMALIZED = "outputs", "normalized_outputs"
 
 
-def write(found: TrainedModel, source: Path, out: Path, warn: Callable[[str], None]) -> str:
+def write(trained_model: TrainedModel, source: Path, out: Path, warn: Callable[[str], None]) -> str:
     """Write the predictions for all windows of `source` to `out`, an HDF5 file with two datasets (rows, outputs)
     in float32: `NORMALIZED`, on the scale of the controls in the file that the run was trained with, and
     `OUTPUTS`, multiplied by what the file says that controls were divided by. A run that standardizes does so with the
@@ -35,11 +35,13 @@ def write(found: TrainedModel, source: Path, out: Path, warn: Callable[[str], No
     """
     import h5py
 
-    model, length = found.model, found.plan.data.sequence_length
+    model, length = trained_model.model, trained_model.plan.data.sequence_length
     assert isinstance(model, Regressor)
     file = WindowFile(source, model.features, model.outputs, length, None, DATASETS[:1])
     scales = file.output_scales()
-    standardization = of_checkpoint(found.directory, found.checkpoint.fingerprints.get(FINGERPRINT))
+    standardization = of_checkpoint(
+        trained_model.directory, trained_model.checkpoint.fingerprints.get(FINGERPRINT)
+    )
     file.standardization = standardization
     if scales is None and standardization is None:
         warn(
@@ -48,8 +50,8 @@ def write(found: TrainedModel, source: Path, out: Path, warn: Callable[[str], No
         )
     size = (file.count, model.outputs)
     _check_room(out.parent, 2 * 4 * file.count * model.outputs)
-    engine = found.engine()
-    shape = BatchShape(1, found.plan.evaluation_batch, length)
+    engine = trained_model.engine()
+    shape = BatchShape(1, trained_model.plan.evaluation_batch, length)
     with _WritesOn(out) as raw:
         with h5py.File(raw, "w") as made:
             outputs, normalized = (

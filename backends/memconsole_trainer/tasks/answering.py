@@ -1,9 +1,7 @@
-"""Answers held-out records with the model, and scores the answers, with two simple baselines for comparison."""
+"""Answers held-out records with the model, and scores the answers together with those of two simple baselines."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,23 +26,23 @@ from memconsole_trainer.data.text.rows.validation import held_out_numbers
 from memconsole_trainer.data.text.tokens.marked import encode, ids
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 from memconsole_trainer.engine import GREEDY, Engine, Generator, Sampling
-from memconsole_trainer.weights.companions import ends_of_source
+from memconsole_trainer.tasks.answer_scores import Answers, Nearest, most_frequent, scores
+from memconsole_trainer.weights.tokenizer_export import ends_of_source
 
 if TYPE_CHECKING:
     from memconsole.plan.templates.template import Question, Template
 
 MOST_ANSWER_TOKENS = 256
+"""Most tokens of an answer to a held-out record."""
 Recorded = RecordDocuments | StreamRecords
 
 BASELINE_RECORDS = 5_000
 """Train records that the baselines look at."""
 
-HELD_AMONG = 20_000
+SEARCHED_RECORDS = 20_000
 """How many records of a stream are searched for held-out ones."""
 ANSWER_LENGTHS = 256
 """Train records whose answers are measured in tokens."""
-
-Answers = Mapping[str, str]
 
 
 class Answered(NamedTuple):
@@ -55,7 +53,7 @@ class Answered(NamedTuple):
     answers: Answers
     prompt_tokens: int
     room: int
-    """Tokens that the answer may have; below 1 the prompt is too long."""
+    """Most tokens that the answer can have; below 1 the prompt is too long."""
     filled: bool = False
     """Whether the answer was cut where the model's positions end."""
 
@@ -85,8 +83,8 @@ class Answerer:
         prompt = prompt_ids(self.tokenizer, question)
         room = self._room(prompt)
         if room < 1:
-            nothing = dict.fromkeys(question.names, "")
-            return Answered(str(question.prompt), "", nothing, len(prompt), room)
+            empty = dict.fromkeys(question.names, "")
+            return Answered(str(question.prompt), "", empty, len(prompt), room)
         stops = (*sampling.stop, *self.tokenizer.stops(question.between[-1]), *self.ends)
         new = engine.generate(prompt, room, replace(sampling, stop=stops))
         text = self.tokenizer.continuation(prompt, new, self.ends)
@@ -133,8 +131,8 @@ def held_records(
         return HeldRecords(answered, truths)
     answers = [_answers(template, record) for record in known]
     frequent = most_frequent(answers)
-    near = Nearest([_question(template, record) for record in known])
-    nearest = [answers[near.of(_question(template, record))] for record in answered]
+    index = Nearest([_question(template, record) for record in known])
+    nearest = [answers[index.of(_question(template, record))] for record in answered]
     baselines = {
         **_named("frequent_", scores(truths, [frequent] * len(truths))),
         **_named("nearest_", scores(truths, nearest)),
@@ -179,7 +177,7 @@ def asked_records(
 def _held_numbers(source: Recorded, split: Split) -> NDArray[np.int64]:
     """The numbers of held-out records, spread over all; of a stream, the first ones."""
     if source.count is None:
-        return np.flatnonzero(split.held_out(0, HELD_AMONG))
+        return np.flatnonzero(split.held_out(0, SEARCHED_RECORDS))
     return held_out_numbers(source.count, split)
 
 
@@ -190,76 +188,18 @@ def _train_numbers(source: Recorded, split: Split) -> list[int]:
     return [number for number in numbers if not split.held_out(number, number + 1)[0]]
 
 
-def scores(truths: Sequence[Answers], said: Sequence[Answers]) -> dict[str, float]:
-    """Exact match and token F1 (Rajpurkar et al. 2016, arXiv:1606.05250, §6.1): the means over all
-    answers, and of each answer by name if there are several."""
-    sums: dict[str, float] = {}
-    counts: Counter[str] = Counter()
-    for truth, answer in zip(truths, said, strict=True):
-        for name, wanted in truth.items():
-            own, given = _words(wanted), _words(answer.get(name, ""))
-            values = {"exact_match": float(own == given), "token_f1": f1(own, given)}
-            for measure, value in values.items():
-                for key in (measure, f"{measure}_{name}"):
-                    sums[key] = sums.get(key, 0.0) + value
-                    counts[key] += 1
-    several = len({name for truth in truths for name in truth}) > 1
-    means = {key: total / counts[key] for key, total in sums.items()}
-    return means if several else {k: means[k] for k in ("exact_match", "token_f1") if k in means}
-
-
-def f1(wanted: Sequence[str], given: Sequence[str]) -> float:
-    """Harmonic mean of precision and recall of the words."""
-    common = sum((Counter(wanted) & Counter(given)).values())
-    if not wanted or not given:
-        return float(not wanted and not given)
-    return 2.0 * common / (len(wanted) + len(given))
-
-
-def most_frequent(answers: Sequence[Answers]) -> Answers:
-    """The most frequent answer of each name."""
-    names = {name for one in answers for name in one}
-    return {
-        name: Counter(one[name] for one in answers if name in one).most_common(1)[0][0]
-        for name in names
-    }
-
-
-class Nearest:
-    """Finds the text with the most similar words: cosine of TF-IDF (Salton and Buckley 1988)."""
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        self._counts = [Counter(_words(text)) for text in texts]
-        seen = Counter(word for counts in self._counts for word in counts)
-        self._idf = {word: math.log(len(texts) / count) + 1.0 for word, count in seen.items()}
-        self._where: dict[str, list[tuple[int, float]]] = {}
-        for number, counts in enumerate(self._counts):
-            weights = {word: count * self._idf[word] for word, count in counts.items()}
-            size = math.sqrt(sum(w * w for w in weights.values())) or 1.0
-            for word, weight in weights.items():
-                self._where.setdefault(word, []).append((number, weight / size))
-
-    def of(self, text: str) -> int:
-        """The number of the nearest text; the first one if none shares a word."""
-        found: dict[int, float] = {}
-        for word, count in Counter(_words(text)).items():
-            for number, weight in self._where.get(word, ()):
-                found[number] = found.get(number, 0.0) + weight * count * self._idf[word]
-        return max(found, key=lambda number: (found[number], -number), default=0)
-
-
 def score_model(
     answerer: Answerer, held: HeldRecords, engine: Engine, tick: Callable[[], None]
 ) -> tuple[dict[str, float], Answered | None]:
     """The scores of the model and of the baselines on the held-out records, and the model's first answer."""
-    said = []
+    answered = []
     for record in held.records:
-        said.append(answerer.answer(engine, record))
+        answered.append(answerer.answer(engine, record))
         tick()
-    if not said:
+    if not answered:
         return {}, None
-    own = scores(held.truths, [one.answers for one in said])
-    return {**own, **held.baselines}, said[0]
+    own = scores(held.truths, [one.answers for one in answered])
+    return {**own, **held.baselines}, answered[0]
 
 
 def longest_answer(template: Template, tokenizer: Tokenizer, records: Sequence[Record]) -> int:
@@ -282,10 +222,6 @@ def _question(template: Template, record: Record) -> str:
         return str(template.question(record.fields).prompt)
     except RecordError as error:
         raise DataError(f"{record.where} {error}") from None
-
-
-def _words(text: str) -> list[str]:
-    return text.lower().split()
 
 
 def _named(prefix: str, values: Mapping[str, float]) -> dict[str, float]:

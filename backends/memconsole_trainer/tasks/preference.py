@@ -130,7 +130,10 @@ class ReferenceData(PairData):
         answers = scoring.answers()
         if start.engine.device.kind == "cpu":
             heap.trim()  # as a run does after each evaluation
-        if not start.engine.gang.rank and (rows, len(answers)) != (kept.rows, len(kept.answers)):
+        if not start.engine.process_group.rank and (rows, len(answers)) != (
+            kept.rows,
+            len(kept.answers),
+        ):
             content = io.BytesIO()
             np.savez(content, answers=answers, rows=rows, data=self.fingerprints["data"])
             write_atomic(self._file, content.getvalue())

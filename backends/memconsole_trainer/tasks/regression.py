@@ -76,9 +76,9 @@ class WindowData:
 
     def __init__(self, plan: Plan, file: WindowFile, split: WindowSplit, say: Teller) -> None:
         self._plan, self._file, self._split = plan, file, split
-        self._held, self._families = _side(file, split, HELD, split.held_rows, say)
+        self._held, self._families = _rows_of_side(file, split, HELD, split.held_rows, say)
         self.validation_rows = len(self._held.targets)
-        self._unseen, _ = _side(file, split, UNSEEN, split.unseen_rows, say)
+        self._unseen, _ = _rows_of_side(file, split, UNSEEN, split.unseen_rows, say)
         self._maps = LinearMaps(file, split, say.tick)
         if not self._maps.counted:
             raise DataError(
@@ -130,24 +130,24 @@ class WindowData:
         if self._baselines is None:
             self._baselines = self._linear_losses(shape, limit) | self._linear_costs()
         held = self._held.mask[evaluated(self.validation_rows, shape.micro_batch, limit)]
-        found = errors(total, held.sum(0, dtype=np.float64), self._file.standardization)
+        measures = errors(total, held.sum(0, dtype=np.float64), self._file.standardization)
         if len(self._unseen.targets):
-            found["unseen_loss"] = engine.evaluate(_batches(self._unseen, shape, limit)).mean
+            measures["unseen_loss"] = engine.evaluate(_batches(self._unseen, shape, limit)).mean
         for name, trials in self._trials.items():
-            found[f"{name}cost_ratio"] = _median(trials.ratios(self._policy(engine)))
-        return Judged(self._baselines | found)
+            measures[f"{name}cost_ratio"] = _median(trials.ratios(self._policy(engine)))
+        return Judged(self._baselines | measures)
 
     def answered(self, engine: Engine, tick: Callable[[], None]) -> dict[str, float]:
         return {}
 
     def longest(self, first: Batch | None, shape: BatchShape) -> Batch:
         if first is None:
-            found = self._file.read(0, min(shape.rows, self._file.count))
+            rows = self._file.read(0, min(shape.rows, self._file.count))
         else:
             arrays = (first[name] for name in ("windows", "targets", "mask"))
-            found = Windows(*(a.reshape(-1, *a.shape[2:]) for a in arrays))  # type: ignore[arg-type]
-        found = found.take(np.arange(shape.rows) % len(found.targets))
-        return batch_of(found._replace(mask=np.ones_like(found.mask)), shape)
+            rows = Windows(*(a.reshape(-1, *a.shape[2:]) for a in arrays))  # type: ignore[arg-type]
+        rows = rows.take(np.arange(shape.rows) % len(rows.targets))
+        return batch_of(rows._replace(mask=np.ones_like(rows.mask)), shape)
 
     def room_for_sample(self) -> bool:
         return False
@@ -167,13 +167,15 @@ class WindowData:
         }
         length = self._plan.data.sequence_length
         try:
-            return {name: Trials(found, length, noise) for name, found in sides.items() if found}
+            return {name: Trials(side, length, noise) for name, side in sides.items() if side}
         except ValueError as error:
             raise DataError(
                 f"{self._file.path}: its systems cannot be controlled: {error}"
             ) from None
 
     def _policy(self, engine: Engine) -> Callable[[Any], Any]:
+        """The model as a policy: windows in the units of the file -> outputs in these units."""
+
         def policy(windows: Any) -> Any:
             blank = np.zeros((len(windows), self._file.outputs), np.float32)
             shape = BatchShape(1, len(windows), windows.shape[1])
@@ -183,14 +185,14 @@ class WindowData:
 
     def _in_units(self, policy: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """A policy of standardized windows and outputs as one in the units of the file."""
-        found = self._file.standardization
-        if found is None:
+        standardization = self._file.standardization
+        if standardization is None:
             return policy
 
         def in_units(windows: Any) -> Any:
-            own = windows.copy()
-            found.standardize_windows(own)
-            return found.in_units(policy(own))
+            standardized = windows.copy()
+            standardization.standardize_windows(standardized)
+            return standardization.in_units(policy(standardized))
 
         return in_units
 
@@ -202,33 +204,33 @@ class WindowData:
         unseen = self._unseen.take(evaluated(len(self._unseen.targets), shape.micro_batch, limit))
         zero = "zero" if self._file.standardization is None else "mean"
         last = last_step(held.windows)
-        found = losses(held, {zero: 0.0, "linear": predicted(self._maps.of_all, last)})
+        measured = losses(held, {zero: 0.0, "linear": predicted(self._maps.of_all, last)})
         if self._maps.of_windows is not None:
-            guess = predicted_of_windows(self._maps.of_windows, held.windows)
-            found |= losses(held, {"window": guess})
+            predictions = predicted_of_windows(self._maps.of_windows, held.windows)
+            measured |= losses(held, {"window": predictions})
         if self._families is not None:
             maps = self._maps.of_families[self._families[rows]]
-            found |= losses(held, {"ridge": predicted(maps, last)})
+            measured |= losses(held, {"ridge": predicted(maps, last)})
         if len(unseen.targets):
-            guess = predicted(self._maps.of_all, last_step(unseen.windows))
-            found |= losses(unseen, {f"unseen_{zero}": 0.0, "unseen_linear": guess})
-        return found
+            predictions = predicted(self._maps.of_all, last_step(unseen.windows))
+            measured |= losses(unseen, {f"unseen_{zero}": 0.0, "unseen_linear": predictions})
+        return measured
 
     def _linear_costs(self) -> dict[str, float]:
         """Cost ratios of the same baselines in closed loop."""
-        found = {}
+        ratios = {}
         for name, trials in self._trials.items():
             unseen = self._split.unseen
-            places = [i for i in range(len(self._file.systems)) if (i in unseen) == (name == "")]
-            own = self._maps.of_families[[places[family] for family, _ in trials.systems]]
+            families = [i for i in range(len(self._file.systems)) if (i in unseen) == (name == "")]
+            maps = self._maps.of_families[[families[family] for family, _ in trials.systems]]
             policies: dict[str, Callable[[Any], Any]] = {
                 "zero": lambda windows: np.zeros((len(windows), self._file.outputs)),
                 "linear": self._in_units(self._linear_policy(self._maps.of_all)),
-                "ridge": self._in_units(self._linear_policy(own)),
+                "ridge": self._in_units(self._linear_policy(maps)),
             }
             for key, policy in policies.items():
-                found[f"{name}{key}_cost_ratio"] = _median(trials.ratios(policy))
-        return found
+                ratios[f"{name}{key}_cost_ratio"] = _median(trials.ratios(policy))
+        return ratios
 
     def _linear_policy(self, maps: Any) -> Callable[[Any], Any]:
         return lambda windows: predicted(maps, last_step(windows))
@@ -282,20 +284,20 @@ def _median(ratios: Any) -> float:
     return float(np.median(ratios))
 
 
-def _side(
+def _rows_of_side(
     file: WindowFile, split: WindowSplit, side: int, rows: int, say: Teller
 ) -> tuple[Windows, Any]:
     """Rows of one side of the split, as many as fit into `HELD_BYTES`, from blocks spread over the
-    file, and the places of their families; None if the file does not say them."""
-    most, found = max(1, HELD_BYTES // file.row_bytes), 0
+    file, and the numbers of their families; None if the file does not say them."""
+    most, count = max(1, HELD_BYTES // file.row_bytes), 0
     parts, families = [file.empty(0)], [np.zeros(0, np.int64)]
     for start, stop in blocks(file):
-        if found >= min(most, rows):
+        if count >= min(most, rows):
             break
         wanted = np.flatnonzero(split.sides(start, stop) == side)
         if len(wanted):
             parts.append(file.read(start, stop).take(wanted))
-            found += len(wanted)
+            count += len(wanted)
             if file.families:
                 families.append(file.family_numbers(start, stop)[wanted])
         say.tick()

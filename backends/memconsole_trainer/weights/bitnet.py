@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole_trainer.engine import WeightsError
 from memconsole_trainer.weights.huggingface import tensor_files
-from memconsole_trainer.weights.places import ParameterPlace, stored, taken
+from memconsole_trainer.weights.huggingface_names import StoredParameter, extract, stored_as
 
 SCALE = "_scale"
 """Suffix of the name of a matrix's scale."""
@@ -71,9 +71,9 @@ def unpack(packed: NDArray[np.uint8], rows: int) -> NDArray[np.int8]:
 def matrices(architecture: Architecture) -> dict[str, int]:
     """Hugging Face names of the tensors that are stored as codes, and their numbers of rows."""
     return {
-        place.name: _rows(p.shape, place)
+        stored.name: _rows(p.shape, stored)
         for p in parameters(architecture)
-        if p.role == "matrix" and (place := stored(p, architecture)) is not None
+        if p.role == "matrix" and (stored := stored_as(p, architecture)) is not None
     }
 
 
@@ -111,16 +111,16 @@ class BitNetWeights:
     def tensor(self, name: str) -> Array:
         """The fp32 tensor of a canonical name."""
         parameter = self._parameters[name]
-        place = stored(parameter, self._architecture)
-        if place is None:
+        stored = stored_as(parameter, self._architecture)
+        if stored is None:
             return np.full(parameter.shape, parameter.fill, dtype=np.float32)
-        whole = self._read(place.name)
-        if place.name in self._matrices:
+        whole = self._read(stored.name)
+        if stored.name in self._matrices:
             if whole.dtype != np.uint8:
-                raise WeightsError(f"{self._directory}: {place.name} is not stored in codes")
-            codes = unpack(whole.view(np.uint8), self._matrices[place.name])
-            whole = codes * np.float32(np.asarray(self._read(place.name + SCALE)).item())
-        return taken(whole, place, parameter.shape[0])
+                raise WeightsError(f"{self._directory}: {stored.name} is not stored in codes")
+            codes = unpack(whole.view(np.uint8), self._matrices[stored.name])
+            whole = codes * np.float32(np.asarray(self._read(stored.name + SCALE)).item())
+        return extract(whole, stored, parameter.shape[0])
 
     def _read(self, name: str) -> Array:
         if name not in self._files:
@@ -128,5 +128,5 @@ class BitNetWeights:
         return self._files[name].tensor(name, widen=True)
 
 
-def _rows(shape: tuple[int, ...], place: ParameterPlace) -> int:
-    return shape[1] if place.transpose else place.rows(shape[0])
+def _rows(shape: tuple[int, ...], stored: StoredParameter) -> int:
+    return shape[1] if stored.transpose else stored.rows(shape[0])

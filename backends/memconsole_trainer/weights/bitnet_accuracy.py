@@ -27,22 +27,22 @@ class NotMeasuredError(ValueError):
     """There is no data to measure on. The message says why."""
 
 
-def export_bitnet(found: TrainedModel, out: Path) -> list[str]:
+def export_bitnet(trained_model: TrainedModel, out: Path) -> list[str]:
     """Export the trained weights to `out` with `bitnet.json`, and return lines about size and
     accuracy.
 
     Raises what `export_run` raises.
     """
-    packing = Packing(found.architecture)
-    export_run(found, out, "float32", change=packing, more=CONFIG)
+    packing = Packing(trained_model.architecture)
+    export_run(trained_model, out, "float32", change=packing, more=CONFIG)
     size = sum(path.stat().st_size for path in out.glob("*.safetensors"))
     document: dict[str, Any] = {
-        "step": found.checkpoint.step,
-        "averaged": found.averaged,
+        "step": trained_model.checkpoint.step,
+        "averaged": trained_model.averaged,
         "ternary_weights": packing.codes,
         "zero_share": packing.zeros / max(packing.codes, 1),
         "bytes": size,
-        "fp32_bytes": _whole_bytes(found),
+        "fp32_bytes": _whole_bytes(trained_model),
         "validation": None,
     }
     lines = [
@@ -50,7 +50,9 @@ def export_bitnet(found: TrainedModel, out: Path) -> list[str]:
         f"size: {size / 2**20:.2f} MiB instead of {document['fp32_bytes'] / 2**20:.2f} MiB in fp32",
     ]
     try:
-        document["validation"] = compared(found, BitNetWeights(out, found.architecture))
+        document["validation"] = compared(
+            trained_model, BitNetWeights(out, trained_model.architecture)
+        )
         lines += _lines(document["validation"])
     except (NotMeasuredError, DataError, PlanError) as error:
         lines.append(f"accuracy: not measured: {error}")
@@ -58,20 +60,23 @@ def export_bitnet(found: TrainedModel, out: Path) -> list[str]:
     return lines
 
 
-def compared(found: TrainedModel, quantized: WeightSource) -> dict[str, Any]:
+def compared(trained_model: TrainedModel, quantized: WeightSource) -> dict[str, Any]:
     """Validation loss of the trained weights and of `quantized`. Raises `NotMeasuredError`,
     `DataError`, `PlanError`."""
-    plan = found.plan
-    opened = open_text(plan, found.architecture.vocab_size)
-    if opened.fingerprint != found.checkpoint.fingerprints.get("data"):
+    plan = trained_model.plan
+    opened = open_text(plan, trained_model.architecture.vocab_size)
+    if opened.fingerprint != trained_model.checkpoint.fingerprints.get("data"):
         raise NotMeasuredError(f"{plan.data.source} has changed since the run")
-    tokenizer = found.tokenizer() if found.tokenizer_file.is_file() else None
-    validation = held_out(plan, found.architecture, opened, tokenizer)
+    tokenizer = trained_model.tokenizer() if trained_model.tokenizer_file.is_file() else None
+    validation = held_out(plan, trained_model.architecture, opened, tokenizer)
     if not len(validation):
         raise NotMeasuredError("the run has no held-out data")
     shape = BatchShape(1, plan.evaluation_batch, plan.data.sequence_length)
     covered = validation.target_bytes(shape, plan.train.evaluation_batches)
-    sums = [_evaluated(found, weights, validation, shape) for weights in (found, quantized)]
+    sums = [
+        _evaluated(trained_model, weights, validation, shape)
+        for weights in (trained_model, quantized)
+    ]
     document: dict[str, Any] = {"tokens": int(sums[0].weight), "text_bytes": covered}
     for name, total in zip(("before", "after"), sums, strict=True):
         loss = total.mean
@@ -84,11 +89,11 @@ def compared(found: TrainedModel, quantized: WeightSource) -> dict[str, Any]:
 
 
 def _evaluated(
-    found: TrainedModel, weights: WeightSource, validation: Validation, shape: BatchShape
+    trained_model: TrainedModel, weights: WeightSource, validation: Validation, shape: BatchShape
 ) -> LossSum:
-    plan = replace(only_evaluating(found.plan), {"train.ema_decay": 0.0})
+    plan = replace(only_evaluating(trained_model.plan), {"train.ema_decay": 0.0})
     engine = engine_factory(plan.backend)(plan, None)
-    engine.build(plan, found.architecture, 1, weights)
+    engine.build(plan, trained_model.architecture, 1, weights)
     return engine.evaluate(validation.batches(shape, plan.train.evaluation_batches))
 
 
@@ -102,8 +107,8 @@ def _lines(measured: dict[str, Any]) -> list[str]:
     return [*words, f"over {measured['tokens']:,} held-out tokens, activations not rounded"]
 
 
-def _whole_bytes(found: TrainedModel) -> int:
+def _whole_bytes(trained_model: TrainedModel) -> int:
     """Bytes of the same tensors in fp32."""
     from memconsole_trainer.weights.huggingface import exported
 
-    return sum(4 * array.size for _, array in exported(found.architecture, found))
+    return sum(4 * array.size for _, array in exported(trained_model.architecture, trained_model))

@@ -22,18 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from memconsole import typed_json
 from memconsole.runs.record.checkpoints.manifest import (
     DAMAGED,
     FORMAT,
     MANIFEST,
     REPLACED,
     STATE,
-    read_json,
     step_of,
     verify,
 )
@@ -41,14 +38,12 @@ from memconsole.runs.record.directory import CHECKPOINT_NAME
 from memconsole.runs.record.files import sync_directory
 from memconsole.runs.record.spares import FULL
 from memconsole.units import format_bytes
-from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.weights import tensorfile
 from memconsole_trainer.weights.best import best, mark
+from memconsole_trainer.weights.loaded_checkpoint import LoadedCheckpoint
 
 SHARD_BYTES = 64 << 20
 """Size of a file of tensors. The host holds one such shard at a time, or one larger tensor."""
-HELD_FILES = 128
-"""A process may have 256 files open on macOS, and 1,024 on Linux."""
 
 Named = tuple[str, NDArray[np.generic]]
 
@@ -70,52 +65,6 @@ class Saved:
     path: Path
     size_bytes: int
     seconds: float
-
-
-class LoadedCheckpoint:
-    """A verified checkpoint. Implements `StateSource`: tensors are read one at a time. With `hold` it can be read
-    after its run has deleted it, up to `HELD_FILES` files of it.
-
-    Raises `FileNotFoundError` if it was deleted.
-    """
-
-    def __init__(self, path: Path, *, hold: bool = False) -> None:
-        self.path = path
-        self.state: dict[str, Any] = read_json(path / STATE)
-        self._files: dict[str, tensorfile.TensorFile] = {}
-        # A folder that is being deleted would list only some of its files.
-        listed = read_json(path / MANIFEST)["files"]
-        for number, name in enumerate(sorted(n for n in listed if n.endswith(".safetensors"))):
-            opened = tensorfile.TensorFile(path / name, hold=hold and number < HELD_FILES)
-            self._files.update((tensor, opened) for tensor in opened.names())
-
-    @property
-    def step(self) -> int:
-        return step_of(self.path)
-
-    @property
-    def fingerprints(self) -> dict[str, str]:
-        """Hashes of what must not change. Raises `DataError`."""
-        found: dict[str, str] = self.part("fingerprints", dict[str, str])
-        return found
-
-    def part(self, name: str, kind: Any) -> Any:
-        """One part of the state, of type `kind`. Raises `DataError` if it is missing or has another type."""
-        try:
-            return typed_json.convert(self.state.get(name), kind)
-        except msgspec.ValidationError as error:
-            where = f"{self.path.name}/{STATE}: {name}"
-            raise DataError(f"{where}: {error}; this checkpoint cannot be used") from None
-
-    def names(self) -> list[str]:
-        return list(self._files)
-
-    def tensor(self, name: str) -> NDArray[np.generic]:
-        """Raises KeyError for a name that was not saved, and `DataError` if its file was deleted meanwhile."""
-        try:
-            return self._files[name].tensor(name)
-        except FileNotFoundError:
-            raise DataError(f"{self.path} was deleted while it was read") from None
 
 
 class Checkpoints:
@@ -148,32 +97,32 @@ class Checkpoints:
 
     def newest(
         self,
-        say: Callable[[str], None],
-        beat: Callable[[], None],
+        warn: Callable[[str], None],
+        heartbeat: Callable[[], None],
         *,
         owned: bool = True,
         verified: Callable[[Path], bool] = lambda path: False,
     ) -> LoadedCheckpoint | None:
         """The newest checkpoint that is intact, or None. One that is `verified` is not hashed.
 
-        One that is damaged or cannot be read is reported through `say` and skipped. If the caller
+        One that is damaged or cannot be read is reported through `warn` and skipped. If the caller
         holds the run's lock (`owned`), a damaged one is renamed to ``step-N.BAD``. If not, the run's
-        trainer may delete one that is being read: that raises `FileNotFoundError`. `beat` is called
+        trainer may delete one that is being read: that raises `FileNotFoundError`. `heartbeat` is called
         while hashing.
         """
         for path in self.committed():
             try:
-                problem = None if verified(path) else verify(path, beat)
+                problem = None if verified(path) else verify(path, heartbeat)
             except OSError as error:
-                say(
+                warn(
                     f"{path.name} cannot be read ({error.strerror}); using the checkpoint before it"
                 )
                 continue
             if problem is None:
-                return LoadedCheckpoint(path, hold=not owned)
+                return LoadedCheckpoint(path, keep_open=not owned)
             if not owned:
                 path.stat()
-            say(f"{path.name} is damaged ({problem}); using the checkpoint before it")
+            warn(f"{path.name} is damaged ({problem}); using the checkpoint before it")
             if not owned:
                 continue
             bad = path.with_name(path.name + DAMAGED)
@@ -200,11 +149,11 @@ class Checkpoints:
         """
         self._directory.mkdir(mode=0o700, exist_ok=True)
         if self._last_bytes:
-            self._preflight(self._last_bytes)
-        counted, free = _Counted(tensors), shutil.disk_usage(self._directory).free
+            self._check_room(self._last_bytes)
+        counted, free = _CountedBytes(tensors), shutil.disk_usage(self._directory).free
         try:
             if not self._last_bytes:
-                self._preflight(expected_bytes)
+                self._check_room(expected_bytes)
             return self._commit(step, counted, state, is_newest, written)
         except OSError as error:
             if error.errno in FULL:
@@ -212,7 +161,7 @@ class Checkpoints:
                     pass
                 self._last_bytes = counted.size_bytes
                 if free < self._last_bytes:
-                    raise self._full(free, self._last_bytes) from error
+                    raise self._full_disk_error(free, self._last_bytes) from error
             raise
 
     def _commit(
@@ -245,7 +194,7 @@ class Checkpoints:
             if not is_newest():
                 raise FencedError("a newer attempt owns this run")
             final = self.path_of(step)
-            replaced = self._put(temporary, final)
+            replaced = self._rename(temporary, final)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -272,7 +221,7 @@ class Checkpoints:
                 with contextlib.suppress(OSError):
                     self._discard(path)
 
-    def _put(self, temporary: Path, final: Path) -> Path | None:
+    def _rename(self, temporary: Path, final: Path) -> Path | None:
         """Commit by rename. Returns the path of the checkpoint of the same step that this one replaces.
 
         Until the new checkpoint is in place, the replaced one has a name under which `sweep` finds it.
@@ -300,17 +249,18 @@ class Checkpoints:
         path.rename(trash)
         shutil.rmtree(trash, ignore_errors=True)
 
-    def _preflight(self, expected: int) -> None:
+    def _check_room(self, expected: int) -> None:
+        """Raise ENOSPC if less than `expected` bytes are free."""
         free = shutil.disk_usage(self._directory).free
         if free < expected:
-            raise self._full(free, expected)
+            raise self._full_disk_error(free, expected)
 
-    def _full(self, free: int, needed: int) -> OSError:
+    def _full_disk_error(self, free: int, needed: int) -> OSError:
         words = f"{format_bytes(free)} free, a checkpoint needs {format_bytes(needed)}"
         return OSError(errno.ENOSPC, words, str(self._directory))
 
 
-class _Counted(Iterator[Named]):
+class _CountedBytes(Iterator[Named]):
     """Tensors, and the bytes of those that were read so far."""
 
     def __init__(self, tensors: Iterable[Named]) -> None:
@@ -327,17 +277,17 @@ def _shards(tensors: Iterable[Named]) -> Iterator[tuple[str, list[Named]]]:
     """Group tensors into files of about `SHARD_BYTES`, each of one kind: the first word of the
     tensor's name."""
     counts: dict[str, int] = {}
-    held: dict[str, list[Named]] = {}
+    unwritten: dict[str, list[Named]] = {}
     for name, array in tensors:
         _check_finite(name, array)
         kind = name.partition(".")[0]
-        waiting = held.setdefault(kind, [])
+        waiting = unwritten.setdefault(kind, [])
         waiting.append((name, array))
         if sum(a.nbytes for _, a in waiting) >= SHARD_BYTES:
             counts[kind] = counts.get(kind, 0) + 1
             del waiting
-            yield f"{kind}-{counts[kind]:05d}.safetensors", held.pop(kind)
-    for kind, waiting in held.items():
+            yield f"{kind}-{counts[kind]:05d}.safetensors", unwritten.pop(kind)
+    for kind, waiting in unwritten.items():
         yield f"{kind}-{counts.get(kind, 0) + 1:05d}.safetensors", waiting
 
 

@@ -18,23 +18,23 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.sections.optimize import LoraTargets
 from memconsole.plan.training.origin import RANDOM, origin
 from memconsole.plan.training.trained import adapter_scale, has_adapter
-from memconsole_trainer.weights import companions
+from memconsole_trainer.weights import tokenizer_export
 from memconsole_trainer.weights.export import (
     DTYPES,
     Change,
     as_it_is,
+    cast_to,
     export,
-    narrowed,
     save,
 )
-from memconsole_trainer.weights.places import ParameterPlace, stored
+from memconsole_trainer.weights.huggingface_names import StoredParameter, stored_as
 from memconsole_trainer.weights.trained import TrainedModel
 
 Array = NDArray[np.generic]
 
 
 def export_run(
-    found: TrainedModel,
+    trained_model: TrainedModel,
     out: Path,
     dtype: str | None = None,
     change: Change = as_it_is,
@@ -45,13 +45,17 @@ def export_run(
     `dtype` None is that of the weights it started from. Raises OSError and `PlanError`.
     """
     ids: dict[str, Any] = {}
-    tokenizer = found.tokenizer() if found.tokenizer_file.is_file() else None
+    tokenizer = trained_model.tokenizer() if trained_model.tokenizer_file.is_file() else None
     if tokenizer is not None:
-        ids = companions.token_ids(found.plan, tokenizer)
-    chosen = source_dtype(found) if dtype is None else dtype
-    rounded = export(found.architecture, found, out, chosen, change, {**ids, **(more or {})})
+        ids = tokenizer_export.token_ids(trained_model.plan, tokenizer)
+    chosen = source_dtype(trained_model) if dtype is None else dtype
+    rounded = export(
+        trained_model.architecture, trained_model, out, chosen, change, {**ids, **(more or {})}
+    )
     if tokenizer is not None:
-        companions.write(found.plan, tokenizer, found.architecture.max_positions, out)
+        tokenizer_export.write(
+            trained_model.plan, tokenizer, trained_model.architecture.max_positions, out
+        )
     if dtype is not None or not rounded:
         return []
     return [
@@ -60,10 +64,10 @@ def export_run(
     ]
 
 
-def source_dtype(found: TrainedModel) -> str:
+def source_dtype(trained_model: TrainedModel) -> str:
     """The type of the weights that the run started from; float32 if it began from scratch."""
-    directory = catalog.model_directory(found.plan)
-    if directory is None or found.plan.model.weights == RANDOM:
+    directory = catalog.model_directory(trained_model.plan)
+    if directory is None or trained_model.plan.model.weights == RANDOM:
         return DTYPES[0]
     try:
         config = json.loads(regular_file.read(Path(directory, "config.json"), CONFIG_BYTES))
@@ -73,47 +77,50 @@ def source_dtype(found: TrainedModel) -> str:
     return named if named in DTYPES else DTYPES[0]
 
 
-def export_adapters(found: TrainedModel, out: Path, dtype: str | None = None) -> None:
+def export_adapters(trained_model: TrainedModel, out: Path, dtype: str | None = None) -> None:
     """Write the LoRA adapters alone into the folder `out`, as the library PEFT loads them onto the base. Raises what
     `export_run` raises."""
-    rank = found.plan.optimize.lora_rank
+    rank = trained_model.plan.optimize.lora_rank
     if not rank:
         raise PlanError(
             "the run trained no adapters (optimize.lora_rank = 0): export the whole model"
         )
-    if found.plan.model.weights is not None:
+    if trained_model.plan.model.weights is not None:
         raise PlanError(
-            f"the adapters belong to weights that no directory holds ({origin(found.plan).words}): "
+            f"the adapters belong to weights that no directory holds ({origin(trained_model.plan).words}): "
             "export the whole model"
         )
-    scale, targets = adapter_scale(found.plan), found.plan.optimize.lora_targets
+    scale, targets = adapter_scale(trained_model.plan), trained_model.plan.optimize.lora_targets
     tensors: dict[str, Array] = {}
     ranks: dict[str, int] = {}
-    for name, a, b in _places(found, rank, targets):
+    for name, a, b in _peft_matrices(trained_model, rank, targets):
         prefix = f"base_model.model.{name}"
-        tensors[f"{prefix}.lora_A.weight"] = narrowed(a, dtype or DTYPES[0])
-        tensors[f"{prefix}.lora_B.weight"] = narrowed(b, dtype or DTYPES[0])
-        ranks[_called(name, targets)] = len(a)
+        tensors[f"{prefix}.lora_A.weight"] = cast_to(a, dtype or DTYPES[0])
+        tensors[f"{prefix}.lora_B.weight"] = cast_to(b, dtype or DTYPES[0])
+        ranks[_target_pattern(name, targets)] = len(a)
     save(tensors, out / "adapter_model.safetensors")
     joined = {name: size for name, size in ranks.items() if size != rank}
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": catalog.model_directory(found.plan) or found.plan.model.name,
+        "base_model_name_or_path": catalog.model_directory(trained_model.plan)
+        or trained_model.plan.model.name,
         "r": rank,
         "lora_alpha": scale * rank,
         "rank_pattern": joined,
         "alpha_pattern": {name: scale * size for name, size in joined.items()},
         "target_modules": sorted(ranks),
-        "fan_in_fan_out": found.architecture.family == "gpt2",
-        "lora_dropout": found.plan.optimize.lora_dropout,
+        "fan_in_fan_out": trained_model.architecture.family == "gpt2",
+        "lora_dropout": trained_model.plan.optimize.lora_dropout,
         "bias": "none",
         "inference_mode": True,
     }
     (out / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    if found.tokenizer_file.is_file():
-        tokenizer = found.tokenizer()
-        companions.write(found.plan, tokenizer, found.architecture.max_positions, out)
+    if trained_model.tokenizer_file.is_file():
+        tokenizer = trained_model.tokenizer()
+        tokenizer_export.write(
+            trained_model.plan, tokenizer, trained_model.architecture.max_positions, out
+        )
 
 
 def adapter_notes(plan: Plan) -> list[str]:
@@ -127,39 +134,39 @@ def adapter_notes(plan: Plan) -> list[str]:
     ]
 
 
-def _called(module: str, targets: LoraTargets) -> str:
+def _target_pattern(module: str, targets: LoraTargets) -> str:
     """The pattern by which PEFT finds a module: its name, with its parent's name if only some modules of that name have
     adapters."""
     return ".".join(module.split(".")[-1 if targets == "all" else -2 :])
 
 
-def _places(
-    found: TrainedModel, rank: int, targets: LoraTargets
+def _peft_matrices(
+    trained_model: TrainedModel, rank: int, targets: LoraTargets
 ) -> Iterator[tuple[str, Array, Array]]:
     """The name of each adapted module of the base, with A (r, in) and B (out, r).
 
     The matrices that GPT-2 joins in one module have separate adapters. Their A are stacked one below the other,
     and each B has columns of its own, in the rows of its matrix.
     """
-    waiting: list[tuple[ParameterPlace, Array, Array]] = []
-    """The place of each adapter's matrix in the joined module, with A and B."""
+    adapters: list[tuple[StoredParameter, Array, Array]] = []
+    """How each adapted matrix is stored, with A and B."""
     rows = parts = 0
-    for parameter in parameters(found.architecture):
-        place = stored(parameter, found.architecture)
-        if parameter.role != "matrix" or place is None:
+    for parameter in parameters(trained_model.architecture):
+        stored = stored_as(parameter, trained_model.architecture)
+        if parameter.role != "matrix" or stored is None:
             continue
         if has_adapter(parameter, targets):
             stem = parameter.name.removesuffix(".weight")
-            a, b = found.trained(f"{stem}.lora_a"), found.trained(f"{stem}.lora_b")
-            waiting.append((place, np.asarray(a, np.float32), np.asarray(b, np.float32)))
+            a, b = trained_model.trained(f"{stem}.lora_a"), trained_model.trained(f"{stem}.lora_b")
+            adapters.append((stored, np.asarray(a, np.float32), np.asarray(b, np.float32)))
         rows, parts = rows + parameter.shape[0], parts + 1
-        if parts < place.parts:
+        if parts < stored.parts:
             continue
-        if waiting:
-            wide = np.zeros((rows, rank * len(waiting)), np.float32)
-            for number, (own, _, part) in enumerate(waiting):
+        if adapters:
+            joined_b = np.zeros((rows, rank * len(adapters)), np.float32)
+            for number, (own, _, part) in enumerate(adapters):
                 columns = slice(number * rank, (number + 1) * rank)
-                wide[own.own_rows(len(part)), columns] = part
-            whole = np.concatenate([a for _, a, _ in waiting])
-            yield place.name.removesuffix(".weight"), whole, wide
-        waiting, rows, parts = [], 0, 0
+                joined_b[own.own_rows(len(part)), columns] = part
+            joined_a = np.concatenate([a for _, a, _ in adapters])
+            yield stored.name.removesuffix(".weight"), joined_a, joined_b
+        adapters, rows, parts = [], 0, 0

@@ -16,13 +16,13 @@ from memconsole.plan.models.model import Parameter
 from memconsole.plan.models.tensor_header import TensorFileError
 from memconsole.plan.plan import PlanError, printable
 from memconsole_trainer.engine import WeightsError, WeightSource
-from memconsole_trainer.weights.places import (
-    ParameterPlace,
-    assembled,
+from memconsole_trainer.weights.huggingface_names import (
+    StoredParameter,
+    assemble,
+    extract,
     head_name,
     inner_prefix,
-    stored,
-    taken,
+    stored_as,
 )
 from memconsole_trainer.weights.tensorfile import TensorFile
 
@@ -53,19 +53,18 @@ class HuggingFaceWeights:
         self._files = tensor_files(directory)
         self._named = _prefixes_removed(self._files, architecture)
         self._parameters = {p.name: p for p in parameters(architecture)}
-        self._places: dict[str, ParameterPlace] = {}
+        self._stored: dict[str, StoredParameter] = {}
         for parameter in self._parameters.values():
-            place = stored(parameter, architecture)
-            if place is not None:
-                self._places[parameter.name] = place
+            if (one := stored_as(parameter, architecture)) is not None:
+                self._stored[parameter.name] = one
         shapes = {
-            stored_name: _shape(self._parameters[name], place)
-            for name, place in self._places.items()
-            for stored_name in place.names
+            stored_name: _shape(self._parameters[name], stored)
+            for name, stored in self._stored.items()
+            for stored_name in stored.names
         }
         absent = [f"{name} {shape}" for name, shape in shapes.items() if name not in self._named]
         if absent:
-            raise WeightsError(f"{directory}: no tensor {_listed(absent)}")
+            raise WeightsError(f"{directory}: no tensor {_some_of(absent)}")
         for name, shape in shapes.items():
             file, original = self._named[name]
             if file.shape(original) != shape:
@@ -77,33 +76,33 @@ class HuggingFaceWeights:
         unknown = [name for name in spare if name not in copies and not _BUFFER.search(name)]
         if unknown:
             raise WeightsError(
-                f"{directory}: {_listed(unknown)} has no place in a {architecture.family} model "
+                f"{directory}: {_some_of(unknown)} has no place in a {architecture.family} model "
                 f"of this configuration"
             )
-        count = sum(self._parameters[name].size for name in self._places)
+        count = sum(self._parameters[name].size for name in self._stored)
         files = f"{len(self._files)} file{'s' if len(self._files) > 1 else ''}"
         if any(name.startswith(_IMAGES) for file in self._files for name in file.names()):
             spare.append("what sees images")
-        left_out = f"; not used: {_listed(spare)}" if spare else ""
+        left_out = f"; not used: {_some_of(spare)}" if spare else ""
         self.read = f"{count:,} parameters read from {files}{left_out}"
 
     def tensor(self, name: str) -> NDArray[np.generic]:
-        """The tensor of a canonical name. Matrices are (out, in); bfloat16 is widened to
+        """The tensor of a canonical name. Matrices are (out, in); bfloat16 is converted to
         float32."""
-        if name not in self._places:
+        if name not in self._stored:
             parameter = self._parameters[name]
             return np.full(parameter.shape, parameter.fill, dtype=np.float32)
-        place, shape = self._places[name], self._parameters[name].shape
-        if place.experts:
-            return self._of_experts(place, shape)
-        file, original = self._named[place.name]
-        return taken(file.tensor(original, widen=True), place, shape[0])
+        stored, shape = self._stored[name], self._parameters[name].shape
+        if stored.experts:
+            return self._of_experts(stored, shape)
+        file, original = self._named[stored.name]
+        return extract(file.tensor(original, widen=True), stored, shape[0])
 
-    def _of_experts(self, place: ParameterPlace, shape: tuple[int, ...]) -> NDArray[np.generic]:
+    def _of_experts(self, stored: StoredParameter, shape: tuple[int, ...]) -> NDArray[np.generic]:
         """The tensors of all experts, one below the other."""
-        rows = shape[0] // place.experts
+        rows = shape[0] // stored.experts
         whole: NDArray[np.generic] | None = None
-        for expert, name in enumerate(place.names):
+        for expert, name in enumerate(stored.names):
             file, original = self._named[name]
             part = file.tensor(original, widen=True)
             if whole is None:
@@ -115,17 +114,17 @@ class HuggingFaceWeights:
         return whole
 
 
-def _shape(parameter: Parameter, place: ParameterPlace) -> tuple[int, ...]:
+def _shape(parameter: Parameter, stored: StoredParameter) -> tuple[int, ...]:
     """The shape of a stored tensor."""
-    own, *columns = parameter.matrix_shape if place.experts else parameter.shape
-    rows = place.rows(own)
-    if place.stacked:
-        return (place.stacked, rows // place.stacked, *columns)
-    found = (rows, *columns)
-    return found[::-1] if place.transpose else found
+    own, *columns = parameter.matrix_shape if stored.experts else parameter.shape
+    rows = stored.rows(own)
+    if stored.stacked:
+        return (stored.stacked, rows // stored.stacked, *columns)
+    shape = (rows, *columns)
+    return shape[::-1] if stored.transpose else shape
 
 
-def _listed(names: list[str]) -> str:
+def _some_of(names: list[str]) -> str:
     """The first names, and how many more there are."""
     more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
     return printable(", ".join(names[:NAMED])) + more
@@ -142,23 +141,23 @@ def exported(
     if architecture.family == "gpt2" and not architecture.biases:
         architecture = msgspec.structs.replace(architecture, biases=True)
         source = _ZeroBiases(source, architecture)
-    fused: dict[str, list[tuple[ParameterPlace, NDArray[np.generic]]]] = {}
+    fused: dict[str, list[tuple[StoredParameter, NDArray[np.generic]]]] = {}
     for parameter in parameters(architecture):
-        place = stored(parameter, architecture)
-        if place is None:
+        stored = stored_as(parameter, architecture)
+        if stored is None:
             continue
-        if place.experts:
+        if stored.experts:
             whole = source.tensor(parameter.name)
-            each = whole.reshape(place.experts, -1, whole.shape[1])
-            yield from zip(place.names, map(np.ascontiguousarray, each), strict=True)
+            each = whole.reshape(stored.experts, -1, whole.shape[1])
+            yield from zip(stored.names, map(np.ascontiguousarray, each), strict=True)
             continue
-        parts = fused.setdefault(place.name, [])
-        parts.append((place, source.tensor(parameter.name)))
-        if len(parts) == place.parts:
-            joined = place.parts > 1 or place.stacked
-            whole = assembled(parts) if joined else parts[0][1]
-            yield place.name, np.ascontiguousarray(whole.T if place.transpose else whole)
-            del fused[place.name]
+        parts = fused.setdefault(stored.name, [])
+        parts.append((stored, source.tensor(parameter.name)))
+        if len(parts) == stored.parts:
+            joined = stored.parts > 1 or stored.stacked
+            whole = assemble(parts) if joined else parts[0][1]
+            yield stored.name, np.ascontiguousarray(whole.T if stored.transpose else whole)
+            del fused[stored.name]
 
 
 class _ZeroBiases:

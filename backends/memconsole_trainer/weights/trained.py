@@ -30,13 +30,14 @@ from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, file_finger
 from memconsole_trainer.engine import Engine, WeightsError, WeightSource
 from memconsole_trainer.techniques.adapters import FINGERPRINT, Fingerprinted, Merged, check_base
 from memconsole_trainer.techniques.average import PREFIX, is_averaged
-from memconsole_trainer.weights.checkpoint import Checkpoints, LoadedCheckpoint
+from memconsole_trainer.weights.checkpoint import Checkpoints
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights
 from memconsole_trainer.weights.initialize import InitialWeights
+from memconsole_trainer.weights.loaded_checkpoint import LoadedCheckpoint
 from memconsole_trainer.weights.starting import weights_directory
 
 BEST_OR_LAST = "best-or-last"
-CHOICES = 5
+CHOOSING_ATTEMPTS = 5
 """How often another checkpoint is chosen if the run deletes the chosen one while it is read."""
 
 
@@ -151,7 +152,7 @@ def read(path: Path, which: str = "last", device: str | None = None) -> TrainedM
     plan = base.present(run, run.read_plan())
     if device is not None:
         plan = replace(plan, {"device.name": device})
-    stored = chosen(Checkpoints(run.checkpoints_path, plan.train.keep_checkpoints), which)
+    stored = choose(Checkpoints(run.checkpoints_path, plan.train.keep_checkpoints), which)
     if stored is None:
         raise NothingTrainedError(f"{run.id} has no intact checkpoint yet")
     tokenizer = path / TOKENIZER_JSON
@@ -163,29 +164,28 @@ def read(path: Path, which: str = "last", device: str | None = None) -> TrainedM
             file=sys.stderr,
         )
     model = catalog.model(plan)
-    if isinstance(
-        model, Regressor
-    ):  # the data file, which tells its widths, may be another one now
+    if isinstance(model, Regressor):
+        # The data file, which tells the model's widths, may be another one now.
         model = stored.part("architecture", Regressor)
     return TrainedModel(plan, model, stored, tokenizer)
 
 
-def chosen(checkpoints: Checkpoints, which: str) -> LoadedCheckpoint | None:
+def choose(checkpoints: Checkpoints, which: str) -> LoadedCheckpoint | None:
     """The checkpoint that `which` names, as in `read`; None if the run has none.
 
     A run that trains may delete the chosen one while it is verified: then another is chosen, a few times.
     Raises `NothingTrainedError`.
     """
-    for _ in range(CHOICES):
+    for _ in range(CHOOSING_ATTEMPTS):
         with contextlib.suppress(FileNotFoundError):
-            return _choose(checkpoints, which)
+            return _find(checkpoints, which)
     raise NothingTrainedError(
-        f"the run trains, and deleted {CHOICES} checkpoints in a row while they were read: try again, or pause "
+        f"the run trains, and deleted {CHOOSING_ATTEMPTS} checkpoints in a row while they were read: try again, or pause "
         "it first (memconsole pause)"
     )
 
 
-def _choose(checkpoints: Checkpoints, which: str) -> LoadedCheckpoint | None:
+def _find(checkpoints: Checkpoints, which: str) -> LoadedCheckpoint | None:
     """Raises `NothingTrainedError`, and `FileNotFoundError` if the checkpoint was deleted meanwhile."""
     committed, number = checkpoints.committed(), which.removeprefix("step-")
     if which in ("best", BEST_OR_LAST):
@@ -212,7 +212,7 @@ def _choose(checkpoints: Checkpoints, which: str) -> LoadedCheckpoint | None:
     if problem is not None:
         path.stat()
         raise NothingTrainedError(f"{path.name} is damaged ({problem})")
-    return LoadedCheckpoint(path, hold=True)
+    return LoadedCheckpoint(path, keep_open=True)
 
 
 def starting_weights(plan: Plan, model: Model) -> WeightSource:
@@ -223,36 +223,36 @@ def starting_weights(plan: Plan, model: Model) -> WeightSource:
     """
     checkpoint = checkpoint_of(plan)
     if checkpoint is not None:
-        return _of_run(checkpoint, model)
+        return _weights_of_run(checkpoint, model)
     directory = weights_directory(plan)
     new = InitialWeights(model, plan.train.seed)
     if directory is None or plan.model.weights == RANDOM or not has_weights(directory):
         return new
     if isinstance(model, Recommender):
-        return _Around(model, HuggingFaceWeights(directory, model.decoder), new)
+        return _RecommenderWeights(model, HuggingFaceWeights(directory, model.decoder), new)
     assert isinstance(model, Architecture)
     return HuggingFaceWeights(directory, model)
 
 
-def _of_run(checkpoint: Path, model: Model) -> TrainedModel:
+def _weights_of_run(checkpoint: Path, model: Model) -> TrainedModel:
     """The weights that another run has trained. Raises `WeightsError` if its model is different or it no longer exists."""
-    kept = checkpoint.resolve()  # "best" is a link to the checkpoint of a step
+    path = checkpoint.resolve()  # "best" is a link to the checkpoint of a step
     try:
-        found = read(kept.parents[1], f"step-{step_of(kept)}")
+        trained = read(path.parents[1], f"step-{step_of(path)}")
     except NothingTrainedError as error:
         raise WeightsError(f"model.weights = {checkpoint}: {error}") from None
-    if [(p.name, p.shape) for p in found.model.parameters()] != [
+    if [(p.name, p.shape) for p in trained.model.parameters()] != [
         (p.name, p.shape) for p in model.parameters()
     ]:
         raise WeightsError(
-            f"model.weights = {checkpoint}: that run trained {found.plan.model.name}, a model of "
+            f"model.weights = {checkpoint}: that run trained {trained.plan.model.name}, a model of "
             "other sizes"
         )
-    found.check_base()
-    return found
+    trained.check_base()
+    return trained
 
 
-class _Around:
+class _RecommenderWeights:
     """The weights of a recommender: those of the decoder are loaded, the others are new."""
 
     def __init__(self, model: Recommender, decoder: WeightSource, new: WeightSource) -> None:

@@ -11,8 +11,8 @@ import pytest
 from memconsole_trainer.control import confirm
 from memconsole_trainer.control.halves import halves
 from memconsole_trainer.control.hybrid import Hybrid
-from memconsole_trainer.engine import Array, Keeping
-from memconsole_trainer.jumps import PREFIX, JumpingEngine, Path, along
+from memconsole_trainer.engine import Array, ReleaseMode
+from memconsole_trainer.jumps import PREFIX, JumpingEngine, Path, shrunk_sum
 from memconsole_trainer.techniques import average, blockwise
 from tests.training.engine.test_regressor import batch, built
 from tests.training.harness import reference
@@ -131,7 +131,7 @@ def test_a_jump_that_is_not_kept_leaves_every_bit_and_one_that_is_can_be_undone(
     after = tensors(engine, "model.")
     for name, weight in before.items():
         a, b, c = (snapshot[name].astype(np.float32).ravel() for snapshot in snapshots)
-        expected_move = 0.5 * along(np.stack([b - a, c - b]), np.array([1.0, 2.0]))
+        expected_move = 0.5 * shrunk_sum(np.stack([b - a, c - b]), np.array([1.0, 2.0]))
         moved_by = (after[name] - weight).ravel()
         assert np.allclose(moved_by, expected_move, rtol=1e-2, atol=1e-6)
     engine.jumps.begin(path_of(engine, (1.0, 2.0)))
@@ -171,7 +171,7 @@ def test_weights_wait_on_the_host_while_bf16_copies_are_tried() -> None:
     rows, path = batch(seed=9), path_of(engine, (0.5, 0.5))
     losses = []
     for moves in (False, True):
-        engine.jumps._held._moves = moves
+        engine.jumps._releaser._moves = moves
         before = [p.detach().clone() for p in engine.module.parameters()]
         engine.jumps.begin(path)
         sizes = {p.untyped_storage().nbytes() for p in engine.module.parameters() if p.dim() > 1}
@@ -183,18 +183,18 @@ def test_weights_wait_on_the_host_while_bf16_copies_are_tried() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("keeping", ["cpu", "pinned", "compress", "reinitialize"])
+@pytest.mark.parametrize("mode", ["cpu", "pinned", "compress", "reinitialize"])
 def test_optimizer_state_comes_back_as_its_strategy_promises(
-    backend: str, keeping: Keeping
+    backend: str, mode: ReleaseMode
 ) -> None:
     engine = moved(backend)
     stored = State(engine)
     before = tensors(engine, "optimizer.")
-    engine.release("optimizer", keeping)
+    engine.release("optimizer", mode)
     away = tensors(engine, "optimizer.")
     with pytest.raises(RuntimeError, match="released"):
         engine.update()
-    engine.release("optimizer", keeping)
+    engine.release("optimizer", mode)
     engine.fetch("optimizer")
     engine.restore("optimizer")
     back = tensors(engine, "optimizer.")
@@ -202,9 +202,9 @@ def test_optimizer_state_comes_back_as_its_strategy_promises(
         if name.endswith(("step", "count")):
             continue
         assert np.array_equal(back[name], away[name]), "a checkpoint meanwhile holds the same"
-        if keeping in ("cpu", "pinned"):
+        if mode in ("cpu", "pinned"):
             assert np.array_equal(back[name], old)
-        elif keeping == "reinitialize":
+        elif mode == "reinitialize":
             assert not back[name].any()
         else:
             signed = not ("nu" in name.split(".") or name.endswith("exp_avg_sq"))
@@ -217,12 +217,12 @@ def test_optimizer_state_comes_back_as_its_strategy_promises(
 
 def test_state_that_waits_elsewhere_is_reinitialized_too() -> None:
     torch = pytest.importorskip("torch")
-    from memconsole_torch.held import Held
+    from memconsole_torch.releasing import Releaser
 
     state = torch.full((3,), torch.nan)  # on a device that is not the engine's
-    held = Held(torch.device("meta"), lambda part: [state], moves=True)
-    held.release("optimizer", "reinitialize")
-    held.restore("optimizer")
+    releaser = Releaser(torch.device("meta"), lambda part: [state], moves=True)
+    releaser.release("optimizer", "reinitialize")
+    releaser.restore("optimizer")
     assert state.tolist() == [0.0] * 3
 
 

@@ -87,7 +87,7 @@ def test_the_statistics_of_a_norm_are_float32s_whatever_it_reads(kind: str, midd
         ours.bias.data.zero_()
     with torch.autocast("cpu", torch.bfloat16):
         found = [ours(x).detach().float().numpy()]
-    theirs = jax_decoder.norm(a, a.hidden_size)
+    theirs = jax_decoder.build_norm(a, a.hidden_size)
     theirs.weight[...] = jax.numpy.full((a.hidden_size,), 1.0 - a.norm_unit_offset)
     narrow = jax.numpy.asarray(x.float().numpy()).astype(jax.numpy.bfloat16)
     found.append(np.asarray(theirs(narrow), np.float32))

@@ -84,7 +84,7 @@ def test_the_workspace_is_what_the_operators_allocate(
         (capped_attention.capped_attention, capped_attention.forward_workspace, (q, k, v)),
         (capped_attention.capped_attention_backward, capped_attention.backward_workspace, (q, q, k, v)),
     ):  # fmt: skip
-        live = Liveness(hidden=False)
+        live = Liveness(internal=False)
         with live:
             live.phase = "step"
             for tensor in given:
@@ -140,7 +140,7 @@ def test_capped_logits_have_the_loss_and_gradients_of_the_definition(
     else:
         loss = fused_loss.whole(*mine, targets, share=0.5, cap=CAP)
     loss.backward()
-    nats_of = jax_loss.chunked_nats if chunked else jax_loss.plain_nats
+    nats_of = jax_loss.chunked if chunked else jax_loss.whole
     arrays = jnp.asarray(hidden.numpy()), jnp.asarray(head.numpy())
     labels = jnp.asarray(targets.numpy())
 

@@ -74,10 +74,10 @@ print(os.environ["XLA_FLAGS"])
 
 def test_a_persons_own_choice_of_xlas_library_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("jax")
-    from memconsole_jax.devices import products_by_eigen
+    from memconsole_jax.devices import matmul_with_eigen
 
     monkeypatch.setenv("XLA_FLAGS", f"{YNNPACK}=LIBRARY_FUSION_TYPE_DOT")
-    products_by_eigen()
+    matmul_with_eigen()
     assert os.environ["XLA_FLAGS"] == f"{YNNPACK}=LIBRARY_FUSION_TYPE_DOT"
 
 
@@ -87,7 +87,7 @@ def test_the_tracer_plans_with_the_same_library() -> None:
     code = """
 import os
 from memconsole_jax.tracing import trace_targets
-trace_targets.environment()
+trace_targets.prepare_environment()
 print(os.environ["XLA_FLAGS"])
 """
     own = {**os.environ, "XLA_FLAGS": ""}

@@ -124,7 +124,7 @@ def test_a_table_below_a_frozen_decoder_is_priced_as_it_is_traced(
 ) -> None:
     """Gradients pass through the frozen blocks, which keep all but the inputs of their matrices."""
     model, plan = trains("table below frozen blocks"), plan_with(changes)
-    timeline = trace.record(plan, model, "cpu", hidden=False).timeline
+    timeline = trace.record(plan, model, "cpu", internal=False).timeline
     exact = affine.evaluate(timeline, plan.train.batch_size, plan.data.sequence_length)
     found: dict[str, int] = {}
     for moment in moments(step_of(plan, model, "cpu")):

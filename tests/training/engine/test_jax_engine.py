@@ -313,7 +313,7 @@ def test_sampled_tokens_are_of_the_nucleus_of_the_whole_forward_pass(
 def test_local_layers_and_learned_positions_sample_as_they_train(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sampling, "READ_TOKENS", 4)  # the prompt has several blocks
+    monkeypatch.setattr(sampling, "PREFILL_TOKENS", 4)  # the prompt has several blocks
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     phi = tiny_models.ARCHITECTURES["phi4-mini"]
     assert phi.rope_scaling is not None
@@ -353,7 +353,7 @@ def test_a_prompt_is_read_once_in_blocks_and_tokens_are_heard_as_they_come(
         return read(decoder, tokens, begin, *rest)
 
     monkeypatch.setattr(sampling, "_read", told)
-    monkeypatch.setattr(sampling, "READ_TOKENS", 8)
+    monkeypatch.setattr(sampling, "PREFILL_TOKENS", 8)
     weights = accumulating._evaluation_weights | accumulating._frozen
     monkeypatch.setattr(sampling, "STREAMED_TOKENS", 2)
     place = accumulating._sampler._place

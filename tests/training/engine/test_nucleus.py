@@ -45,7 +45,7 @@ def with_jax(top_k: int, top_p: float) -> NDArray[np.int64]:
     from memconsole_jax.tasks import sampling
 
     def drawn(key: object) -> object:
-        return sampling._draw(jax.numpy.asarray(LOGITS), TEMPERATURE, top_k, top_p, key)
+        return sampling.choose(jax.numpy.asarray(LOGITS), TEMPERATURE, top_k, top_p, key)
 
     return np.asarray(jax.jit(jax.vmap(drawn))(jax.random.split(jax.random.key(1), DRAWS)))
 

@@ -261,7 +261,7 @@ def test_torch_frees_the_memory_of_what_is_released(monkeypatch: pytest.MonkeyPa
         assert sum(t.numel() for t in tensors) >= (1 if part == "gradients" else 2) * size
         engine.release(part)
         assert not any(t.untyped_storage().nbytes() for t in tensors)
-        held = [engine._held.shown(t) for t in tensors]
+        held = [engine._releaser.values(t) for t in tensors]
         assert all(map(torch.equal, held, before))
         engine.restore(part)
         assert all(map(torch.equal, tensors, before))

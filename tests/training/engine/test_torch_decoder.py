@@ -17,8 +17,8 @@ from memconsole_torch.models.norms import RMSNorm
 from memconsole_torch.models.rotary import rotate, rotation_of
 from memconsole_trainer.engine import WeightsError
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights
+from memconsole_trainer.weights.huggingface_names import extract, stored_as
 from memconsole_trainer.weights.initialize import InitialWeights
-from memconsole_trainer.weights.places import stored, taken
 from tests.training.harness import tiny_models
 
 torch.set_num_threads(1)
@@ -60,13 +60,13 @@ def test_gradients_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     oracle(input_ids=tokens.long()).logits.log_softmax(-1)[..., 0].sum().backward()
     own, theirs = dict(decoder.named_parameters()), dict(oracle.named_parameters())
     for parameter in parameters(architecture):
-        place, found = stored(parameter, architecture), own[parameter.name].grad
+        place, found = stored_as(parameter, architecture), own[parameter.name].grad
         assert place is not None
         assert found is not None
         name = place.name.replace("embed_out", "lm_head")  # files keep the older name
         whole = theirs[name].grad
         assert whole is not None
-        expected = torch.from_numpy(taken(whole.numpy(), place, len(found)))
+        expected = torch.from_numpy(extract(whole.numpy(), place, len(found)))
         assert relative_error(found, expected) <= 1e-4, parameter.name
 
 

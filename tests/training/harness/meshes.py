@@ -15,9 +15,9 @@ from memconsole.plan import catalog
 from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.arithmetic import COMPILE
 from memconsole_trainer.weights.initialize import InitialWeights
-from tests.training.harness import gangs
-from tests.training.harness.gangs import STEPS, Stored, Trained, batch_of, plan_of
+from tests.training.harness import torch_processes
 from tests.training.harness.step_memory import step_memory
+from tests.training.harness.torch_processes import STEPS, Stored, Trained, batch_of, plan_of
 
 DEVICES = 8
 
@@ -60,7 +60,7 @@ def steps_of(plan: Plan, state: dict[str, np.ndarray] | None = None) -> tuple[Tr
         (total.loss, *total.measures),
         {name: np.array(array) for name, array in engine.state()},
         engine.generate([1, 2, 3], 4) if text else [],
-        gangs.outputs_of(engine, plan),
+        torch_processes.outputs_of(engine, plan),
     )
     return found, engine
 
@@ -69,9 +69,9 @@ def apart(case: dict[str, Any]) -> dict[str, Any]:
     """What differs between one device and several, and what one of several holds."""
     if "task" in case:
         name = case["task"]
-        gangs.TEXT.clear()
-        gangs.TEXT.update(
-            {"model.name": name, "data.source": gangs.SOURCES[name], "device.name": "cpu",
+        torch_processes.TEXT.clear()
+        torch_processes.TEXT.update(
+            {"model.name": name, "data.source": torch_processes.SOURCES[name], "device.name": "cpu",
              "train.warmup_steps": 0, "data.sequence_length": 16}
         )  # fmt: skip
     changes = case["changes"] | {"backend": "jax"}

@@ -1,4 +1,4 @@
-"""What the processes of a gang import, so that they are forked from one that has it already."""
+"""What the processes of a run import, so that they are forked from one that has it already."""
 
 import memconsole_torch.engine
 import memconsole_torch.techniques.sharding  # noqa: F401

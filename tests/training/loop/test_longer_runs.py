@@ -28,7 +28,8 @@ from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.log import events
 from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.engine import WeightsError
-from memconsole_trainer.loop.progress import Progress, fingerprint, stretch
+from memconsole_trainer.loop.fingerprint import fingerprint
+from memconsole_trainer.loop.progress import Progress, stretch
 from memconsole_trainer.weights import trained
 from tests.training.harness.runs import attempt, final, plan, state_hashes, told
 

@@ -396,12 +396,12 @@ def test_a_full_disk_is_waited_for_and_training_goes_on(
 
     full = iter([10**18, 10**18])
     monkeypatch.setattr("memconsole_trainer.loop.saving.RETRY_SECONDS", 0.0)
-    real = checkpoint.Checkpoints._preflight
+    real = checkpoint.Checkpoints._check_room
 
     def preflight(self: Any, expected: int) -> None:
         real(self, next(full, expected))
 
-    monkeypatch.setattr(checkpoint.Checkpoints, "_preflight", preflight)
+    monkeypatch.setattr(checkpoint.Checkpoints, "_check_room", preflight)
     run = create_run(plan(text, train__epochs=1))
     assert attempt(run) == 0
     assert [p.phase for p in told(run, events.Phase)].count("wait_disk") == 1
@@ -421,7 +421,7 @@ def test_a_stop_while_the_disk_fails_keeps_the_state_until_it_can_be_written(
             left[0] -= 1
             raise OSError(problem, os.strerror(problem))
 
-    monkeypatch.setattr(checkpoint.Checkpoints, "_preflight", failing)
+    monkeypatch.setattr(checkpoint.Checkpoints, "_check_room", failing)
     monkeypatch.setattr("memconsole_trainer.loop.saving.RETRY_SECONDS", 0.01)
     run = create_run(plan(text, train__preflight=False))
     assert attempt(run, lambda phase, step: step >= 5) == 75
@@ -500,7 +500,7 @@ def committed(run: RunDirectory) -> list[int]:
 
 def test_the_plan_fingerprint_ignores_only_what_cannot_change_the_weights(text: Path) -> None:
     from memconsole.plan import catalog
-    from memconsole_trainer.loop.progress import fingerprint
+    from memconsole_trainer.loop.fingerprint import fingerprint
 
     base = plan(text)
     architecture = catalog.architecture(base)
@@ -517,7 +517,7 @@ def test_the_plan_fingerprint_ignores_only_what_cannot_change_the_weights(text: 
 
 def test_a_directory_with_weights_is_where_training_starts(text: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    from memconsole_trainer.weights.checkpoint import LoadedCheckpoint
+    from memconsole_trainer.weights.loaded_checkpoint import LoadedCheckpoint
 
     config = transformers.LlamaConfig(
         vocab_size=300,

@@ -23,7 +23,7 @@ from memconsole_torch.models import decoder
 from memconsole_torch.tracing import trace_step
 from tests.accuracy.block_moments import packed, traced_program, unpacked
 from tests.accuracy.block_programs import kernels, structures
-from tests.accuracy.trace_block import BlockTracer, UntoldSizeError, term
+from tests.accuracy.trace_block import AmbiguousSizeError, BlockTracer, term
 
 SHOWN = 2
 """Programs of each structure that are traced anew here. `make accuracy` traces them all."""
@@ -87,7 +87,7 @@ def test_masks_with_one_program_have_the_same_bytes(
 def test_a_size_is_told_from_its_prime_factors() -> None:
     assert term(4 * 11 * 1613 * 64 * 1009) == (4, "B S h")
     assert term(2 * 11 * 1613 * 1616) == (2, "B S P")
-    with pytest.raises(UntoldSizeError):
+    with pytest.raises(AmbiguousSizeError):
         term(11 * 1613 * 1009)  # a part of the hidden width
 
 

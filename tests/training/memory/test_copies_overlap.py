@@ -81,15 +81,15 @@ class Recorded:
     def __init__(self) -> None:
         self.queued: list[str] = []
 
-    def incoming(self, place: int) -> Any:
+    def to_device(self, place: int) -> Any:
         self.queued.append(f"in {place}")
         return torch.no_grad()
 
-    def outgoing(self, place: int) -> Any:
+    def to_host(self, place: int) -> Any:
         self.queued.append(f"out {place}")
         return torch.no_grad()
 
-    def wait_for(self, place: int) -> None:
+    def wait_for_fetched(self, place: int) -> None:
         self.queued.append(f"wait in {place}")
 
     def wait_for_written(self, place: int) -> None:
@@ -111,10 +111,10 @@ def test_a_state_is_freed_once_it_has_arrived_and_before_the_next_one_is_fetched
     host._streams = streams = Recorded()  # type: ignore[assignment]
     rules = [OneWeight() for _ in range(3)]
     for rule in rules:
-        host.take(rule)  # type: ignore[arg-type]
+        host.add(rule)  # type: ignore[arg-type]
     here: list[weakref.ref[Tensor]] = []
     for number, rule in enumerate(rules):
-        with host.visit(rule):  # type: ignore[arg-type]
+        with host.on_device(rule):  # type: ignore[arg-type]
             alive = sum(tensor() is not None for tensor in here)
             assert alive == 0, "of the states before"
             rule.state[0]["first"].add_(number + 1)

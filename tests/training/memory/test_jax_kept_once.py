@@ -17,9 +17,9 @@ from memconsole_jax.compiled.programs import Programs
 from memconsole_jax.compiled.step import mean_gradients
 from memconsole_jax.layout.stacking import stacks
 from memconsole_jax.models import attention
-from memconsole_jax.models.layers import Norm, looked_up, product
+from memconsole_jax.models.layers import Norm, lookup, product
 from memconsole_jax.tasks.language import LANGUAGE, summed_nats
-from memconsole_jax.techniques.activations.fused_loss import MASKED, plain_nats
+from memconsole_jax.techniques.activations.fused_loss import MASKED, whole
 from memconsole_jax.techniques.optimizer.optimizers import transformation
 from tests.training.harness import tiny_models
 
@@ -30,7 +30,7 @@ def test_looking_rows_up_has_the_gradient_of_indexing() -> None:
     table = RANDOM.normal(size=(11, 5)).astype(np.float32)
     indices = np.array([[3, 3, 0], [10, 3, 7]])
     weights = RANDOM.normal(size=(2, 3, 5)).astype(np.float32)
-    found = jax.grad(lambda t: jnp.sum(looked_up(t, indices) ** 2 * weights))(table)
+    found = jax.grad(lambda t: jnp.sum(lookup(t, indices) ** 2 * weights))(table)
     expected = jax.grad(lambda t: jnp.sum(t[indices] ** 2 * weights))(table)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert np.abs(found[3]).max() > 0
@@ -45,7 +45,7 @@ def test_a_padded_head_changes_neither_the_loss_nor_its_gradients(cap: float | N
 
     def loss(*x: Any) -> Any:
         def nats(h: Any, w: Any) -> Any:
-            return plain_nats(h, w, targets, 1.0, None, cap)
+            return whole(h, w, targets, 1.0, None, cap)
 
         return jax.value_and_grad(nats, argnums=(0, 1))(*x)
 
@@ -112,7 +112,7 @@ def test_a_block_keeps_the_bytes_that_the_formula_lists(mode: str, parallel: boo
 def test_logits_become_their_own_gradient(rows: int) -> None:
     hidden, head = (jax.ShapeDtypeStruct(s, np.float32) for s in ((rows, 256, 16), (4096, 16)))
     targets = jax.ShapeDtypeStruct((rows, 256), np.int32)
-    program = jax.jit(jax.value_and_grad(plain_nats, argnums=(0, 1)))
+    program = jax.jit(jax.value_and_grad(whole, argnums=(0, 1)))
     logits = 4 * rows * 256 * 4096
     assert logits <= temporaries(program.lower(hidden, head, targets)) < 1.2 * logits
 

@@ -16,7 +16,7 @@ from memconsole.plan.plan import Plan, replace
 from memconsole_jax.compiled.step import TrainState, train_step
 from memconsole_jax.layout.stacking import stacks
 from memconsole_jax.techniques.activations import fused_loss
-from memconsole_jax.techniques.activations.fused_loss import chunked_nats, plain_nats
+from memconsole_jax.techniques.activations.fused_loss import chunked, whole
 from memconsole_jax.techniques.optimizer.optimizers import transformation
 from memconsole_trainer.techniques import loss_scale
 from memconsole_trainer.weights.initialize import InitialWeights
@@ -136,7 +136,7 @@ def chunk_program(tokens: int) -> tuple[Any, Any]:
     targets = jax.ShapeDtypeStruct((2, tokens // 2), jnp.int32)
     return tuple(
         jax.make_jaxpr(jax.value_and_grad(loss, argnums=(0, 1)))(hidden, head, targets).jaxpr
-        for loss in (chunked_nats, plain_nats)
+        for loss in (chunked, whole)
     )  # type: ignore[return-value]
 
 
@@ -160,8 +160,8 @@ def test_the_heads_gradient_is_summed_in_float32(monkeypatch: pytest.MonkeyPatch
     hidden = jnp.asarray(random.normal(size=(4, 128, 16)), jnp.bfloat16)
     head = jnp.asarray(random.normal(size=(70, 16)), jnp.float32)
     targets = jnp.asarray(random.integers(0, 70, (4, 128)), jnp.int32).at[:, :9].set(-100)
-    by_hidden, by_head = jax.jit(jax.grad(chunked_nats, argnums=(0, 1)))(hidden, head, targets)
-    exact = jax.jit(jax.grad(plain_nats, argnums=(0, 1)))(
+    by_hidden, by_head = jax.jit(jax.grad(chunked, argnums=(0, 1)))(hidden, head, targets)
+    exact = jax.jit(jax.grad(whole, argnums=(0, 1)))(
         hidden.astype(jnp.float32), head.astype(jnp.bfloat16).astype(jnp.float32), targets
     )
     assert by_head.dtype == jnp.float32

@@ -26,7 +26,7 @@ from memconsole.plan.plan_file import dumps
 
 torch = pytest.importorskip("torch")
 
-from memconsole_torch.tracing import trace, trace_devices, trace_step, trace_timeline
+from memconsole_torch.tracing import trace, trace_devices, trace_sizes, trace_step
 from memconsole_torch.tracing.trace_liveness import Liveness
 from memconsole_trainer import tracing
 from tests.accuracy import torch_exact
@@ -138,7 +138,7 @@ def test_the_trace_agrees_with_pytorchs_own_tracker(seed: int) -> None:
 def test_every_step_is_like_the_first_and_remembering_changes_nothing(optimizer: str) -> None:
     architecture, plan = tiny(optimize__optimizer=optimizer)
     once = trace_step.trace(plan, architecture, "gpu").peaks
-    assert once == trace_step.trace(plan, architecture, "gpu", remember=False).peaks
+    assert once == trace_step.trace(plan, architecture, "gpu", cached=False).peaks
     twice = trace_step.trace(plan, architecture, "gpu", steps=2).peaks
     assert once == {phase: pytest.approx(size, abs=64) for phase, size in twice.items()}
 
@@ -242,7 +242,7 @@ def test_gradients_are_added_in_place_where_autograd_does_so(held: bool) -> None
     traced, peak = run(Liveness())
     assert in_place == traced == (not held)
     assert peak // (4 * rows) == 1 + (3 if held else 2), "the weight, and its gradients"
-    assert run(Liveness(hidden=False))[0] is False, "MemTracker sees a third tensor, as any mode"
+    assert run(Liveness(internal=False))[0] is False, "MemTracker sees a third tensor, as any mode"
 
 
 MEASURED: tuple[tuple[int, dict[str, object]], ...] = (
@@ -296,14 +296,14 @@ def test_every_model_of_the_catalog_has_sizes_that_tell(model: str) -> None:
         changes = {"model.name": model, "train.batch_size": batch, "data.sequence_length": length}
         plan = replace(Plan(), changes)
         found = catalog.model(plan)
-        sizes = trace_timeline.telling_sizes(plan, found)
+        sizes = trace_sizes.distinct_sizes(plan, found)
         if isinstance(found, Recommender):
             assert sizes is None
             continue
         assert sizes is not None, (batch, length)
         assert (sizes.batch == 1) == (batch == 1)
         pairs = replace(plan, {"train.objective": "dpo"})
-        assert trace_timeline.telling_sizes(pairs, found) is None
+        assert trace_sizes.distinct_sizes(pairs, found) is None
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_what_is_priced_but_not_trained_is_refused_by_name(changes: dict[str, ob
 
 def test_sizes_tell_what_bytes_are_proportional_to() -> None:
     architecture, plan = tiny(train__batch_size=8, data__sequence_length=512)
-    sizes = trace_timeline.telling_sizes(plan, architecture)
+    sizes = trace_sizes.distinct_sizes(plan, architecture)
     assert sizes is not None
     b, s, c, r = sizes.batch, sizes.length, sizes.chunk, sizes.rest
     assert 2 * c + r == b * s
@@ -331,10 +331,10 @@ def test_sizes_tell_what_bytes_are_proportional_to() -> None:
     for place, value in enumerate(values.values()):
         found = sizes.coefficient(1024 * value)
         assert (found.term, found.factor) == (place, 1024)
-    with pytest.raises(trace_timeline.UntoldSizeError):
+    with pytest.raises(trace_sizes.AmbiguousSizeError):
         sizes.coefficient(64 * b)
     regression = replace(Plan(), {"model.name": "lqr"})
-    by_row = trace_timeline.telling_sizes(regression, catalog.model(regression))
+    by_row = trace_sizes.distinct_sizes(regression, catalog.model(regression))
     assert by_row is not None
     found = by_row.coefficient(24 * by_row.batch)
     assert (affine.TERMS[found.term], found.factor) == ("B", 24)

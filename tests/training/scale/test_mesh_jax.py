@@ -11,11 +11,11 @@ import pytest
 
 from memconsole.plan.plan import PlanError, replace
 from memconsole.runs.act.environment import trainer_environment
-from memconsole_trainer.weights.export import config
+from memconsole_trainer.weights.config_json import config
 from tests.training.harness import tiny_models
-from tests.training.harness.gangs import plan_of, preferring
 from tests.training.harness.meshes import differences
 from tests.training.harness.pairs import ADAPTERS
+from tests.training.harness.torch_processes import plan_of, preferring
 
 jax = pytest.importorskip("jax")
 PAIRS: dict[str, dict[str, Any]] = {

@@ -13,9 +13,9 @@ from memconsole.runs.read.report.report import report
 from memconsole.runs.record import files
 from memconsole.runs.record.log import events
 from memconsole_trainer.engine import DeviceFacts
-from tests.training.harness.gangs import plan_of, together
 from tests.training.harness.runs import told
-from tests.training.scale.test_gang_runs import NODES, started, wait_for_end
+from tests.training.harness.torch_processes import plan_of, together
+from tests.training.scale.test_distributed_runs import NODES, started, wait_for_end
 
 PAUSE_SECONDS = 1.0
 

@@ -14,7 +14,7 @@ from memconsole.plan.sections.optimize import LoraTargets
 from memconsole.plan.toggles.optimizations import check_conflicts
 from memconsole.plan.training.trained import adapter_scale
 from memconsole_trainer.techniques.adapters import Merged, adapters_of
-from memconsole_trainer.weights.export_run import _places
+from memconsole_trainer.weights.export_run import _peft_matrices
 from tests.training.harness.adapted import MODELS, RANK, Base, State, batch, built, plan_with
 
 SETTINGS = {"optimize.lora_alpha": 3.0, "optimize.lora_targets": "query-value"}
@@ -46,7 +46,7 @@ def test_joined_modules_of_a_peft_file_are_what_merging_adds(targets: LoraTarget
     own = {p.name: draw.normal(size=p.shape) for p in adapters_of(plan, model)}
     merged = Merged(plan, model, base, own.__getitem__)
     found: Any = SimpleNamespace(architecture=model, trained=own.__getitem__)
-    modules = {name: b @ a for name, a, b in _places(found, RANK, targets)}
+    modules = {name: b @ a for name, a, b in _peft_matrices(found, RANK, targets)}
     joined = "transformer.h.1.attn.c_attn" in modules
     assert joined == (targets != "mlp")
     assert ("transformer.h.1.mlp.c_fc" in modules) == (targets in ("all", "mlp"))

@@ -31,8 +31,8 @@ from memconsole_trainer.engine import WeightsError
 from memconsole_trainer.randomness import generator
 from memconsole_trainer.weights import bitnet, trained
 from memconsole_trainer.weights.export import export
+from memconsole_trainer.weights.huggingface_names import stored_as
 from memconsole_trainer.weights.initialize import InitialWeights
-from memconsole_trainer.weights.places import stored
 from tests.training.harness.runs import attempt, plan, told
 from tests.training.harness.tiny_models import ARCHITECTURES
 
@@ -94,7 +94,7 @@ def test_an_export_holds_codes_for_matrices_alone_and_reads_back_as_they_say(
     scales: dict[str, set[float]] = {}
     for p in parameters(architecture):
         found, original = read.tensor(p.name), weights.tensor(p.name)
-        place = stored(p, architecture)
+        place = stored_as(p, architecture)
         if p.role != "matrix":
             if place is not None:
                 np.testing.assert_array_equal(found, original, err_msg=p.name)

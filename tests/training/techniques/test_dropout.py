@@ -19,7 +19,7 @@ from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.toggles.optimizations import check_conflicts
 from memconsole_jax.models import attention
 from memconsole_jax.models import dropout as jax_dropout
-from memconsole_torch.models.capped_attention import _kept, capped_attention
+from memconsole_torch.models.capped_attention import _dropout_mask, capped_attention
 from memconsole_torch.techniques.activations.dropout import dropped, kept
 from memconsole_trainer.techniques.dropout import key_of
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
@@ -67,7 +67,7 @@ def test_attention_drops_shares_after_their_softmax() -> None:
     found = capped_attention(q, k, v, None, 0.3, 0.0, 77, 0.4)
     wide = [x.repeat_interleave(2, 1) for x in (k, v)]
     scores = (q @ wide[0].mT * 0.3).masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf)
-    mask = _kept(torch.empty(4, 18, 9), 77, 0, 0.4).view(2, 4, 9, 9)
+    mask = _dropout_mask(torch.empty(4, 18, 9), 77, 0, 0.4).view(2, 4, 9, 9)
     expected = (scores.softmax(-1) * mask / 0.6) @ wide[1]
     assert torch.allclose(found, expected, atol=1e-6)
     slope = torch.randn(found.shape, generator=draw)

@@ -133,7 +133,7 @@ def test_a_kernel_equals_torchs_operations(comparison: str) -> None:
     )
 
 
-FLOATS = ("cap", "first_share", "second_share", "epsilon", "kept", "step_size")
+FLOATS = ("cap", "first_share", "second_share", "epsilon", "decay", "step_size")
 WIDE = ("weight", "gradient", "nats", "factor", "pairs")
 TYPES = {
     "targets": "*i64",
@@ -144,17 +144,23 @@ TYPES = {
     "codes": "*u8",
 }
 CONSTANTS: dict[str, dict[str, Any]] = {
-    "slopes": {"capped": True, "wanted": True, "shared": False, "masked": -100, "block": 1024},
+    "cross_entropy": {
+        "capped": True,
+        "with_gradient": True,
+        "one_factor": False,
+        "masked": -100,
+        "block": 1024,
+    },
     "adamw": {
-        "held": False,
-        "narrow": True,
+        "factors_on_device": False,
+        "quantized": True,
         "half": HALF,
         "tiny": TINY,
         "blocks": BLOCKS,
         "block": 256,
     },
-    "rounded": {"block": 1024, "lanes": 256, "counters": 1024},
-    "decoded": {"paired": True, "blocks": 32, "block": 64},
+    "round_stochastically": {"block": 1024, "lanes": 256, "counters": 1024},
+    "dequantize": {"paired": True, "blocks": 32, "block": 64},
 }
 
 

@@ -177,9 +177,9 @@ def test_torch_holds_the_state_of_two_weights_at_a_time(moving: None) -> None:
     most = [0]
     fetch = torch_offload.HostState._fetch
 
-    def counted(self: Any, place: int) -> None:
-        fetch(self, place)
-        held = sum(t.nbytes for state in self._arriving.values() for t in state.values())
+    def counted(self: Any, index: int) -> None:
+        fetch(self, index)
+        held = sum(t.nbytes for state in self._fetched.values() for t in state.values())
         most.append(held)
 
     torch_offload.HostState._fetch = counted  # type: ignore[method-assign]

@@ -56,7 +56,7 @@ def quantized_by(backend: str, array: np.ndarray, signed: bool) -> tuple[np.ndar
     if backend == "numpy":
         return reference.quantize(array, signed=signed)
     if backend == "jax":
-        codes, scales = jax.jit(lambda x: in_jax.narrow(x, signed=signed))(array)
+        codes, scales = jax.jit(lambda x: in_jax.quantize(x, signed=signed))(array)
         return np.asarray(codes), np.asarray(scales)
     slices = in_torch.Buffers(torch.device("cpu"))
     views = slices.views(array.size)
@@ -64,18 +64,20 @@ def quantized_by(backend: str, array: np.ndarray, signed: bool) -> tuple[np.ndar
     views.moments[signed].copy_(torch.from_numpy(array))
     codes = torch.empty(array.size, dtype=torch.uint8)
     scales = torch.empty(blockwise.scales_of(array.size))
-    slices.narrow(codes, scales, signed=signed)
+    slices.quantize(codes, scales, signed=signed)
     return codes.numpy(), scales.numpy()
 
 
-def widened_by(backend: str, codes: np.ndarray, scales: np.ndarray, signed: bool) -> np.ndarray:
+def dequantized_by(backend: str, codes: np.ndarray, scales: np.ndarray, signed: bool) -> np.ndarray:
     if backend == "numpy":
         return reference.dequantize(codes, scales, signed=signed)
     if backend == "jax":
-        return np.asarray(jax.jit(lambda c, s: in_jax.widen(c, s, signed=signed))(codes, scales))
+        return np.asarray(
+            jax.jit(lambda c, s: in_jax.dequantize(c, s, signed=signed))(codes, scales)
+        )
     slices = in_torch.Buffers(torch.device("cpu"))
     slices.views(codes.size).blocks[signed].fill_(math.nan)
-    found = slices.widen(torch.from_numpy(codes), torch.from_numpy(scales), signed=signed)
+    found = slices.dequantize(torch.from_numpy(codes), torch.from_numpy(scales), signed=signed)
     return found.numpy().copy()
 
 
@@ -95,7 +97,7 @@ def test_codes_scales_and_the_way_back_are_those_of_the_vectors(backend: str, ca
     assert codes.tolist() == case["codes"]
     table = np.array(VECTORS["signed_values" if case["signed"] else "unsigned_values"], np.float32)
     expected = table[case["codes"]] * np.repeat(scales, 256)[: array.size]
-    found = widened_by(backend, codes, scales, case["signed"])
+    found = dequantized_by(backend, codes, scales, case["signed"])
     np.testing.assert_array_equal(found, expected)
     if not case["signed"]:  # the signed map has no -1: a block whose largest is negative shrinks
         np.testing.assert_array_equal(quantized_by(backend, found, False)[0], codes)
@@ -110,7 +112,7 @@ def test_a_positive_second_moment_never_becomes_zero(
     array = (10 ** (scale + random.uniform(-spread, 0, 700))).astype(np.float32)
     array[::7] = 0
     for backend in ("numpy", "torch"):
-        found = widened_by(backend, *quantized_by(backend, array, False), False)
+        found = dequantized_by(backend, *quantized_by(backend, array, False), False)
         assert ((found > 0) == (array > 0)).all()
 
 

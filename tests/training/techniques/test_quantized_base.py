@@ -86,7 +86,7 @@ def test_both_backends_decode_the_vector_file_bit_by_bit(storage: Any) -> None:
         (3, 64),
     ):  # blocks across rows, one row of blocks, and several
         blocks = -(-np.prod(shape) // BLOCK)
-        held = jax_base.Layout.of(shape).held(codes[:blocks], scales[:blocks], storage)
+        held = jax_base.Layout.of(shape).arrange(codes[:blocks], scales[:blocks], storage)
         for kind in ("cpu", "tpu"):
             with target.absent(kind):
                 theirs = np.asarray(jax_base.decoded(*held, shape))
@@ -214,7 +214,7 @@ def test_codes_are_the_specifications_and_only_of_matrices(backend: str) -> None
         if p.role == "matrix":
             codes, expected = quantize(start.tensor(p.name), "nf4")
             if backend == "jax":
-                codes, expected = jax_base.Layout.of(p.shape).held(codes, expected, "nf4")
+                codes, expected = jax_base.Layout.of(p.shape).arrange(codes, expected, "nf4")
             np.testing.assert_array_equal(held, codes)
             np.testing.assert_array_equal(scales, expected)
         else:

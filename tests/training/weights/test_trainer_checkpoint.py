@@ -28,7 +28,8 @@ from memconsole_trainer.weights.checkpoint import (
     FencedError,
     NotFiniteError,
 )
-from memconsole_trainer.weights.trained import NothingTrainedError, chosen
+from memconsole_trainer.weights.loaded_checkpoint import LoadedCheckpoint
+from memconsole_trainer.weights.trained import NothingTrainedError, choose
 
 STATE = {"progress": {"step": 3}, "validation_loss": None}
 
@@ -51,7 +52,7 @@ def save(checkpoints: Checkpoints, step: int, **changes: Any) -> checkpoint.Save
     return checkpoints.save(step, **(arguments | changes))
 
 
-def newest(checkpoints: Checkpoints) -> tuple[checkpoint.LoadedCheckpoint | None, list[str]]:
+def newest(checkpoints: Checkpoints) -> tuple[LoadedCheckpoint | None, list[str]]:
     said: list[str] = []
     return checkpoints.newest(said.append, lambda: None), said
 
@@ -255,7 +256,7 @@ def test_the_measure_of_the_task_chooses_the_best_checkpoint(tmp_path: Path) -> 
         checkpoints.retain()
     assert [step_of(p) for p in checkpoints.committed()] == [4, 2]
     assert (tmp_path / "best").resolve() == tmp_path / "step-000000002"
-    found = chosen(checkpoints, "best-or-last")
+    found = choose(checkpoints, "best-or-last")
     assert found is not None
     assert found.step == 2
     save(checkpoints, 5, state=STATE | {"validation_loss": 9.0, "scores": "not a list"})
@@ -264,28 +265,28 @@ def test_the_measure_of_the_task_chooses_the_best_checkpoint(tmp_path: Path) -> 
 
 def test_a_checkpoint_is_chosen_by_its_name(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, 2)
-    assert chosen(checkpoints, "best") is None
+    assert choose(checkpoints, "best") is None
     save(checkpoints, 3)
     with pytest.raises(
         ValueError, match=r"none was saved right after an evaluation; there are last, step-3$"
     ):
-        chosen(checkpoints, "best")
+        choose(checkpoints, "best")
     for step, loss in {4: 1.0, 5: 2.0}.items():
         save(checkpoints, step, state=STATE | {"validation_loss": loss})
-    found = {which: chosen(checkpoints, which) for which in ("last", "best", "step-3", "5")}
+    found = {which: choose(checkpoints, which) for which in ("last", "best", "step-3", "5")}
     assert [c.step for c in found.values() if c] == [5, 4, 3, 5]
     with pytest.raises(ValueError, match="there are last, best, step-3, step-4, step-5"):
-        chosen(checkpoints, "step-9")
+        choose(checkpoints, "step-9")
     next(checkpoints.best().glob("*.safetensors")).write_bytes(b"")  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="step-000000004 is damaged"):
-        chosen(checkpoints, "best")
+        choose(checkpoints, "best")
 
 
 def test_a_folder_that_is_half_deleted_is_a_deleted_checkpoint(tmp_path: Path) -> None:
     saved = save(Checkpoints(tmp_path, 2), 3).path
     next(saved.glob("*.safetensors")).unlink()
     with pytest.raises(FileNotFoundError):
-        checkpoint.LoadedCheckpoint(saved)
+        LoadedCheckpoint(saved)
 
 
 @pytest.mark.parametrize("which", ["last", "best", "best-or-last"])
@@ -311,7 +312,7 @@ def test_a_checkpoint_is_read_while_its_run_saves_and_deletes_others(
             while len(steps) < 40 or steps[-1] == steps[0]:
                 assert not training.done()
                 try:
-                    found = chosen(checkpoints, which)
+                    found = choose(checkpoints, which)
                 except NothingTrainedError as error:
                     assert "deleted 5 checkpoints in a row" in str(error)  # noqa: PT017
                     continue
@@ -342,15 +343,15 @@ def test_a_run_that_deletes_every_checkpoint_that_is_chosen_is_told(
     save(checkpoints, next(steps))
     monkeypatch.setattr(checkpoint, "verify", verified)
     with pytest.raises(NothingTrainedError, match="deleted 5 checkpoints in a row"):
-        chosen(checkpoints, "last")
+        choose(checkpoints, "last")
 
 
 def test_a_checkpoint_that_is_read_can_be_deleted(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, 1)
     save(checkpoints, 1)
     held, named = (
-        chosen(checkpoints, "last"),
-        checkpoint.LoadedCheckpoint(tmp_path / "step-000000001"),
+        choose(checkpoints, "last"),
+        LoadedCheckpoint(tmp_path / "step-000000001"),
     )
     assert held is not None
     save(checkpoints, 2)

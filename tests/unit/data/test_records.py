@@ -44,7 +44,8 @@ from memconsole_trainer.data.text.rows.batches import Boundary, TextRows
 from memconsole_trainer.data.text.tokens.marked import encode, ids, learned, marked_dtype, trimmed
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, load, train
 from memconsole_trainer.tasks import answering
-from memconsole_trainer.tasks.answering import Nearest, asked_records, f1, held_records, scores
+from memconsole_trainer.tasks.answer_scores import Nearest, f1, scores
+from memconsole_trainer.tasks.answering import asked_records, held_records
 
 MADE = [record(np.random.default_rng(number)) for number in range(400)]
 EQUIPMENT = Template(templates()["equipment"].text)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from memconsole.plan.plan import Plan, replace
-from memconsole_trainer.control.hybrid import LEAST_KEPT, TRIM_EVERY, Hybrid
+from memconsole_trainer.control.hybrid import LEAST_PAIRS, TRIM_EVERY, Hybrid
 from memconsole_trainer.control.monitor import LEAST
 from memconsole_trainer.engine import Batch, MemoryReading, StepMetrics
-from memconsole_trainer.gang import Alone
 from memconsole_trainer.host import heap
 from memconsole_trainer.loop.watch import Watch
+from memconsole_trainer.process_group import SingleProcess
 
 SETTINGS: dict[str, Any] = {
     "hybrid.mode": "aggressive",
@@ -43,7 +43,7 @@ class ScriptedJumps:
         self.held -= count
 
     def products(self, pairs: Any) -> dict[str, Any]:
-        assert len(pairs) >= LEAST_KEPT
+        assert len(pairs) >= LEAST_PAIRS
         return {"w": np.eye(len(pairs))}
 
     def begin(self, path: Any) -> None: ...
@@ -74,7 +74,7 @@ class ScriptedEngine:
 
     def count_step(self, loss: float) -> None: ...
 
-    gang = Alone()
+    process_group = SingleProcess()
 
     def memory(self) -> MemoryReading:
         return MemoryReading(1, 1, 1, None, None)
@@ -172,7 +172,7 @@ def test_the_loop_does_not_wait_for_state_that_comes_back_beside_the_next_jump(
     control.step(cast(Any, engine), batch())
     assert (watch.phase, control.phase) == ("predict", "restore")
     engine.calls.clear()
-    watch.follow(cast(Any, control))
+    watch.change_phase(cast(Any, control))
     fetched = engine.calls.index("fetch")
     assert engine.calls[fetched:].count("synchronize") == waits
     assert engine.calls[-1] == "reset_peak"

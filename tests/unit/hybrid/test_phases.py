@@ -15,7 +15,7 @@ from memconsole_trainer.control.monitor import LEAST, WARNINGS, WINDOW, Monitor,
 from memconsole_trainer.control.phases import Confidence, Phases
 from memconsole_trainer.control.predictor import LAGS, DynamicModes, Extrapolation, Nowcaster
 from memconsole_trainer.control.trend import Trend
-from memconsole_trainer.jumps import SHRINKAGE, along
+from memconsole_trainer.jumps import SHRINKAGE, shrunk_sum
 
 CHOICE = HybridChoice(
     mode="balanced", warmup_steps=2, full_steps=3, correct_steps=2, predict_rounds=2,
@@ -115,7 +115,7 @@ def quiet(steps: int = 3 * LEAST) -> Monitor:
     monitor, draw = Monitor(), np.random.default_rng(1)
     for _ in range(steps):
         judged = monitor.observe(2 + float(draw.normal()) / 30, NORM, CHOICE)
-        assert judged.verdict <= Reaction.FULL
+        assert judged.reaction <= Reaction.FULL
     return monitor
 
 
@@ -141,13 +141,13 @@ def test_the_monitor_judges_losses_and_norms(
     monitor = quiet()
     loss = monitor.mean + sigmas * monitor.sigma
     judged = monitor.observe(loss, times * NORM, CHOICE)
-    assert judged.verdict is verdict
+    assert judged.reaction is verdict
     assert bool(judged.reason) == (verdict is not Reaction.FINE)
 
 
 def test_warnings_in_a_row_are_critical_and_a_step_that_is_not_finite_is_not_counted() -> None:
     monitor = quiet()
-    verdicts = [monitor.observe(monitor.mean, 150 * NORM, CHOICE).verdict for _ in range(WARNINGS)]
+    verdicts = [monitor.observe(monitor.mean, 150 * NORM, CHOICE).reaction for _ in range(WARNINGS)]
     assert verdicts == [Reaction.FULL] * (WARNINGS - 1) + [Reaction.ROLLBACK]
     before = monitor.mean, monitor.norm, monitor.seen
     monitor.observe(math.nan, NORM, CHOICE)
@@ -159,7 +159,7 @@ def test_a_loss_that_swings_from_step_to_step_oscillates_once_a_window_is_full()
     judged = [
         monitor.observe(2 + 0.5 * (-1) ** step, NORM, CHOICE) for step in range(WINDOW + WARNINGS)
     ]
-    verdicts = [one.verdict for one in judged]
+    verdicts = [one.reaction for one in judged]
     assert verdicts[:WINDOW] == [Reaction.FINE] * WINDOW
     assert verdicts[WINDOW:] == [Reaction.FULL] * (WARNINGS - 1) + [Reaction.ROLLBACK]
     assert judged[WINDOW].reason == "the loss oscillates"
@@ -219,7 +219,7 @@ def test_the_nowcaster_learns_a_recurrence_online_and_forgets_an_older_one() -> 
 def test_a_path_leaves_out_the_weights_whose_movements_are_noise() -> None:
     steady, noisy = [1.0, 1.1, 0.9, 1.0], [1.0, -1.0, 2.0, -1.5]
     moved = np.array([steady, noisy], np.float32).T
-    found = along(moved, np.full(4, 0.5))
+    found = shrunk_sum(moved, np.full(4, 0.5))
     error = np.var(steady, ddof=1) / 4
     assert found[0] == pytest.approx(0.5 * 4.0 * (1 - SHRINKAGE * error / 1.0), rel=1e-5)
     assert found[1] == 0.0

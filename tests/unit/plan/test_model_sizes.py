@@ -14,7 +14,7 @@ from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan, PlanError, replace
-from memconsole_trainer.loop.progress import fingerprint
+from memconsole_trainer.loop.fingerprint import fingerprint
 
 SMALL = Budget(
     name="cpu", kind="cpu", memory_label="host RAM", total_bytes=2**30, usable_bytes=2**27, why="test"

@@ -10,11 +10,11 @@ import pytest
 from memconsole.runs.read.state.reduce import PROFILING, RunState, reduce
 from memconsole.runs.record.log import events
 from memconsole_trainer.engine import MemoryReading
-from memconsole_trainer.gang import Alone
 from memconsole_trainer.host import host_memory
 from memconsole_trainer.host.host_memory import HostMemory, Resident, Tree
 from memconsole_trainer.loop import watch as watching
 from memconsole_trainer.loop.watch import Watch
+from memconsole_trainer.process_group import SingleProcess
 
 IDLE = 300
 """Bytes of the process besides what the engine holds."""
@@ -31,7 +31,7 @@ class _Machine:
         self.now, self.most = count, max(self.most, peak)
         HostMemory.highest_anonymous = max(HostMemory.highest_anonymous, IDLE + peak)
 
-    gang = Alone()
+    process_group = SingleProcess()
 
     @property
     def device(self) -> Any:
@@ -82,11 +82,11 @@ def test_the_peak_after_a_profile_is_that_of_the_plan(
     watch = Watch(cast(Any, attempt), cast(Any, machine), cast(Any, _Progress()))
     watch.enter("train")
     machine.hold(40, 100)
-    with watch.aside(PROFILING):
+    with watch.outside_training(PROFILING):
         machine.hold(500, 900)
         machine.hold(70 if kind == "cpu" else 40, 0)  # 30 bytes stay with the profiler
     machine.hold(70 if kind == "cpu" else 40, 135 if kind == "cpu" else 105)
-    watch.memory()
+    watch.report_memory()
     state = RunState()
     for record in attempt.told:
         state = reduce(state, record)
@@ -121,7 +121,7 @@ def test_what_a_compiler_took_before_the_baseline_counts_as_host_memory(
     monkeypatch.setattr(
         watching, "tree_memory", lambda: Tree(resident=250, anonymous=200, shared=0)
     )
-    Watch(cast(Any, attempt), cast(Any, machine), cast(Any, _Progress())).memory()
+    Watch(cast(Any, attempt), cast(Any, machine), cast(Any, _Progress())).report_memory()
     (told,) = attempt.told
     assert isinstance(told, events.Memory)
     assert told.peak_host_bytes == 900

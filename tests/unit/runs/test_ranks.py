@@ -208,11 +208,11 @@ def test_the_state_that_is_saved_holds_the_ranks(run: RunDirectory) -> None:
     assert Follower(run).state.ranks == first.state.ranks != ()
 
 
-class _Gang:
+class _ProcessGroup:
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size, self.met = rank, size, 0
 
-    def most(self, *numbers: int) -> tuple[int, ...]:
+    def all_reduce_max(self, *numbers: int) -> tuple[int, ...]:
         self.met += 1
         return numbers
 
@@ -221,7 +221,7 @@ class _Engine:
     """A process with scripted bytes."""
 
     def __init__(self, rank: int, size: int, devices: int = 1) -> None:
-        self.gang = _Gang(rank, size)
+        self.process_group = _ProcessGroup(rank, size)
         self.held = [MIB] * devices
 
     def memories(self) -> tuple[MemoryReading, ...]:
@@ -242,7 +242,7 @@ Made = tuple[list[_Engine], list[RankReadings], _Attempt]
 
 
 @pytest.fixture
-def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Made]:
+def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Made]:
     """The processes of an attempt, in this one; the first process's attempt."""
     monkeypatch.setattr(loop_ranks.time, "monotonic", lambda: NOW[0])
     (tmp_path / readings.FOLDER).mkdir()
@@ -266,8 +266,10 @@ def take(made: list[RankReadings], step: int, phase: str = "train") -> None:
         one.take(found, phase, step, 5 * MIB, 6 * MIB)
 
 
-def test_the_first_process_logs_what_the_others_have_written(gang: Callable[..., Made]) -> None:
-    engines, made, attempt = gang(2)
+def test_the_first_process_logs_what_the_others_have_written(
+    processes: Callable[..., Made],
+) -> None:
+    engines, made, attempt = processes(2)
     engines[1].held = [7 * MIB]
     made[1].count(4, 8.0, 2.0)
     take(made, 3, "evaluate")
@@ -284,9 +286,9 @@ def test_the_first_process_logs_what_the_others_have_written(gang: Callable[...,
 
 
 def test_a_process_without_a_readable_file_is_left_out(
-    gang: Callable[..., Made], tmp_path: Path
+    processes: Callable[..., Made], tmp_path: Path
 ) -> None:
-    _, made, attempt = gang(3)
+    _, made, attempt = processes(3)
     take([made[0], made[2]], 1)
     assert [one.rank for one in attempt.told[-1].ranks] == [0, 2]
     (tmp_path / readings.FOLDER / "reading-2.json").write_bytes(b"{")
@@ -294,28 +296,30 @@ def test_a_process_without_a_readable_file_is_left_out(
     assert [one.rank for one in attempt.told[-1].ranks] == [0]
 
 
-def test_many_ranks_are_logged_less_often(gang: Callable[..., Made]) -> None:
-    few, many = gang(8), gang(64)
+def test_many_ranks_are_logged_less_often(processes: Callable[..., Made]) -> None:
+    few, many = processes(8), processes(64)
     for step in range(64):
         take(few[1][:1], step)
         take(many[1][:1], step)
     assert (len(few[2].told), len(many[2].told)) == (64, 16)
 
 
-def test_the_last_readings_are_logged_after_all_have_written(gang: Callable[..., Made]) -> None:
-    engines, made, attempt = gang(2)
+def test_the_last_readings_are_logged_after_all_have_written(
+    processes: Callable[..., Made],
+) -> None:
+    engines, made, attempt = processes(2)
     take(made, 1)
     before = len(attempt.told)
     take([made[1]], 2, "checkpoint")
     for one in made:
         one.last(2)
-    assert [engine.gang.met for engine in engines] == [1, 1]
+    assert [engine.process_group.met for engine in engines] == [1, 1]
     assert len(attempt.told) == before + 1
     assert "checkpoint" in attempt.told[-1].ranks[1].peaks_by_phase
 
 
-def test_devices_of_one_process_are_told_apart(gang: Callable[..., Made]) -> None:
-    (engine,), (made,), attempt = gang(1, devices=4)
+def test_devices_of_one_process_are_told_apart(processes: Callable[..., Made]) -> None:
+    (engine,), (made,), attempt = processes(1, devices=4)
     engine.held = [MIB, 2 * MIB, 3 * MIB, 4 * MIB]
     assert rank_count(cast(Any, engine)) == 4
     take([made], 1)
@@ -325,15 +329,15 @@ def test_devices_of_one_process_are_told_apart(gang: Callable[..., Made]) -> Non
     ]
 
 
-def test_one_device_tells_nothing_besides_its_memory(gang: Callable[..., Made]) -> None:
-    _, (made,), attempt = gang(1)
+def test_one_device_tells_nothing_besides_its_memory(processes: Callable[..., Made]) -> None:
+    _, (made,), attempt = processes(1)
     take([made], 1)
     made.last(1)
     assert attempt.told == []
 
 
-def test_what_a_profiler_takes_is_not_the_plans(gang: Callable[..., Made]) -> None:
-    engines, made, attempt = gang(2)
+def test_what_a_profiler_takes_is_not_the_plans(processes: Callable[..., Made]) -> None:
+    engines, made, attempt = processes(2)
     take(made, 1)
     engines[0].held = [900 * MIB]
     take(made, 2, "profile")
@@ -343,12 +347,12 @@ def test_what_a_profiler_takes_is_not_the_plans(gang: Callable[..., Made]) -> No
 
 
 def test_a_full_disk_loses_the_reading_and_nothing_else(
-    gang: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
+    processes: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files, "write_atomic", full)
-    _, made, attempt = gang(2)
+    _, made, attempt = processes(2)
     take(made, 1)
     assert [one.rank for one in attempt.told[-1].ranks] == [0]

@@ -27,7 +27,7 @@ from memconsole.runs.record.records import ErrorRecord, FinalRecord
 from memconsole.runs.record.run_store import create_run
 from memconsole.runs.record.states import Verdict
 from memconsole_trainer import stopping
-from memconsole_trainer.loop.progress import fingerprint
+from memconsole_trainer.loop.fingerprint import fingerprint
 
 TWO = {"device.count": 2, "optimize.sharding": "fsdp", "train.batch_size": 6}
 
@@ -148,17 +148,17 @@ def test_a_process_that_was_killed_unwatched_is_named(run: RunDirectory) -> None
 def test_jax_processes_that_end_well_end_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = "import os; assert os.environ['MEMCONSOLE_MEETING'].startswith('127.0.0.1:')"
+    code = "import os; assert os.environ['MEMCONSOLE_COORDINATOR'].startswith('127.0.0.1:')"
     assert _started(tmp_path, monkeypatch, code) == 0
 
 
 def test_a_jax_process_that_cannot_reach_the_first_one_says_where(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gang = pytest.importorskip("memconsole_jax.gang")
-    monkeypatch.setattr(gang, "MEETING_SECONDS", 0)
-    with pytest.raises(gang.MeetingError, match=r"127\.0\.0\.1:1 .* MASTER_ADDR names"):
-        gang._reach("127.0.0.1:1")
+    process_group = pytest.importorskip("memconsole_jax.process_group")
+    monkeypatch.setattr(process_group, "RENDEZVOUS_SECONDS", 0)
+    with pytest.raises(process_group.RendezvousError, match=r"127\.0\.0\.1:1 .* MASTER_ADDR names"):
+        process_group._wait_for_coordinator("127.0.0.1:1")
 
 
 def test_jax_has_a_process_for_each_node_and_torch_for_each_device() -> None:

@@ -1,10 +1,13 @@
-"""Cross-entropy from hidden states, with the full logits or in chunks of tokens.
+"""Cross-entropy of a language model's logits. Either all logits exist at once (`whole`), or those of a chunk of tokens at
+a time (`chunked`).
 
 In chunks, the head and the loss of a few tokens are computed together with their gradients. So
 neither the full logits (N, V) nor their gradient ever exist, and nothing is computed twice. This
 works because the loss is the end of the network: its gradients only lack a scalar factor, which the
 backward pass applies. Wijmans et al. 2024 and Liger Kernel do the same in Triton. The head's
 gradient is summed over chunks in float32.
+
+Letters in shapes: B rows, T tokens, C hidden size, V vocabulary, N = B·T targets, R targets of one chunk.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from memconsole_jax import target
-from memconsole_jax.layout.mesh import on_own_rows, rows_of_each, shared_out
+from memconsole_jax.layout.mesh import rows_per_device, shard_gradient, shard_map_rows
 
 MASKED = -100
 ALIGNED_ROWS = 16
@@ -37,78 +40,81 @@ def chunk_tokens(tokens: int) -> int:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def plain_nats(
+def whole(
     hidden: Array,
     head: Array,
     targets: Array,
     share: Array | float = 1.0,
-    begun: Array | None = None,
+    head_gradient_sum: Array | None = None,
     cap: float | None = None,
 ) -> Array:
-    """Summed nats of targets (B, T) given hidden (B, T, C) and head (V, C), times `share`, from
-    full logits.
+    """Summed cross-entropy in nats of targets (B, T) given hidden (B, T, C) and head (V, C), times `share`, from all
+    logits at once. For a mean, `share` is 1 divided by the number of targets; each target may also have its own (B, T).
+    With a `cap`, logits x become cap · tanh(x / cap) (Gemma 2).
 
-    `begun` (V, C), float32, is the sum of the head's gradients so far. If it is given, the gradient with
-    respect to `begun` is this sum plus the head's gradient, and the gradient with respect to `head` is
-    None. This is only correct if this function's result itself is differentiated, and not a function of
-    it. With a `cap`, logits x become cap · tanh(x / cap) (Gemma 2). Each target may have its own share (B, T).
+    `head_gradient_sum` (V, C), float32, is the sum of the head's gradients of earlier micro-batches. If it is given, the
+    gradient with respect to it is this sum plus the head's gradient, and the gradient with respect to `head` is
+    None. This is only correct if this function's result itself is differentiated, and not a function of it.
     """
-    return _plain_forward(hidden, head, targets, share, begun, cap)[0]
+    return _whole_forward(hidden, head, targets, share, head_gradient_sum, cap)[0]
 
 
-def _plain_forward(
+def _whole_forward(
     hidden: Array,
     head: Array,
     targets: Array,
     share: Array | float,
-    begun: Array | None,
+    head_gradient_sum: Array | None,
     cap: float | None,
 ) -> tuple[Array, Any]:
     rows, labels = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)  # (N, C), (N,)
-    logits = rows @ _narrowed(head, hidden).T  # (N, V)
-    nats, picked = _nats(_of_vocabulary(logits, head.shape[0], cap), labels)
-    kept = hidden, head, labels, logits, (nats, picked), share, begun
-    return _total(nats, labels, share), kept
+    logits = rows @ _padded_head(head, hidden).T  # (N, V)
+    nats, picked = _nats(_without_padding(logits, head.shape[0], cap), labels)
+    saved = hidden, head, labels, logits, (nats, picked), share, head_gradient_sum
+    return _total(nats, labels, share), saved
 
 
-def _plain_backward(cap: float | None, kept: Any, cotangent: Array) -> tuple[Any, ...]:
-    """The full logits were kept; their gradient overwrites them."""
-    hidden, head, labels, logits, (nats, picked), share, begun = kept
-    whole = _of_vocabulary(logits, head.shape[0], cap)
+def _whole_backward(cap: float | None, saved: Any, cotangent: Array) -> tuple[Any, ...]:
+    """The logits are saved; their gradient overwrites them."""
+    hidden, head, labels, logits, (nats, picked), share, head_gradient_sum = saved
+    fp32_logits = _without_padding(logits, head.shape[0], cap)
     factor = _column(share) * cotangent
-    slope = (_slope(whole, labels, nats, picked, cap) * factor).astype(logits.dtype)
+    gradient = (_logits_gradient(fp32_logits, labels, nats, picked, cap) * factor).astype(
+        logits.dtype
+    )
     rows = hidden.reshape(-1, hidden.shape[-1])
     # In this order XLA on a CPU makes a transposed copy of the rows; in the other order, of the
-    # larger slopes.
-    head_gradient = jnp.matmul(rows.T, slope).T[: head.shape[0]]
-    hidden_gradient = (slope @ _narrowed(head, hidden)).reshape(hidden.shape)
-    if begun is None:
+    # larger gradient of the logits.
+    head_gradient = jnp.matmul(rows.T, gradient).T[: head.shape[0]]
+    hidden_gradient = (gradient @ _padded_head(head, hidden)).reshape(hidden.shape)
+    if head_gradient_sum is None:
         return hidden_gradient, head_gradient.astype(head.dtype), None, None, None
-    return hidden_gradient, None, None, None, begun + head_gradient.astype(jnp.float32)
+    summed = head_gradient_sum + head_gradient.astype(jnp.float32)
+    return hidden_gradient, None, None, None, summed
 
 
-plain_nats.defvjp(_plain_forward, _plain_backward)
+whole.defvjp(_whole_forward, _whole_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def chunked_nats(
+def chunked(
     hidden: Array,
     head: Array,
     targets: Array,
     share: Array | float = 1.0,
-    begun: Array | None = None,
+    head_gradient_sum: Array | None = None,
     cap: float | None = None,
 ) -> Array:
-    """`plain_nats` without the full logits."""
+    """The same as `whole`, from the logits of a chunk of tokens at a time."""
 
     def of_rows(hidden: Array, targets: Array, head: Array) -> tuple[Array, None]:
         def step(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
-            h, target = part
-            return total + _total(_nats(_logits(h, head, cap), target)[0], target), None
+            h, labels = part
+            return total + _total(_nats(_logits(h, head, cap), labels)[0], labels), None
 
         return lax.scan(step, jnp.float32(0.0), _chunks(hidden, targets))
 
-    total, _ = on_own_rows(of_rows, (hidden, targets), (head,))
+    total, _ = shard_map_rows(of_rows, (hidden, targets), (head,))
     return total * share
 
 
@@ -117,53 +123,75 @@ def _chunked_forward(
     head: Array,
     targets: Array,
     share: Array | float,
-    begun: Array | None,
+    head_gradient_sum: Array | None,
     cap: float | None,
 ) -> tuple[Array, Any]:
-    apiece = jnp.ndim(share) > 0  # each target has its own
+    """The loss, and its gradients: they are computed here, because the logits exist only here."""
+    share_per_target = jnp.ndim(share) > 0
 
     def of_rows(hidden: Array, targets: Array, shares: Array, head: Array, start: Array) -> Any:
-        head = _of_these_rows(head, hidden)
+        head = _late_head(head, hidden)
         matrix = head.astype(hidden.dtype)
 
         def step(carry: tuple[Array, Array], part: tuple[Array, ...]) -> tuple[Any, Array]:
             total, head_gradient = carry
-            h, target, *own = part  # (R, C), (R,)
-            factor = own[0] if own else shares
+            h, labels, *own_shares = part  # (R, C), (R,)
+            factor = own_shares[0] if own_shares else shares
             logits = _logits(h, head, cap)  # (R, V)
-            nats, picked = _nats(logits, target)
-            slope = (_slope(logits, target, nats, picked, cap) * _column(factor)).astype(h.dtype)
-            head_gradient += jnp.matmul(slope.T, h, preferred_element_type=jnp.float32)
-            return (total + _total(nats, target, factor), head_gradient), slope @ matrix
+            nats, picked = _nats(logits, labels)
+            gradient = _logits_gradient(logits, labels, nats, picked, cap)
+            gradient = (gradient * _column(factor)).astype(h.dtype)
+            head_gradient += jnp.matmul(gradient.T, h, preferred_element_type=jnp.float32)
+            return (total + _total(nats, labels, factor), head_gradient), gradient @ matrix
 
-        parts = _chunks(hidden, targets, *([shares] if apiece else []))
-        sums, slopes = lax.scan(step, (jnp.float32(0.0), start), parts)
+        parts = _chunks(hidden, targets, *([shares] if share_per_target else []))
+        sums, hidden_gradients = lax.scan(step, (jnp.float32(0.0), start), parts)
         b, t, c = hidden.shape
-        return sums, slopes.reshape(-1, c)[: b * t].reshape(b, t, c)
+        return sums, hidden_gradients.reshape(-1, c)[: b * t].reshape(b, t, c)
 
-    # Devices begin with zero, because their sums are added up.
-    apart = rows_of_each(len(hidden)) < len(hidden)
-    start = jnp.zeros(head.shape, jnp.float32) if begun is None or apart else begun
+    # If each device has rows of its own, it starts with zeros, because the devices' sums are added up.
+    distributed = rows_per_device(len(hidden)) < len(hidden)
+    from_zero = head_gradient_sum is None or distributed
+    start = jnp.zeros(head.shape, jnp.float32) if from_zero else head_gradient_sum
     inputs = hidden, targets, jnp.asarray(share, jnp.float32), head, start
-    of_each = 3 if apiece else 2
-    (total, head_gradient), hidden_gradient = on_own_rows(
-        of_rows, inputs[:of_each], inputs[of_each:]
+    sharded = 3 if share_per_target else 2
+    (total, head_gradient), hidden_gradient = shard_map_rows(
+        of_rows, inputs[:sharded], inputs[sharded:]
     )
-    head_gradient = shared_out(head_gradient)
-    if begun is None:
+    head_gradient = shard_gradient(head_gradient)
+    if head_gradient_sum is None:
         return total, (hidden_gradient, head_gradient.astype(head.dtype), None)
-    return total, (hidden_gradient, None, begun + head_gradient if apart else head_gradient)
+    summed = head_gradient_sum + head_gradient if distributed else head_gradient
+    return total, (hidden_gradient, None, summed)
 
 
-def _chunked_backward(cap: float | None, kept: Any, cotangent: Array) -> tuple[Any, ...]:
-    hidden_gradient, head_gradient, begun = kept
+def _chunked_backward(cap: float | None, saved: Any, cotangent: Array) -> tuple[Any, ...]:
+    hidden_gradient, head_gradient, head_gradient_sum = saved
     scaled = (hidden_gradient * cotangent).astype(hidden_gradient.dtype)
-    if begun is not None:
-        return scaled, None, None, None, begun
+    if head_gradient_sum is not None:
+        return scaled, None, None, None, head_gradient_sum
     return scaled, (head_gradient * cotangent).astype(head_gradient.dtype), None, None, None
 
 
-chunked_nats.defvjp(_chunked_forward, _chunked_backward)
+chunked.defvjp(_chunked_forward, _chunked_backward)
+
+
+def nats_of_rows(hidden: Array, head: Array, targets: Array, cap: float | None = None) -> Array:
+    """The summed nats of each row's unmasked targets (B,), from hidden (B, T, C) and head (V, C), from the logits of a chunk
+    of tokens at a time. Not to be differentiated."""
+
+    def of_rows(hidden: Array, targets: Array, head: Array) -> tuple[Array, Array]:
+        head = _late_head(head, hidden)
+
+        def step(total: Array, part: tuple[Array, Array]) -> tuple[Array, Array]:
+            h, labels = part
+            nats = _nats(_logits(h, head, cap), labels)[0]
+            return total, jnp.where(labels != MASKED, nats, 0.0)
+
+        no_sums, nats = lax.scan(step, jnp.float32(0.0), _chunks(hidden, targets))
+        return no_sums, nats.reshape(-1)[: targets.size].reshape(targets.shape).sum(-1)
+
+    return shard_map_rows(of_rows, (hidden, targets), (head,))[1]
 
 
 def _nats(logits: Array, targets: Array) -> tuple[Array, Array]:
@@ -176,24 +204,6 @@ def _nats(logits: Array, targets: Array) -> tuple[Array, Array]:
     return jax.nn.logsumexp(logits, axis=-1) - picked, picked
 
 
-def nats_of_rows(hidden: Array, head: Array, targets: Array, cap: float | None = None) -> Array:
-    """The summed nats of each row's unmasked targets (B,), from hidden (B, T, C) and head (V, C), without the full
-    logits. Not to be differentiated."""
-
-    def of_rows(hidden: Array, targets: Array, head: Array) -> tuple[Array, Array]:
-        head = _of_these_rows(head, hidden)
-
-        def step(total: Array, part: tuple[Array, Array]) -> tuple[Array, Array]:
-            h, target = part
-            nats = _nats(_logits(h, head, cap), target)[0]
-            return total, jnp.where(target != MASKED, nats, 0.0)
-
-        nothing, nats = lax.scan(step, jnp.float32(0.0), _chunks(hidden, targets))
-        return nothing, nats.reshape(-1)[: targets.size].reshape(targets.shape).sum(-1)
-
-    return on_own_rows(of_rows, (hidden, targets), (head,))[1]
-
-
 def _total(nats: Array, targets: Array, share: Array | float = 1.0) -> Array:
     """The sum over unmasked targets, times their `share`."""
     if jnp.ndim(share):
@@ -202,51 +212,51 @@ def _total(nats: Array, targets: Array, share: Array | float = 1.0) -> Array:
 
 
 def _column(share: Array | float) -> Array | float:
-    """A share that is multiplied with logits (N, V): as it is, or that of each target (N, 1)."""
+    """The factor of logits (N, V): the share of all targets, or that of each target (N, 1)."""
     return jnp.reshape(share, (-1, 1)) if jnp.ndim(share) else share
 
 
-def _slope(logits: Array, targets: Array, nats: Array, picked: Array, cap: float | None) -> Array:
-    """Gradient of nats with respect to logits (N, V) as they were before the cap. It uses `nats` and `picked`, so that nothing
-    reads the logits later and XLA can overwrite them."""
-    hit = lax.broadcasted_iota(jnp.int32, logits.shape, 1) == targets[:, None]
-    shares = jnp.exp(logits - (nats + picked)[:, None])
-    slope = jnp.where((targets != MASKED)[:, None], shares - hit, 0.0)
-    # Logits of padding are far below the cap. Their slope stays 0.
-    return slope if cap is None else slope * (1 - jnp.minimum(jnp.square(logits / cap), 1.0))
+def _logits_gradient(
+    logits: Array, targets: Array, nats: Array, picked: Array, cap: float | None
+) -> Array:
+    """The gradient of the nats with respect to the logits (N, V) before the cap: softmax - onehot, times the cap's derivative.
+    The softmax is computed from `nats` and `picked`, the results of `_nats`: so nothing reads the logits later, and XLA can
+    overwrite them."""
+    onehot = lax.broadcasted_iota(jnp.int32, logits.shape, 1) == targets[:, None]
+    softmax = jnp.exp(logits - (nats + picked)[:, None])
+    gradient = jnp.where((targets != MASKED)[:, None], softmax - onehot, 0.0)
+    # Logits of padding are far below the cap. Their gradient stays 0.
+    return gradient if cap is None else gradient * (1 - jnp.minimum(jnp.square(logits / cap), 1.0))
 
 
-def _narrowed(head: Array, hidden: Array) -> Array:
-    """The head in the dtype of `hidden` (B, T, C), padded."""
-    return _padded(_of_these_rows(head, hidden).astype(hidden.dtype))
-
-
-def _of_these_rows(head: Array, hidden: Array) -> Array:
-    """The head. On a CPU it depends on `hidden` if their dtypes differ. Otherwise XLA would narrow it once for all
+def _late_head(head: Array, hidden: Array) -> Array:
+    """The head. On a CPU it depends on `hidden` (B, T, C) if their dtypes differ. Otherwise XLA would cast it once for all
     micro-batches and keep it."""
     if target.kind() == "cpu" and head.dtype != hidden.dtype:
         return head + 0 * hidden[0, 0, 0]
     return head
 
 
-def _padded(matrix: Array) -> Array:
-    """The head (V, C) padded as XLA for GPUs would pad it."""
+def _padded_head(head: Array, hidden: Array) -> Array:
+    """The head (V, C) in the dtype of `hidden` (B, T, C), with rows of zeros as XLA for GPUs would pad it."""
+    matrix = _late_head(head, hidden).astype(hidden.dtype)
     missing = -matrix.shape[0] % ALIGNED_ROWS if target.kind() == "gpu" else 0
     return jnp.pad(matrix, ((0, missing), (0, 0))) if missing else matrix
 
 
-def _of_vocabulary(logits: Array, vocabulary: int, cap: float | None) -> Array:
-    """Capped logits (N, V or more) in float32; those of padding get the lowest float32 value."""
-    whole = _capped(logits.astype(jnp.float32), cap)
+def _without_padding(logits: Array, vocabulary: int, cap: float | None) -> Array:
+    """Capped logits (N, V or more) in float32; those of the head's padding get the lowest float32 value."""
+    capped = _capped(logits.astype(jnp.float32), cap)
     if logits.shape[-1] == vocabulary:
-        return whole
-    column = lax.broadcasted_iota(jnp.int32, whole.shape, 1)
-    return jnp.where(column < vocabulary, whole, jnp.finfo(jnp.float32).min)
+        return capped
+    column = lax.broadcasted_iota(jnp.int32, capped.shape, 1)
+    return jnp.where(column < vocabulary, capped, jnp.finfo(jnp.float32).min)
 
 
 def _logits(h: Array, head: Array, cap: float | None) -> Array:
-    found = jnp.matmul(h, head.astype(h.dtype).T, preferred_element_type=jnp.float32)
-    return _capped(found, cap)
+    """Capped float32 logits (R, V) of hidden states (R, C)."""
+    logits = jnp.matmul(h, head.astype(h.dtype).T, preferred_element_type=jnp.float32)
+    return _capped(logits, cap)
 
 
 def _capped(logits: Array, cap: float | None) -> Array:
@@ -258,11 +268,11 @@ def _chunks(hidden: Array, targets: Array, *shares: Array) -> tuple[Array, ...]:
     masked rows."""
     c = hidden.shape[-1]
     rows, labels = hidden.reshape(-1, c), targets.reshape(-1)
-    own = [share.reshape(-1) for share in shares]
+    flat_shares = [share.reshape(-1) for share in shares]
     size = chunk_tokens(rows.shape[0])
     missing = -rows.shape[0] % size
     if missing:
         rows = jnp.pad(rows, ((0, missing), (0, 0)))
         labels = jnp.pad(labels, (0, missing), constant_values=MASKED)
-        own = [jnp.pad(share, (0, missing)) for share in own]
-    return (rows.reshape(-1, size, c), *(flat.reshape(-1, size) for flat in (labels, *own)))
+        flat_shares = [jnp.pad(share, (0, missing)) for share in flat_shares]
+    return (rows.reshape(-1, size, c), *(flat.reshape(-1, size) for flat in (labels, *flat_shares)))

@@ -17,42 +17,42 @@ from jax import Array, lax
 
 from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.tasks.recommendation import ABSENT, GAINS, PADDING, RANKED
-from memconsole_jax.layout.mesh import on_own_rows
+from memconsole_jax.layout.mesh import shard_map_rows
 from memconsole_jax.models.recommender import Projected
 
 
-def nats(model: Recommender, found: Projected, targets: Array) -> Array:
+def nats(model: Recommender, projected: Projected, targets: Array) -> Array:
     """Summed -log P(cluster) - log P(item | cluster) of the targets. The backward pass computes the
     logits again, one chunk at a time."""
 
-    def one(found: Projected, labels: Array) -> Array:
+    def one(projected: Projected, labels: Array) -> Array:
         counts, place = labels != PADDING, jnp.maximum(labels - 1, 0)
         cluster, member = place // model.cluster_size, place % model.cluster_size  # (n,)
-        of_cluster = found.hidden @ found.clusters.T  # (n, C)
-        of_item = jnp.einsum("nh,nmh->nm", found.hidden, found.members[cluster])  # (n, M)
+        of_cluster = projected.hidden @ projected.clusters.T  # (n, C)
+        of_item = jnp.einsum("nh,nmh->nm", projected.hidden, projected.members[cluster])  # (n, M)
         of_item = jnp.where(_present(model)[cluster], of_item, ABSENT)
         return jnp.sum(counts * (_lost(of_cluster, cluster) + _lost(of_item, member)))
 
-    return _summed(one, jnp.float32(0.0), found, targets, model.chunk_positions)
+    return _summed(one, jnp.float32(0.0), projected, targets, model.chunk_positions)
 
 
-def scores(model: Recommender, found: Projected) -> Array:
+def scores(model: Recommender, projected: Projected) -> Array:
     """log P(item) of every item, at every position (..., C · M); item i is column i - 1. Columns without an item
     are about `ABSENT`."""
-    of_cluster = jax.nn.log_softmax(found.hidden @ found.clusters.T, axis=-1)  # (..., C)
-    of_item = jnp.einsum("...h,cmh->...cm", found.hidden, found.members)
+    of_cluster = jax.nn.log_softmax(projected.hidden @ projected.clusters.T, axis=-1)  # (..., C)
+    of_item = jnp.einsum("...h,cmh->...cm", projected.hidden, projected.members)
     of_item = jax.nn.log_softmax(jnp.where(_present(model), of_item, ABSENT), axis=-1)
     return (of_item + of_cluster[..., None]).reshape(*of_cluster.shape[:-1], -1)
 
 
-def ranked(model: Recommender, found: Projected, targets: Array) -> Array:
+def ranked(model: Recommender, projected: Projected, targets: Array) -> Array:
     """Sums over the targets: nats, then recall, MRR and NDCG at each of `CUTOFFS`, among all items. Items
     with the target's score share their ranks with it. Only positions with a target are scored."""
     gains, ranks = jnp.array(GAINS), jnp.arange(1, len(GAINS) + 1)
 
-    def one(found: Projected, labels: Array) -> Array:
+    def one(projected: Projected, labels: Array) -> Array:
         counts = (labels != PADDING)[:, None]
-        of_all = scores(model, found)  # (n, C · M)
+        of_all = scores(model, projected)  # (n, C · M)
         own = jnp.take_along_axis(of_all, jnp.maximum(labels - 1, 0)[:, None], axis=1)  # (n, 1)
         # A score that is not a number has no rank.
         # One pass counts both, so that the scores are not stored once more.
@@ -85,7 +85,7 @@ def ranked(model: Recommender, found: Projected, targets: Array) -> Array:
 
         return lax.fori_loop(0, chunks, step, jnp.zeros(1 + len(RANKED))), ()
 
-    return _on_own_rows(of_rows, found, targets)
+    return _sum_over_rows(of_rows, projected, targets)
 
 
 def _lost(logits: Array, targets: Array) -> Array:
@@ -97,22 +97,22 @@ def _lost(logits: Array, targets: Array) -> Array:
 def _present(model: Recommender) -> Array:
     """Which places of each cluster hold an item of the data (C, M)."""
     members = np.array([model.members(cluster) for cluster in range(model.clusters)])
-    found = np.arange(model.cluster_size) < members[:, None]
-    found.flat[np.array(model.absent, int) - 1] = False
-    return jnp.asarray(found)
+    present = np.arange(model.cluster_size) < members[:, None]
+    present.flat[np.array(model.absent, int) - 1] = False
+    return jnp.asarray(present)
 
 
-def _on_own_rows(function: Callable[..., Any], found: Projected, targets: Array) -> Array:
+def _sum_over_rows(function: Callable[..., Any], projected: Projected, targets: Array) -> Array:
     """The sums of `function`. Each of several devices goes through the positions of its own rows."""
-    apart, whole = (found.hidden, targets), (found.members, found.clusters)
-    total: Array = on_own_rows(function, apart, whole)[0]
+    sharded, replicated = (projected.hidden, targets), (projected.members, projected.clusters)
+    total: Array = shard_map_rows(function, sharded, replicated)[0]
     return total
 
 
 def _summed(
     one: Callable[[Projected, Array], Array],
     start: Array,
-    found: Projected,
+    projected: Projected,
     targets: Array,
     size: int,
 ) -> Array:
@@ -138,4 +138,4 @@ def _summed(
 
         return lax.scan(step, start, (rows, labels))[0], ()
 
-    return _on_own_rows(of_rows, found, targets)
+    return _sum_over_rows(of_rows, projected, targets)

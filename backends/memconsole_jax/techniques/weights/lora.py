@@ -41,7 +41,7 @@ class Adapted(nnx.Module):
         self.lora_b = nnx.Param(b)
 
     def __call__(self, x: Array) -> Array:
-        low = dropout.reduced(x, self.lora_a[...], product) * self.scale
+        low = dropout.adapter_product(x, self.lora_a[...], product) * self.scale
         return self.base(x) + product(low, self.lora_b[...])
 
 

@@ -59,7 +59,7 @@ class Layout(NamedTuple):
             return cls(blocks_of(outputs * inputs), 1)
         return cls(outputs, inputs // BLOCK)
 
-    def held(self, codes: UInt8, scales: Float32, storage: BaseStorage) -> tuple[UInt8, Float32]:
+    def arrange(self, codes: UInt8, scales: Float32, storage: BaseStorage) -> tuple[UInt8, Float32]:
         """Lay out codes (blocks, bytes) and scales (blocks,) as the specification has them."""
         if storage == "nf4":
             high, low = codes >> 4, codes & 15
@@ -124,9 +124,9 @@ def decoded_rows(
     width = inputs if inputs % BLOCK == 0 else BLOCK
     begin, size = first * inputs, count * inputs
     # If blocks cross the rows of the matrix, the rows may begin and end inside blocks.
-    held = min(blocks, -(-size // width) + (size % width > 0))
-    start = jnp.minimum(begin // width, blocks - held)
-    codes, scales = (lax.dynamic_slice_in_dim(array, start, held, axis=1) for array in stored)
+    needed = min(blocks, -(-size // width) + (size % width > 0))
+    start = jnp.minimum(begin // width, blocks - needed)
+    codes, scales = (lax.dynamic_slice_in_dim(array, start, needed, axis=1) for array in stored)
     table = _table(codes, scales).astype(dtype)
     if width == inputs:
         return lambda: table.T
@@ -167,5 +167,5 @@ def gathered(stack: Stack, storage: BaseStorage, tensor: Any) -> Mapping[str, ND
     layout = Layout.of(stack.members[0].shape)
     for row, parameter in enumerate(stack.members):
         found = quantize(tensor(parameter.name), storage)
-        codes[row], scales[row] = layout.held(*found, storage)
+        codes[row], scales[row] = layout.arrange(*found, storage)
     return arrays

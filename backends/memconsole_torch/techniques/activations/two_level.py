@@ -20,13 +20,13 @@ from memconsole_torch.models.linear import linear
 from memconsole_torch.models.recommender import Projected
 
 
-def nats(model: Recommender, found: Projected, targets: Tensor) -> Tensor:
+def nats(model: Recommender, projected: Projected, targets: Tensor) -> Tensor:
     """Summed -log P(cluster) - log P(item | cluster) of the targets. The backward pass computes the
     logits again, one chunk at a time."""
     size = model.chunk_positions
     total = torch.zeros((), device=targets.device)
-    for hidden, labels in _chunks(found.hidden, targets, size):
-        arguments = model, hidden, found.members, found.clusters, labels
+    for hidden, labels in _chunks(projected.hidden, targets, size):
+        arguments = model, hidden, projected.members, projected.clusters, labels
         if torch.is_grad_enabled():
             total = total + checkpoint(
                 _nats, *arguments, use_reentrant=False, preserve_rng_state=False
@@ -53,27 +53,27 @@ def _nats(
 
 
 @torch.no_grad()
-def scores(model: Recommender, found: Projected) -> Tensor:
+def scores(model: Recommender, projected: Projected) -> Tensor:
     """log P(item) of every item, at every position (..., C · M), without gradients; item i is column i - 1. Columns
     without an item are about `ABSENT`."""
-    with torch.autocast(found.hidden.device.type, enabled=False):
-        of_cluster = linear(found.hidden, found.clusters).log_softmax(-1)  # (..., C)
-        of_item = linear(found.hidden, found.members.flatten(0, 1))  # (..., C · M)
+    with torch.autocast(projected.hidden.device.type, enabled=False):
+        of_cluster = linear(projected.hidden, projected.clusters).log_softmax(-1)  # (..., C)
+        of_item = linear(projected.hidden, projected.members.flatten(0, 1))  # (..., C · M)
         of_item = of_item.unflatten(-1, (model.clusters, model.cluster_size))
         of_item.masked_fill_(~_present(model, of_item.device), ABSENT)  # in place, to save memory
         return of_item.log_softmax(-1).add_(of_cluster[..., None]).flatten(-2)
 
 
 @torch.no_grad()
-def ranked(model: Recommender, found: Projected, targets: Tensor, positions: Tensor) -> Tensor:
+def ranked(model: Recommender, projected: Projected, targets: Tensor, positions: Tensor) -> Tensor:
     """Sums over the targets at `positions` (n,), which are those that count: nats, then recall, MRR and NDCG at each
     of `CUTOFFS`, among all items. Items with the target's score share their ranks with it."""
     total = torch.zeros(1 + len(RANKED), device=targets.device)
     gains = torch.tensor(GAINS, device=targets.device)
     ranks = torch.arange(1, len(GAINS) + 1, device=targets.device)
-    hidden, labels = found.hidden.flatten(0, -2), targets.flatten()
+    hidden, labels = projected.hidden.flatten(0, -2), targets.flatten()
     for chunk in positions.split(model.scored_positions):
-        of_all = scores(model, found._replace(hidden=hidden[chunk]))  # (n, C · M)
+        of_all = scores(model, projected._replace(hidden=hidden[chunk]))  # (n, C · M)
         own = of_all.gather(1, labels[chunk, None].long() - 1)  # (n, 1)
         # A score that is not a number has no rank.
         above, worst = (of_all > own).sum(1, keepdim=True), (of_all >= own).sum(1, keepdim=True)
@@ -86,10 +86,10 @@ def _present(model: Recommender, device: torch.device) -> Tensor:
     """Which places of each cluster hold an item of the data (C, M)."""
     fewest = model.items // model.clusters
     many = torch.arange(model.clusters, device=device) < model.items % model.clusters
-    found = torch.arange(model.cluster_size, device=device) < (fewest + many.long())[:, None]
+    present = torch.arange(model.cluster_size, device=device) < (fewest + many.long())[:, None]
     if model.absent:
-        found.view(-1)[torch.tensor(model.absent, device=device) - 1] = False
-    return found
+        present.view(-1)[torch.tensor(model.absent, device=device) - 1] = False
+    return present
 
 
 def _chunks(hidden: Tensor, targets: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:

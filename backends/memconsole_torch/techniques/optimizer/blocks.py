@@ -17,7 +17,7 @@ from memconsole_trainer.techniques import blockwise
 from memconsole_trainer.techniques.blockwise import BLOCK
 
 CPU_SLICE = 2**17
-"""Elements that are widened to fp32 at a time, on a CPU."""
+"""Elements that are encoded or decoded at a time, on a CPU."""
 DEVICE_SLICE = 2**22
 _TINY = torch.finfo(torch.float32).tiny
 
@@ -46,22 +46,22 @@ def encode(tensor: Tensor, *, signed: bool) -> Codes:
         largest = blocks.gather(1, blocks.abs().argmax(1, keepdim=True))[:, 0]
         scales[start // BLOCK : blockwise.scales_of(stop)] = largest
         reciprocals = torch.where(largest.abs() < _TINY, 0.0, largest.reciprocal())
-        shares = (blocks * reciprocals[:, None]).view(-1)[: part.numel()]
-        rows = ((shares.view(torch.int32) + blockwise.HALF) >> 16) + blockwise.OFFSET
+        scaled = (blocks * reciprocals[:, None]).view(-1)[: part.numel()]
+        rows = ((scaled.view(torch.int32) + blockwise.HALF) >> 16) + blockwise.OFFSET
         codes[start:stop] = table.index_select(0, rows)
     return Codes(codes, scales, signed)
 
 
 @torch.no_grad()
-def decode(found: Codes, out: Tensor) -> Tensor:
+def decode(encoded: Codes, out: Tensor) -> Tensor:
     """Write the numbers that codes stand for into `out`, a contiguous fp32 tensor."""
     flat = out.view(-1)
-    table = _values(found.signed, found.codes.device)
+    table = _values(encoded.signed, encoded.codes.device)
     for start, stop in _slices(flat):
-        rows = found.codes[start:stop].int()
-        scales = found.scales[start // BLOCK : blockwise.scales_of(stop)]
-        wide = scales.repeat_interleave(BLOCK)[: stop - start]
-        flat[start:stop] = table.index_select(0, rows) * wide
+        rows = encoded.codes[start:stop].int()
+        scales = encoded.scales[start // BLOCK : blockwise.scales_of(stop)]
+        repeated = scales.repeat_interleave(BLOCK)[: stop - start]
+        flat[start:stop] = table.index_select(0, rows) * repeated
     return out
 
 

@@ -29,71 +29,76 @@ class HostState:
 
     `pinned`: use page-locked memory, which the device can copy asynchronously. `ahead`: fetch the
     next state during a step, which takes device memory for a second state. Without it the device
-    waits until a state has arrived on the host.
+    waits until a state has been copied to the host.
     """
 
     def __init__(self, device: torch.device, *, pinned: bool, ahead: bool) -> None:
         self._device, self._pinned, self._ahead = device, pinned, ahead
-        self._held: list[State] = []
-        self._visitors: dict[Rule, tuple[int, State]] = {}
+        self._on_host: list[State] = []
+        """The copy of each state on the host."""
+        self._indices: dict[Rule, tuple[int, State]] = {}
+        """The index of each optimizer's state, and the dict in which the optimizer finds it."""
         self._streams = _Streams(device)
-        self._arriving: dict[int, State] = {}
-        self._leaving: tuple[int, State] | None = None
-        """The state that was updated last, whose way back may not have ended."""
+        self._fetched: dict[int, State] = {}
+        """The states that are being copied to the device, by index."""
+        self._written: tuple[int, State] | None = None
+        """The state that was updated last, whose copies to the host may not have ended."""
 
-    def take(self, optimizer: Rule) -> None:
+    def add(self, optimizer: Rule) -> None:
         """Move the optimizer's state to the host."""
         (state,) = optimizer.state.values()
-        held = {n: self._on_host(t) for n, t in state.items() if n != "step"}
-        state.update(held)
-        self._visitors[optimizer] = len(self._held), state
-        self._held.append(held)
+        on_host = {n: self._host_copy(t) for n, t in state.items() if n != "step"}
+        state.update(on_host)
+        self._indices[optimizer] = len(self._on_host), state
+        self._on_host.append(on_host)
 
     @contextmanager
-    def visit(self, optimizer: Rule) -> Iterator[None]:
+    def on_device(self, optimizer: Rule) -> Iterator[None]:
         """A context with the optimizer's state on the device, for one step. Does nothing if it was
-        never taken."""
-        if optimizer not in self._visitors:
+        never added."""
+        if optimizer not in self._indices:
             yield
             return
-        place, state = self._visitors[optimizer]
+        index, state = self._indices[optimizer]
         self.free()
-        self._fetch(place)
-        if self._ahead and place + 1 < len(self._held):
-            self._fetch(place + 1)
-        self._streams.wait_for(place)
-        state.update(self._arriving.pop(place))
+        self._fetch(index)
+        if self._ahead and index + 1 < len(self._on_host):
+            self._fetch(index + 1)
+        self._streams.wait_for_fetched(index)
+        state.update(self._fetched.pop(index))
         yield
-        held = self._held[place]
-        with self._streams.outgoing(place):
-            for name, host in held.items():
+        on_host = self._on_host[index]
+        with self._streams.to_host(index):
+            for name, host in on_host.items():
                 host.copy_(state[name], non_blocking=self._pinned)
-        self._leaving = place, {name: state[name] for name in held}
-        state.update(held)
+        self._written = index, {name: state[name] for name in on_host}
+        state.update(on_host)
         if not self._ahead:
             self.free()
 
     def free(self) -> None:
-        """Free the device memory of the state that was updated last, once it has arrived on the host."""
-        if self._leaving is not None:
-            self._streams.wait_for_written(self._leaving[0])
-            self._leaving = None
+        """Free the device memory of the state that was updated last, once it is copied to the host."""
+        if self._written is not None:
+            self._streams.wait_for_written(self._written[0])
+            self._written = None
 
-    def _on_host(self, tensor: Tensor) -> Tensor:
+    def _host_copy(self, tensor: Tensor) -> Tensor:
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._pinned)
         return host.copy_(tensor)
 
-    def _fetch(self, place: int) -> None:
-        if place in self._arriving:
+    def _fetch(self, index: int) -> None:
+        """Begin to copy a state to the device, unless this has begun already."""
+        if index in self._fetched:
             return
-        held = self._held[place]
-        here = {
-            n: torch.empty_like(t, device=self._device, pin_memory=False) for n, t in held.items()
+        on_host = self._on_host[index]
+        on_device = {
+            n: torch.empty_like(t, device=self._device, pin_memory=False)
+            for n, t in on_host.items()
         }
-        with self._streams.incoming(place):
-            for name, host in held.items():
-                here[name].copy_(host, non_blocking=self._pinned)
-        self._arriving[place] = here
+        with self._streams.to_device(index):
+            for name, host in on_host.items():
+                on_device[name].copy_(host, non_blocking=self._pinned)
+        self._fetched[index] = on_device
 
 
 class _Streams:
@@ -103,45 +108,49 @@ class _Streams:
         self._cuda = device.type == "cuda"
         if self._cuda:
             self._in, self._out = torch.cuda.Stream(device), torch.cuda.Stream(device)
-            self._arrived: dict[int, torch.cuda.Event] = {}
+            self._fetched: dict[int, torch.cuda.Event] = {}
             self._written: dict[int, torch.cuda.Event] = {}
 
-    def incoming(self, place: int) -> Any:
+    def to_device(self, index: int) -> Any:
         """A context of copies to the device. They run after the work queued so far, whose memory
         they may reuse."""
-        return _On(self._in, self._arrived, place, self._written) if self._cuda else nullcontext()
+        return (
+            _OnStream(self._in, self._fetched, index, self._written)
+            if self._cuda
+            else nullcontext()
+        )
 
-    def outgoing(self, place: int) -> Any:
+    def to_host(self, index: int) -> Any:
         """A context of copies to the host, which run after the update."""
-        return _On(self._out, self._written, place, {}) if self._cuda else nullcontext()
+        return _OnStream(self._out, self._written, index, {}) if self._cuda else nullcontext()
 
-    def wait_for(self, place: int) -> None:
+    def wait_for_fetched(self, index: int) -> None:
         """Make work that is queued later run after the copies to the device."""
         if self._cuda:
-            torch.cuda.current_stream().wait_event(self._arrived[place])
+            torch.cuda.current_stream().wait_event(self._fetched[index])
 
-    def wait_for_written(self, place: int) -> None:
+    def wait_for_written(self, index: int) -> None:
         """Make work that is queued later, which may reuse its memory, run after the copies to the host."""
         if self._cuda:
-            torch.cuda.current_stream().wait_event(self._written[place])
+            torch.cuda.current_stream().wait_event(self._written[index])
 
 
-class _On:
-    """Runs work on `stream` after the current stream and after the event of `place` in `after`, and
+class _OnStream:
+    """Runs work on `stream` after the current stream and after the event of `index` in `after`, and
     records an event at its end."""
 
     def __init__(
-        self, stream: Any, events: dict[int, Any], place: int, after: dict[int, Any]
+        self, stream: Any, events: dict[int, Any], index: int, after: dict[int, Any]
     ) -> None:
-        self._stream, self._events, self._place, self._after = stream, events, place, after
+        self._stream, self._events, self._index, self._after = stream, events, index, after
 
     def __enter__(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream())
-        if self._place in self._after:
-            self._stream.wait_event(self._after[self._place])
+        if self._index in self._after:
+            self._stream.wait_event(self._after[self._index])
         self._context = torch.cuda.stream(self._stream)
         self._context.__enter__()
 
     def __exit__(self, *error: Any) -> None:
         self._context.__exit__(*error)
-        self._events[self._place] = self._stream.record_event()
+        self._events[self._index] = self._stream.record_event()

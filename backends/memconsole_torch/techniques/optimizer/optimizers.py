@@ -81,7 +81,7 @@ class CombinedOptimizer:
 
     def state_on_device(self, part: Rule) -> AbstractContextManager[None]:
         """A context in which the state of one part is on its device."""
-        return nullcontext() if self.host is None else self.host.visit(part)
+        return nullcontext() if self.host is None else self.host.on_device(part)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Free the gradients."""
@@ -129,7 +129,7 @@ def _rule_of_one(
     if is_compressed(plan) and rule.state:
         rule = Compressed(rule, plan.train.seed, index)
     if host is not None:
-        host.take(rule)
+        host.add(rule)
     return rule
 
 

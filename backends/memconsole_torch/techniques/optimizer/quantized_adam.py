@@ -1,8 +1,8 @@
 """AdamW whose moments are stored in 8 bits, as `memconsole_trainer.techniques.blockwise` specifies.
 
-A step handles one slice of a weight after another. It widens the slice's moments from codes to fp32 in buffers that all
-slices share, updates moments and weight, and narrows the moments back to codes. So no fp32 copy of a whole moment ever
-exists. The weight is updated with the moments before they are narrowed. On a GPU one kernel does this (`kernels.adamw`).
+A step handles one slice of a weight after another. It dequantizes the slice's moments to fp32 in buffers that all
+slices share, updates moments and weight, and quantizes the moments again. So no fp32 copy of a whole moment ever
+exists. The weight is updated with the moments before they are quantized. On a GPU one kernel does this (`kernels.adamw`).
 
 This does not use bitsandbytes, so that both backends follow one specification, are tested against the same vectors, and
 store the same codes. On a CPU bitsandbytes also saves less memory: it makes fp32 copies of a whole weight.
@@ -134,9 +134,8 @@ def _in_threads(slices: Sequence[WeightSlice], threads: int, device: torch.devic
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(run, range(threads)))
     finally:
-        torch.set_num_threads(
-            torch_threads
-        )  # the last call also decides for threads that start later
+        # Threads that start later have the number of the last call.
+        torch.set_num_threads(torch_threads)
 
 
 def _state_8_bit(p: Tensor) -> dict[str, Tensor]:
@@ -219,11 +218,11 @@ class Buffers:
         blocks = slice(start // BLOCK, blockwise.scales_of(start + n))
         first_codes, first_scales = state["first_codes"][part], state["first_scales"][blocks]
         second_codes, second_scales = state["second_codes"][part], state["second_scales"][blocks]
-        first = self.widen(first_codes, first_scales, signed=True)
-        second = self.widen(second_codes, second_scales, signed=False)
+        first = self.dequantize(first_codes, first_scales, signed=True)
+        second = self.dequantize(second_codes, second_scales, signed=False)
         self._adamw(weight, gradient, first, second, factors)
-        self.narrow(first_codes, first_scales, signed=True)
-        self.narrow(second_codes, second_scales, signed=False)
+        self.quantize(first_codes, first_scales, signed=True)
+        self.quantize(second_codes, second_scales, signed=False)
 
     def _adamw(
         self, weight: Tensor, gradient: Tensor, first: Tensor, second: Tensor, factors: Factors
@@ -242,8 +241,8 @@ class Buffers:
         else:
             weight.addcdiv_(first, work, value=-size)
 
-    def widen(self, codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
-        """The numbers that `codes` (n,) stand for, fp32 (n,), in the buffer of the first moment, if `signed`, or of the second
+    def dequantize(self, codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
+        """The values of `codes` (n,), fp32 (n,), in the buffer of the first moment, if `signed`, or of the second
         one. Up to the end of the last block, zeros follow them in the buffer."""
         views = self.views(codes.numel())
         moment = views.moments[signed]
@@ -253,8 +252,8 @@ class Buffers:
         views.blocks[signed].mul_(scales[:, None])
         return moment
 
-    def narrow(self, codes: Tensor, scales: Tensor, *, signed: bool) -> None:
-        """Write the codes (n,) and the scales (blocks,) of the moment that `widen` put into its buffer."""
+    def quantize(self, codes: Tensor, scales: Tensor, *, signed: bool) -> None:
+        """Write the codes (n,) and the scales (blocks,) of the moment that `dequantize` put into its buffer."""
         views = self.views(codes.numel())
         blocks, work = views.blocks[signed], views.work_blocks
         torch.amax(torch.abs(blocks, out=work) if signed else blocks, dim=1, out=scales)

@@ -48,23 +48,22 @@ class Average:
     def follow(self, share: float, live: Tensor | None = None) -> None:
         """Move the averages by `share` towards the current weights, unless `live`, a device scalar, is 0."""
         pairs = [(self._averages[name], w) for name, w in self._weights.items()]
-        wide = [(a, w) for a, w in pairs if w.dtype == torch.float32]
+        fp32_pairs = [(a, w) for a, w in pairs if w.dtype == torch.float32]
         if live is not None:
-            for average, weight in wide:
+            for average, weight in fp32_pairs:
                 average.lerp_(weight, live * share)
-        elif wide:
-            torch._foreach_lerp_([a for a, _ in wide], [w for _, w in wide], share)
+        elif fp32_pairs:
+            torch._foreach_lerp_([a for a, _ in fp32_pairs], [w for _, w in fp32_pairs], share)
         for average, weight in pairs:
-            if (
-                weight.dtype != torch.float32
-            ):  # training with bf16 weights never scales the loss, so no step is skipped
+            # Training with bf16 weights never scales the loss, so no step is skipped.
+            if weight.dtype != torch.float32:
                 size = CPU_SLICE if weight.device.type == "cpu" else DEVICE_SLICE
                 parts = zip(average.view(-1).split(size), weight.view(-1).split(size), strict=True)
                 for target, part in parts:
                     target.lerp_(part.float(), share)
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
+    def swapped_in(self) -> Iterator[None]:
         """A context in which the module computes with the averages."""
         if not self._places:
             self._exchange()

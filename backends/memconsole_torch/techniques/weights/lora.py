@@ -21,8 +21,8 @@ from memconsole_torch.techniques.weights.precision import COMPUTE
 from memconsole_torch.techniques.weights.quantized_base import (
     QuantizedLinear,
     QuantizedStack,
-    hold_codes,
     product,
+    register_codes,
 )
 from memconsole_trainer.engine import WeightSource
 from memconsole_trainer.techniques.adapters import InitialAdapters, adapters_of, stored_narrow
@@ -65,7 +65,7 @@ class QuantizedAdapted(Adapted):
         super().__init__(linear, rank, scale)
         self.shape = linear.out_features, linear.in_features
         del self.weight
-        hold_codes(self, linear, storage)
+        register_codes(self, linear, storage)
 
     def frozen(self, x: Tensor) -> Tensor:
         return product(x, self.weight, self.weight_scales, self.bias, self.shape)

@@ -34,7 +34,7 @@ class QuantizedLinear(nn.Module):
         super().__init__()
         self.bias = linear.bias
         self.shape = linear.out_features, linear.in_features
-        hold_codes(self, linear, storage)
+        register_codes(self, linear, storage)
 
     def forward(self, x: Tensor) -> Tensor:
         return product(x, self.weight, self.weight_scales, self.bias, self.shape)
@@ -49,15 +49,15 @@ class QuantizedStack(nn.Module):
     def __init__(self, stack: Any, storage: BaseStorage) -> None:
         super().__init__()
         self.rows = stack.rows
-        hold_codes(self, stack, storage)
+        register_codes(self, stack, storage)
 
     @property
-    def held(self) -> tuple[Tensor, Tensor]:
+    def stored(self) -> tuple[Tensor, Tensor]:
         """The codes and their scales."""
         return self.weight, self.weight_scales
 
 
-def hold_codes(module: nn.Module, linear: nn.Module, storage: BaseStorage) -> None:
+def register_codes(module: nn.Module, linear: nn.Module, storage: BaseStorage) -> None:
     """Give `module` the buffers of the weight of `linear`."""
     assert isinstance(linear.weight, Tensor)
     blocks, device = blocks_of(linear.weight.numel()), linear.weight.device

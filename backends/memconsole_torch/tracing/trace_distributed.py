@@ -19,10 +19,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from memconsole.plan.plan import Plan
 from memconsole_torch.exchanges import Exchanges
-from memconsole_torch.gang import Processes
+from memconsole_torch.process_group import TorchProcessGroup
 from memconsole_torch.techniques import sharding
 from memconsole_torch.tracing.trace_liveness import Liveness, Workspace
-from memconsole_trainer.gang import Alone
+from memconsole_trainer.process_group import SingleProcess
 from memconsole_trainer.weights import checkpoint
 
 c10d, _functional = torch.ops.c10d, torch.ops._c10d_functional
@@ -31,15 +31,15 @@ OVERRIDES = {_functional.wait_tensor.default: lambda gathered: gathered}
 
 
 @contextmanager
-def imagined(plan: Plan) -> Iterator[Processes | Alone]:
-    """The plan's processes, of which this one is the first."""
+def simulated(plan: Plan) -> Iterator[TorchProcessGroup | SingleProcess]:
+    """A context with the process group of the plan, in which this process has rank 0."""
     if plan.device.count == 1:
-        yield Alone()
+        yield SingleProcess()
         return
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=plan.device.count)
     try:
         with patch.object(sharding, "Replicated", Replicated):
-            yield Processes(torch.device("cpu"))
+            yield TorchProcessGroup(torch.device("cpu"))
     finally:
         dist.destroy_process_group()
 
@@ -49,10 +49,10 @@ class Replicated(sharding.Replicated):
 
     def __init__(self, module: torch.nn.Module, exchanges: Exchanges) -> None:
         super().__init__(module, exchanges)
-        self.register_comm_hook(None, lambda _, bucket: _known(bucket.buffer()))
+        self.register_comm_hook(None, lambda _, bucket: _completed(bucket.buffer()))
 
 
-def _known(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+def _completed(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(tensor)
     return future
@@ -103,19 +103,27 @@ def declared(live: Liveness) -> Iterator[None]:
             ("foreach_reduce", within("gradients", reduced)),
         ):
             change(patch.object(_fsdp_param_group, name, function))
-        change(patch.object(_fsdp_param, "alloc_storage", live.resized(_fsdp_param.alloc_storage)))
-        change(patch.object(_fsdp_param, "free_storage", live.resized(_fsdp_param.free_storage)))
+        change(
+            patch.object(
+                _fsdp_param, "alloc_storage", live.tracking_resize(_fsdp_param.alloc_storage)
+            )
+        )
+        change(
+            patch.object(
+                _fsdp_param, "free_storage", live.tracking_resize(_fsdp_param.free_storage)
+            )
+        )
         yield
 
 
-def held(tensor: torch.Tensor) -> torch.Tensor:
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a tensor that this process holds."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def empty_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor without values of the shape of one that has only a shape."""
-    own = held(tensor)
+    """An uninitialized tensor on `device`, shaped and sharded as `tensor`, which is on the meta device."""
+    own = local_part(tensor)
     empty = torch.empty(own.shape, dtype=own.dtype, device=device)
     return (
         DTensor(empty, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else empty
@@ -125,7 +133,7 @@ def empty_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def save(engine: Any, kind: str) -> None:
     """Gather the state for a checkpoint. Unless the device is a CPU, each tensor is copied to the host at once."""
     state = engine.saved.named()
-    if kind != "cpu" or engine.gang.size == 1:
+    if kind != "cpu" or engine.process_group.size == 1:
         for name, tensor in state:
             engine.saved.whole(name, tensor)
         return

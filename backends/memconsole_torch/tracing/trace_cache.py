@@ -13,22 +13,22 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 Recipe = tuple[Any, ...]
-"""How to make one result: ("value", value), ("argument", place), ("new", shape, strides, type) or
-("view", place, shape, strides, offset, type)."""
+"""How to make one result: ("value", value), ("argument", index), ("new", shape, strides, type) or
+("view", index, shape, strides, offset, type)."""
 _CPU = torch.device("cpu")
 _DEVICE = torch.ops.prim.device.default
-_DESCRIBED: tuple[Any, ...] = (
+_KEY_TYPES: tuple[Any, ...] = (
     *(torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format),
     *(bool, int, float, str, type(None)),
 )
 
 
-class Remembered:
+class OperatorCache:
     """Runs operators for a dispatch mode that is active within `mode`."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
-        self._known: dict[Any, tuple[Any, tuple[Recipe, ...]] | None] = {}
+        self._cached: dict[Any, tuple[Any, tuple[Recipe, ...]] | None] = {}
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is _DEVICE:
@@ -36,15 +36,15 @@ class Remembered:
         key = self._key(func, args, kwargs)
         if key is None:
             return func(*args, **kwargs)
-        known = self._known.get(key)
-        if known is not None:
-            container, recipes = known
+        cached = self._cached.get(key)
+        if cached is not None:
+            container, recipes = cached
             given = (*args, *kwargs.values())
             made = [self._make(recipe, given) for recipe in recipes]
             return made[0] if container is None else container(made)
         result = func(*args, **kwargs)
-        if key not in self._known:
-            self._known[key] = _recipes((*args, *kwargs.values()), result)
+        if key not in self._cached:
+            self._cached[key] = _recipes((*args, *kwargs.values()), result)
         return result
 
     def _key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -52,14 +52,15 @@ class Remembered:
         parts: list[Any] = [func]
         try:
             for value in args:
-                parts.append(_described(value))
+                parts.append(_key_of(value))
             for name, value in kwargs.items():
-                parts += (name, _described(value))
-        except _UnknownError:
+                parts += (name, _key_of(value))
+        except _NoKeyError:
             return None
         return tuple(parts)
 
     def _make(self, recipe: Recipe, args: tuple[Any, ...]) -> Any:
+        """The result that a recipe makes of these arguments."""
         kind = recipe[0]
         if kind == "value":
             return recipe[1]
@@ -70,28 +71,29 @@ class Remembered:
                 _, shape, strides, dtype = recipe
                 tensor = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
             else:
-                _, place, shape, strides, offset, dtype = recipe
+                _, index, shape, strides, offset, dtype = recipe
                 tensor = torch.empty(0, dtype=dtype, device="meta")
-                tensor.set_(args[place].untyped_storage(), offset, shape, strides)
+                tensor.set_(args[index].untyped_storage(), offset, shape, strides)
         return FakeTensor(self._mode, tensor, _CPU)
 
 
-class _UnknownError(TypeError):
+class _NoKeyError(TypeError):
     """An argument of a type that cannot be part of a cache key."""
 
 
-def _described(value: Any) -> Any:
+def _key_of(value: Any) -> Any:
+    """The part of a cache key for one argument. Raises `_NoKeyError`."""
     if isinstance(value, Tensor):
         if type(value) is not FakeTensor and not isinstance(value, torch.nn.Parameter):
-            raise _UnknownError
+            raise _NoKeyError
         if (value.fake_device if type(value) is FakeTensor else value.device) != _CPU:
-            raise _UnknownError  # weights that have shapes only, before they are allocated
+            raise _NoKeyError  # weights that have shapes only, before they are allocated
         return value.shape, value.stride(), value.storage_offset(), value.dtype
     if isinstance(value, list | tuple):
-        return tuple([_described(inner) for inner in value])
-    if isinstance(value, _DESCRIBED):
+        return tuple([_key_of(inner) for inner in value])
+    if isinstance(value, _KEY_TYPES):
         return type(value), value
-    raise _UnknownError
+    raise _NoKeyError
 
 
 def _recipes(args: tuple[Any, ...], result: Any) -> tuple[Any, tuple[Recipe, ...]] | None:
@@ -109,19 +111,20 @@ def _recipes(args: tuple[Any, ...], result: Any) -> tuple[Any, tuple[Recipe, ...
 
 
 def _recipe(args: tuple[Any, ...], value: Any) -> Recipe | None:
+    """How to rebuild one result from `args`; None if that is impossible."""
     if not isinstance(value, Tensor):
-        return ("value", value) if isinstance(value, _DESCRIBED) else None
-    for place, argument in enumerate(args):
+        return ("value", value) if isinstance(value, _KEY_TYPES) else None
+    for index, argument in enumerate(args):
         if argument is value:
-            return ("argument", place)
+            return ("argument", index)
     if type(value) is not FakeTensor or value.fake_device != _CPU:
         return None
     dtype = value.dtype
     storage = value.untyped_storage()
-    for place, argument in enumerate(args):
+    for index, argument in enumerate(args):
         if isinstance(argument, Tensor) and argument.untyped_storage()._cdata == storage._cdata:
             offset = value.storage_offset()
-            return ("view", place, value.shape, value.stride(), offset, dtype)
+            return ("view", index, value.shape, value.stride(), offset, dtype)
     if value.storage_offset():
         return None
     shape, strides = value.shape, value.stride()

@@ -1,4 +1,4 @@
-"""Frees the device memory of weights, optimizer state or gradients, and fills it again."""
+"""Frees the device memory of weights, optimizer state or gradients, and restores them later."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from memconsole_torch.techniques.optimizer import blocks
-from memconsole_trainer.engine import Keeping, Part
+from memconsole_trainer.engine import Part, ReleaseMode
 
 
-class Moved:
-    """A tensor whose storage waits on the host."""
+class HostCopy:
+    """A tensor whose storage is copied to the host and freed on the device."""
 
     def __init__(self, tensor: Tensor, *, pinned: bool) -> None:
         self._tensor, storage = tensor, tensor.untyped_storage()
@@ -20,36 +20,36 @@ class Moved:
         self._host = host.pin_memory() if pinned and storage.device.type == "cuda" else host
         storage.resize_(0)
 
-    def shown(self, tensor: Tensor) -> Tensor:
-        """The values of `tensor`, which is in this storage."""
+    def values(self, tensor: Tensor) -> Tensor:
+        """The values of `tensor`, which shares this storage, on the host."""
         empty = torch.empty(0, dtype=tensor.dtype)
         return empty.set_(self._host, tensor.storage_offset(), tensor.size(), tensor.stride())
 
     def allocate(self) -> None:
-        """Give the storage its memory."""
+        """Allocate the storage on the device again."""
         self._tensor.untyped_storage().resize_(self._host.nbytes())
 
     def fill(self) -> None:
-        """Bring the values back."""
+        """Copy the values back."""
         storage = self._tensor.untyped_storage()
         storage.copy_(self._host, non_blocking=self._host.is_pinned())
 
 
-class Coded:
-    """A tensor that is kept as 8-bit codes, or not at all; then it comes back as zeros."""
+class QuantizedCopy:
+    """A tensor of which only 8-bit codes are kept, or nothing; without codes it is restored as zeros."""
 
     def __init__(self, tensor: Tensor, codes: blocks.Codes | None) -> None:
         self._tensor, self._codes, self._shape = tensor, codes, tensor.shape
         tensor.data = tensor.new_empty(0)
 
-    def shown(self, tensor: Tensor) -> Tensor:
-        """The values that the tensor will have."""
+    def values(self, tensor: Tensor) -> Tensor:
+        """The values with which the tensor will be restored."""
         if self._codes is None:
             return tensor.new_zeros(self._shape)
         return blocks.decode(self._codes, tensor.new_empty(self._shape))
 
     def allocate(self) -> None:
-        """Give the tensor its memory."""
+        """Allocate the tensor again."""
         self._tensor.data = self._tensor.new_empty(self._shape)
 
     def fill(self) -> None:
@@ -60,11 +60,11 @@ class Coded:
             blocks.decode(self._codes, self._tensor)
 
 
-class Held:
-    """Releases and restores parts. The tensors stay the same objects, so references to them stay valid.
+class Releaser:
+    """Releases and restores parts of an engine. Tensors stay the same objects, so references to them stay valid.
 
     `tensors` returns the tensors of a part. If the device's memory is the host's (not `moves`), nothing
-    is moved to the host. Tensors that are not on the device stay where they are; with the keeping
+    is copied to the host. Tensors that are not on the device stay where they are; with the mode
     `reinitialize` they are filled with zeros. `signed` says whether a tensor's values have both signs,
     which decides the map of their 8-bit codes.
     """
@@ -78,85 +78,86 @@ class Held:
         signed: Callable[[Tensor], bool] = lambda tensor: True,
     ) -> None:
         self._device, self._tensors, self._moves, self._signed = device, tensors, moves, signed
-        self._away: dict[Part, dict[int, Moved | Coded]] = {}
-        """The released tensors of each part, by the index of the storage, or of the tensor if it is coded."""
-        self._coming: dict[Part, torch.cuda.Event | None] = {}
-        """Parts that are on their way back, and the end of their copies."""
+        self._copies: dict[Part, dict[int, HostCopy | QuantizedCopy]] = {}
+        """The copies of each released part: a `HostCopy` by the address of its storage, a `QuantizedCopy` by the id of its
+        tensor."""
+        self._fetched: dict[Part, torch.cuda.Event | None] = {}
+        """The parts that are being copied back, each with the event at the end of its copies."""
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def release(self, part: Part, keeping: Keeping = "cpu") -> None:
-        """Free the storages of `part`. Does nothing if they are free already."""
-        if part in self._away:
+    def release(self, part: Part, mode: ReleaseMode = "cpu") -> None:
+        """Free the device memory of `part`. Does nothing if it is released already."""
+        if part in self._copies:
             return
-        kept = self._away[part] = {}
-        coded = keeping in ("compress", "reinitialize")
-        for tensor in self._tensors(part) if self._moves or coded else ():
+        copies = self._copies[part] = {}
+        quantizes = mode in ("compress", "reinitialize")
+        for tensor in self._tensors(part) if self._moves or quantizes else ():
             storage = tensor.untyped_storage()
             if not storage.nbytes():
                 continue
             if storage.device.type != self._device.type:
-                if keeping == "reinitialize":
+                if mode == "reinitialize":
                     tensor.zero_()
                 continue
-            if coded:
+            if quantizes:
                 signed = self._signed(tensor)
-                codes = blocks.encode(tensor, signed=signed) if keeping == "compress" else None
-                kept[id(tensor)] = Coded(tensor, codes)
+                codes = blocks.encode(tensor, signed=signed) if mode == "compress" else None
+                copies[id(tensor)] = QuantizedCopy(tensor, codes)
             else:
-                kept[storage._cdata] = Moved(tensor, pinned=keeping == "pinned")
+                copies[storage._cdata] = HostCopy(tensor, pinned=mode == "pinned")
 
     def fetch(self, part: Part) -> None:
-        """Begin to bring `part` back; on CUDA the copies overlap with work that is queued meanwhile.
-        `restore` waits for them. Does nothing if the part was not released, or was fetched already."""
-        if part not in self._away or part in self._coming:
+        """Begin to copy `part` back; on CUDA the copies overlap with work that is queued meanwhile.
+        `restore` waits for them. Does nothing if the part is not released, or is fetched already."""
+        if part not in self._copies or part in self._fetched:
             return
         self._allocate(part)
         if self._stream is None:
             self._fill(part)
-            self._coming[part] = None
+            self._fetched[part] = None
             return
-        # Allocate on the usual stream, which may reuse the memory later.
+        # The memory is allocated on the current stream, which may reuse it later.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             self._fill(part)
-        self._coming[part] = self._stream.record_event()
+        self._fetched[part] = self._stream.record_event()
 
     def restore(self, part: Part) -> None:
-        """Bring `part` back. Does nothing if it was not released."""
-        if part not in self._away:
+        """Restore `part`. Does nothing if it is not released."""
+        if part not in self._copies:
             return
-        if part in self._coming:
-            event = self._coming.pop(part)
+        if part in self._fetched:
+            event = self._fetched.pop(part)
             if event is not None:
                 torch.cuda.current_stream().wait_event(event)
         else:
             self._allocate(part)
             self._fill(part)
-        del self._away[part]
+        del self._copies[part]
 
     def _allocate(self, part: Part) -> None:
-        for kept in self._away[part].values():
-            kept.allocate()
+        for copy in self._copies[part].values():
+            copy.allocate()
 
     def _fill(self, part: Part) -> None:
-        for kept in self._away[part].values():
-            kept.fill()
+        for copy in self._copies[part].values():
+            copy.fill()
 
-    def forget(self, part: Part) -> None:
-        """Discard a released `part`, which will not be restored."""
-        self._away.pop(part, None)
-        self._coming.pop(part, None)
+    def discard(self, part: Part) -> None:
+        """Drop the copies of a released `part`, which will not be restored."""
+        self._copies.pop(part, None)
+        self._fetched.pop(part, None)
 
-    def need(self, *parts: Part) -> None:
+    def require(self, *parts: Part) -> None:
         """Raise `RuntimeError` if one of `parts` is released."""
         for part in parts:
-            if part in self._away:
+            if part in self._copies:
                 raise RuntimeError(f"{part} of the model are released: restore them first")
 
-    def shown(self, tensor: Tensor) -> Tensor:
+    def values(self, tensor: Tensor) -> Tensor:
         """`tensor`, or its values on the host if it is released."""
-        for away in self._away.values():
-            kept = away.get(id(tensor)) or away.get(tensor.untyped_storage()._cdata)
-            if kept is not None:
-                return kept.shown(tensor)
+        for copies in self._copies.values():
+            copy = copies.get(id(tensor)) or copies.get(tensor.untyped_storage()._cdata)
+            if copy is not None:
+                return copy.values(tensor)
         return tensor

@@ -15,8 +15,8 @@ from memconsole.plan.models.model import Parameter
 
 
 @dataclass(frozen=True)
-class ParameterPlace:
-    """Location of one canonical parameter: part `part` of the `parts` equal parts of `name`'s
+class StoredParameter:
+    """How a checkpoint stores one canonical parameter: as part `part` of the `parts` equal parts of `name`'s
     output rows."""
 
     name: str
@@ -44,7 +44,7 @@ class ParameterPlace:
         return own * self.parts if self.total is None else self.total
 
     def own_rows(self, own: int) -> slice | NDArray[np.intp]:
-        """Where these `own` rows are in the stored tensor."""
+        """The indices of these `own` rows in the stored tensor."""
         if self.alternating:
             groups = np.arange(self.rows(own)).reshape(-1, self.parts, self.alternating)
             return groups[:, self.part].reshape(-1)
@@ -145,44 +145,43 @@ def _top(a: Architecture) -> dict[str, str]:
     return _TOP.get(a.family, _LLAMA_TOP)
 
 
-def stored(parameter: Parameter, architecture: Architecture) -> ParameterPlace | None:
-    """Location of `parameter` in a Hugging Face checkpoint of this family; None if it is not stored
-    there."""
+def stored_as(parameter: Parameter, architecture: Architecture) -> StoredParameter | None:
+    """How a Hugging Face checkpoint of this family stores `parameter`; None if it does not."""
     if parameter.role == "auxiliary" or parameter.name.startswith("diagnostic_head"):
         return None
     stem, _, kind = parameter.name.rpartition(".")
     family = architecture.family
     if parameter.layer is None:
-        return ParameterPlace(f"{_top(architecture)[stem]}.{kind}")
+        return StoredParameter(f"{_top(architecture)[stem]}.{kind}")
     inner = stem.removeprefix(f"layers.{parameter.layer}.")
     part, parts = (_FUSED[inner], len(_FUSED)) if inner in _FUSED else (0, 1)
     if family == "gpt2":
         name = f"transformer.h.{parameter.layer}.{_GPT2_LAYER[inner]}.{kind}"
         matrix = kind == "weight" and parameter.role == "matrix"
-        return ParameterPlace(name, transpose=matrix, part=part, parts=parts)
+        return StoredParameter(name, transpose=matrix, part=part, parts=parts)
     if family == "gpt_neox":
         name = f"gpt_neox.layers.{parameter.layer}.{_NEOX_LAYER[inner]}.{kind}"
         by_head = architecture.head_size if parts > 1 else 0
-        return ParameterPlace(name, part=part, parts=parts, alternating=by_head)
+        return StoredParameter(name, part=part, parts=parts, alternating=by_head)
     if family == "phi3" and inner in _PHI3_JOINED:
-        return _joined(parameter.layer, inner, kind, architecture)
+        return _phi3_matrix(parameter.layer, inner, kind, architecture)
     table = _POST_NORMED_LAYER if architecture.post_norms else _LLAMA_LAYER
     if family == "granite_moe" and inner in _GRANITE_EXPERTS:
-        return _stacked(parameter, _GRANITE_EXPERTS[inner], architecture)
+        return _granite_experts(parameter, _GRANITE_EXPERTS[inner], architecture)
     if architecture.experts:
         table = table | (_MIXTRAL_EXPERTS if family == "mixtral" else _EXPERTS)
     each = architecture.experts if parameter.role == "experts" else 0
-    return ParameterPlace(f"model.layers.{parameter.layer}.{table[inner]}.{kind}", experts=each)
+    return StoredParameter(f"model.layers.{parameter.layer}.{table[inner]}.{kind}", experts=each)
 
 
-def _joined(layer: int, inner: str, kind: str, a: Architecture) -> ParameterPlace:
-    """Location of a matrix of Phi-3, which is stored below others of the same inputs."""
+def _phi3_matrix(layer: int, inner: str, kind: str, a: Architecture) -> StoredParameter:
+    """How Phi-3 stores a matrix: in one tensor with others of the same inputs, its rows below theirs."""
     module, names = _PHI3_JOINED[inner]
     widths = {"attention.query": a.query_width, "attention.key": a.key_width,
               "attention.value": a.key_width}  # fmt: skip
     sizes = [widths.get(name, a.intermediate_size) for name in names]
     part = names.index(inner)
-    return ParameterPlace(
+    return StoredParameter(
         f"model.layers.{layer}.{module}.{kind}",
         part=part,
         parts=len(names),
@@ -191,32 +190,32 @@ def _joined(layer: int, inner: str, kind: str, a: Architecture) -> ParameterPlac
     )
 
 
-def _stacked(parameter: Parameter, module: str, a: Architecture) -> ParameterPlace:
-    """Location of a router or of the experts' matrices of Granite MoE: those of one kind are one tensor, in which each expert's
+def _granite_experts(parameter: Parameter, module: str, a: Architecture) -> StoredParameter:
+    """How Granite MoE stores a router or the experts' matrices: those of one kind are one tensor, in which each expert's
     gate is followed by its up."""
     name = f"model.layers.{parameter.layer}.{module}.weight"
     if parameter.role != "experts":
-        return ParameterPlace(name)
+        return StoredParameter(name)
     if module.endswith("output_linear"):
-        return ParameterPlace(name, stacked=a.experts)
+        return StoredParameter(name, stacked=a.experts)
     part = int(".up." in parameter.name)
     inner = a.intermediate_size
-    return ParameterPlace(name, part=part, parts=2, alternating=inner, stacked=a.experts)
+    return StoredParameter(name, part=part, parts=2, alternating=inner, stacked=a.experts)
 
 
-def taken(whole: NDArray[np.generic], place: ParameterPlace, rows: int) -> NDArray[np.generic]:
-    """Extract the canonical tensor of `rows` rows at `place` from the stored tensor `whole`."""
-    if place.transpose:
+def extract(whole: NDArray[np.generic], stored: StoredParameter, rows: int) -> NDArray[np.generic]:
+    """Extract the canonical tensor of `rows` rows that is `stored` in the tensor `whole`."""
+    if stored.transpose:
         whole = whole.T
-    if place.stacked:
+    if stored.stacked:
         whole = whole.reshape(-1, whole.shape[-1])
-    return np.ascontiguousarray(whole[place.own_rows(rows)])
+    return np.ascontiguousarray(whole[stored.own_rows(rows)])
 
 
-def assembled(parts: list[tuple[ParameterPlace, NDArray[np.generic]]]) -> NDArray[np.generic]:
+def assemble(parts: list[tuple[StoredParameter, NDArray[np.generic]]]) -> NDArray[np.generic]:
     """The stored tensor of its parts, which may be one, not transposed."""
-    place, first = parts[0]
-    whole = np.empty((place.rows(len(first)), *first.shape[1:]), first.dtype)
-    for place, array in parts:
-        whole[place.own_rows(len(array))] = array
-    return whole.reshape(place.stacked, -1, whole.shape[1]) if place.stacked else whole
+    stored, first = parts[0]
+    whole = np.empty((stored.rows(len(first)), *first.shape[1:]), first.dtype)
+    for stored, array in parts:
+        whole[stored.own_rows(len(array))] = array
+    return whole.reshape(stored.stacked, -1, whole.shape[1]) if stored.stacked else whole

@@ -15,7 +15,7 @@ from memconsole.plan.templates.choice import template_of
 from memconsole_trainer.data.sources.records import Record
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, load, train
 from memconsole_trainer.tasks.answering import Answerer
-from memconsole_trainer.weights import companions
+from memconsole_trainer.weights import tokenizer_export
 from memconsole_trainer.weights.export_run import adapter_notes
 
 CHATML = ("<|im_start|>", "<|im_end|>")
@@ -46,7 +46,7 @@ def plan_of(base: Path, **changes: Any) -> Plan:
 def written(base: Path, out: Path) -> dict[str, Any]:
     """The files that are written beside the weights of a chat model that was fine-tuned from `base`."""
     out.mkdir()
-    companions.write(plan_of(base), load(base, 320), 64, out)
+    tokenizer_export.write(plan_of(base), load(base, 320), 64, out)
     return {path.name: json.loads(path.read_text()) for path in out.glob("*.json")}
 
 
@@ -64,12 +64,12 @@ def test_generation_stops_at_the_end_tokens_of_the_base_too(
     before = json.loads((base / file).read_text()) if (base / file).exists() else {}
     (base / file).write_text(json.dumps({**before, "eos_token_id": [end, first, 7, 9_999]}))
     plan = plan_of(base)
-    assert companions.stop_tokens(plan, tokenizer) == (0, end, first)  # 7 is ordinary text
+    assert tokenizer_export.stop_tokens(plan, tokenizer) == (0, end, first)  # 7 is ordinary text
     found = written(base, tmp_path / "out")
     assert found["generation_config.json"]["eos_token_id"] == [0, end, first]
     template = template_of(plan)
     assert template is not None
-    ends = companions.ends_of_source(plan, tokenizer)
+    ends = tokenizer_export.ends_of_source(plan, tokenizer)
     engine = Mock()
     engine.generate.return_value = [*tokenizer.prompt("words"), first]
     chat = Record("a chat", {"messages": [{"role": "user", "content": "?"}]})
@@ -116,9 +116,9 @@ def test_generation_settings_that_sample_does_not_follow_are_kept_and_told(
 ) -> None:
     file = base / "generation_config.json"
     file.write_text('{"temperature": 0.7, "repetition_penalty": 1.0, "no_repeat_ngram_size": null}')
-    assert companions.generation_notes(plan_of(base)) == []
+    assert tokenizer_export.generation_notes(plan_of(base)) == []
     file.write_text('{"temperature": 0.7, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2}')
-    (note,) = companions.generation_notes(plan_of(base))
+    (note,) = tokenizer_export.generation_notes(plan_of(base))
     assert (
         "(repetition_penalty = 1.3, no_repeat_ngram_size = 2), memconsole sample does not" in note
     )

@@ -111,7 +111,7 @@ def steps_of(
     for number in range(steps):
         time.sleep(pause_seconds)
         engine.train_step(batch_of(plan, number))
-    exchanged = engine.gang.exchange_seconds
+    exchanged = engine.process_group.exchange_seconds
     metrics = engine.take_metrics()
     total = engine.evaluate([batch_of(plan, 99)])
     found = {name: np.array(array) for name, array in engine.state()}

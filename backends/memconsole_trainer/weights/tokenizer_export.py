@@ -20,8 +20,8 @@ from memconsole.plan.templates.choice import source_of, template_of
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer
 
 GENERATION = "generation_config.json"
-_NAMES = ("bos", "eos", "unk", "pad")
-_NEUTRAL = {
+_SPECIAL_TOKENS = ("bos", "eos", "unk", "pad")
+_NEUTRAL_SETTINGS = {
     "repetition_penalty": 1,
     "encoder_repetition_penalty": 1,
     "no_repeat_ngram_size": 0,
@@ -40,7 +40,7 @@ _NEUTRAL = {
     "exponential_decay_length_penalty": None,
 }
 """Generation settings that change the text also if the likeliest token is taken, with the values that do not."""
-_QUESTION = {"messages": [{"role": "user", "content": "?"}]}
+_EXAMPLE_RECORD = {"messages": [{"role": "user", "content": "?"}]}
 
 
 def write(plan: Plan, tokenizer: Tokenizer, positions: int, out: Path) -> None:
@@ -48,7 +48,7 @@ def write(plan: Plan, tokenizer: Tokenizer, positions: int, out: Path) -> None:
     `PlanError`."""
     inner, config = tokenizer.inner, tokenizer.config
     (out / TOKENIZER_JSON).write_text(inner.to_str(pretty=True) + "\n", encoding="utf-8")
-    named = {name: config.token(name) for name in _NAMES}
+    named = {name: config.token(name) for name in _SPECIAL_TOKENS}
     known = {
         name: token
         for name, token in named.items()
@@ -74,22 +74,22 @@ def write(plan: Plan, tokenizer: Tokenizer, positions: int, out: Path) -> None:
         (out / tokenizer_config.CHAT_TEMPLATE).write_text(template, encoding="utf-8")
     _write_json(out / tokenizer_config.CONFIG, settings)
     _write_json(out / tokenizer_config.SPECIAL, special)
-    found = {**_of_source(plan, GENERATION), **token_ids(plan, tokenizer)}
-    _write_json(out / GENERATION, found)
+    generation = {**_source_json(plan, GENERATION), **token_ids(plan, tokenizer)}
+    _write_json(out / GENERATION, generation)
 
 
 def generation_notes(plan: Plan) -> list[str]:
     """What to know of the generation settings, in sentences: which ones `memconsole sample` does not follow."""
-    found = _of_source(plan, GENERATION)
-    kept = [
-        f"{name} = {json.dumps(found[name])}"
-        for name, neutral in _NEUTRAL.items()
-        if found.get(name) not in (None, neutral)
+    settings = _source_json(plan, GENERATION)
+    followed = [
+        f"{name} = {json.dumps(settings[name])}"
+        for name, neutral in _NEUTRAL_SETTINGS.items()
+        if settings.get(name) not in (None, neutral)
     ]
-    if not kept:
+    if not followed:
         return []
     return [
-        f"generate follows generation_config.json of the base ({', '.join(kept)}), memconsole sample does not: "
+        f"generate follows generation_config.json of the base ({', '.join(followed)}), memconsole sample does not: "
         "their texts may differ"
     ]
 
@@ -99,26 +99,26 @@ def token_ids(plan: Plan, tokenizer: Tokenizer) -> dict[str, Any]:
     stops = list(stop_tokens(plan, tokenizer))
     begin = tokenizer.config.token("bos")
     first = tokenizer.inner.token_to_id(begin) if begin else None
-    found: dict[str, Any] = {
+    ids: dict[str, Any] = {
         "bos_token_id": tokenizer.begin[0] if tokenizer.begin else first,
         "eos_token_id": stops[0] if len(stops) == 1 else stops or None,
         "pad_token_id": tokenizer.pad if tokenizer.pad is not None else tokenizer.end_of_text,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in ids.items() if value is not None}
 
 
 def stop_tokens(plan: Plan, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The tokens at which generation with the run's model stops."""
     template = template_of(plan)
     chat = template is not None and template.chat
-    after = template.question(_QUESTION).between[-1] if template is not None and chat else ""
+    after = template.question(_EXAMPLE_RECORD).between[-1] if template is not None and chat else ""
     return tuple(dict.fromkeys([*tokenizer.stops(after), *ends_of_source(plan, tokenizer)]))
 
 
 def ends_of_source(plan: Plan, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The tokens at which the model that was fine-tuned stops, if the run's tokenizer has them as special tokens."""
-    found = _of_source(plan, GENERATION) or _of_source(plan, "config.json")
-    ids = found.get("eos_token_id")
+    settings = _source_json(plan, GENERATION) or _source_json(plan, "config.json")
+    ids = settings.get("eos_token_id")
     known = tokenizer.special_ids
     return tuple(i for i in (ids if isinstance(ids, list) else [ids]) if i in known)
 
@@ -131,20 +131,20 @@ def chat_template(plan: Plan, tokenizer: Tokenizer) -> str | None:
         return tokenizer.config.template
     source, _ = source_of(plan)
     begin = [tokenizer.inner.id_to_token(i) for i in tokenizer.begin]
-    written = str(template.question(_QUESTION).prompt)
+    written = str(template.question(_EXAMPLE_RECORD).prompt)
     return source if written.startswith("".join(begin)) else "".join(begin) + source
 
 
-def _of_source(plan: Plan, name: str) -> dict[str, Any]:
+def _source_json(plan: Plan, name: str) -> dict[str, Any]:
     """The contents of a JSON file of the model that was fine-tuned; empty if there is none."""
     directory = catalog.model_directory(plan)
     if directory is None:
         return {}
     try:
-        found = json.loads(regular_file.read(Path(directory, name), CONFIG_BYTES))
+        contents = json.loads(regular_file.read(Path(directory, name), CONFIG_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return contents if isinstance(contents, dict) else {}
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

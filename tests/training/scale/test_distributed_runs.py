@@ -16,7 +16,7 @@ from memconsole.runs.read.life.liveness import settled
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
 from memconsole.runs.record.processes import locks
-from memconsole_trainer.weights.checkpoint import LoadedCheckpoint
+from memconsole_trainer.weights.loaded_checkpoint import LoadedCheckpoint
 from tests.shell import memconsole, wait_for_step
 from tests.training.harness.runs import TINY, final, plan, state_hashes, told
 

@@ -11,9 +11,9 @@ import pytest
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS, check_trainable
-from tests.training.harness import gangs
-from tests.training.harness.gangs import Trained, plan_of, steps_of, together
+from tests.training.harness import torch_processes
 from tests.training.harness.pairs import ADAPTERS
+from tests.training.harness.torch_processes import Trained, plan_of, steps_of, together
 
 CODES = ADAPTERS | {"optimize.base_storage": "nf4"}
 ROUNDED = {"bf16", "fp16"}
@@ -82,7 +82,7 @@ def test_two_processes_train_as_one(sharding: str) -> None:
 
 @pytest.mark.parametrize("sharding", ["fsdp", pytest.param("ddp", marks=pytest.mark.slow)])
 def test_two_processes_learn_preferences_as_one(sharding: str, tmp_path: Path) -> None:
-    assert_as_one(gangs.preferring(tmp_path), sharding)
+    assert_as_one(torch_processes.preferring(tmp_path), sharding)
 
 
 @pytest.mark.slow
@@ -113,8 +113,10 @@ def test_copies_of_a_model_train_with_what_needs_whole_weights(changes: dict[str
 def test_every_task_trains_on_two_devices_as_on_one(
     task: str, sharding: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = {"model.name": task, "data.source": gangs.SOURCES[task], "device.name": "cpu"}
-    monkeypatch.setattr(gangs, "TEXT", base | {"train.warmup_steps": 0, "data.sequence_length": 16})
+    base = {"model.name": task, "data.source": torch_processes.SOURCES[task], "device.name": "cpu"}
+    monkeypatch.setattr(
+        torch_processes, "TEXT", base | {"train.warmup_steps": 0, "data.sequence_length": 16}
+    )
     # Errors of single outputs over 8 rows: fsdp gathers norms and head in 16 bits too, which changes one of them by 2 %.
     assert_as_one({"optimize.precision": precision}, sharding, near_in_16_bits=4e-2)
 
