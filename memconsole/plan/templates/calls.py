@@ -13,13 +13,13 @@ ARGUMENTS = "arguments"
 
 def takes_objects(write: Callable[[list[Message]], str]) -> bool:
     """Whether a template takes objects for the arguments of calls. One that joins them to text takes only text."""
-    tried: tuple[Any, ...] = ({}, "{}")
-    for arguments in tried:
+    object_then_text: tuple[Any, ...] = ({}, "{}")
+    for arguments in object_then_text:
         function = {"name": "add", ARGUMENTS: arguments}
         call = {"id": "call00000", "type": "function", "function": function}
-        said = {"role": "assistant", "content": "", "tool_calls": [call]}
+        calling = {"role": "assistant", "content": "", "tool_calls": [call]}
         try:
-            write([{"role": "user", "content": "Add."}, said])
+            write([{"role": "user", "content": "Add."}, calling])
         except RecordError:
             continue
         return not isinstance(arguments, str)
@@ -31,19 +31,19 @@ def with_objects(message: Message) -> Message:
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return message
-    return {**message, "tool_calls": [_call(one) for one in calls]}
+    return {**message, "tool_calls": [_with_object(call) for call in calls]}
 
 
-def _call(call: Any) -> Any:
+def _with_object(call: Any) -> Any:
     if not isinstance(call, Mapping):
         return call
     if "function" in call:
-        return {**call, "function": _call(call["function"])}
+        return {**call, "function": _with_object(call["function"])}
     text = call.get(ARGUMENTS)
     if not isinstance(text, str):
         return call
     try:
-        found = json.loads(text)
+        arguments = json.loads(text)
     except (ValueError, RecursionError):
         return call
-    return {**call, ARGUMENTS: found} if isinstance(found, dict) else call
+    return {**call, ARGUMENTS: arguments} if isinstance(arguments, dict) else call

@@ -57,12 +57,12 @@ def is_chat(fields: Mapping[str, Any]) -> bool:
 def messages_of(record: Mapping[str, Any]) -> list[Message]:
     """The messages of a record in one of the layouts. Its field `system` is the first one, unless they begin with a
     system message. Raises `RecordError`."""
-    found, system = _of_layout(record), record.get("system")
+    messages, system = _of_layout(record), record.get("system")
     if system is not None and not isinstance(system, str):
         raise RecordError(f'field "system" holds {_kind(system)}, expected text')
-    if not system or found[0]["role"] == "system":
-        return found
-    return [{"role": "system", "content": system}, *found]
+    if not system or messages[0]["role"] == "system":
+        return messages
+    return [{"role": "system", "content": system}, *messages]
 
 
 def is_learned(message: Message) -> bool:
@@ -71,17 +71,18 @@ def is_learned(message: Message) -> bool:
 
 
 def _of_layout(record: Mapping[str, Any]) -> list[Message]:
+    """The messages in the fields of a layout. Raises `RecordError`, also if the record has none of the layouts."""
     for column in ("messages", "conversations"):
         if record.get(column) is not None:
             return message_list(record[column], column)
     if record.get("prompt") is not None and record.get("completion") is not None:
-        found: list[Message] = []
+        messages: list[Message] = []
         for column, role in (("prompt", "user"), ("completion", "assistant")):
             value = record[column]
             if isinstance(value, str):
                 value = [{"role": role, "content": value}]
-            found += message_list(value, column)
-        return found
+            messages += message_list(value, column)
+        return messages
     for column in ("messages", "conversations", "prompt", "completion"):
         if is_chat(record) and column in record and record[column] is None:
             raise RecordError(f'field "{column}" is null')
@@ -131,13 +132,14 @@ def message_list(value: Any, column: str) -> list[Message]:
 
 
 def _message(value: Any, where: str) -> Message:
+    """A message in OpenAI's layout, from that one or ShareGPT's. `where` names its place in errors. Raises `RecordError`."""
     if not isinstance(value, Mapping):
         raise RecordError(f'field "{where}" holds {_kind(value)}, expected a message')
     role, content = value.get("role", value.get("from")), value.get("content", value.get("value"))
     if not isinstance(role, str):
         raise RecordError(f'field "{where}" has no "role" (or "from")')
     if isinstance(content, list):
-        content = "".join(_part(part, where) for part in content)
+        content = "".join(_text_of_part(part, where) for part in content)
     if content is None and value.get("tool_calls"):
         content = ""
     if content is None and ("content" in value or "value" in value):
@@ -151,7 +153,7 @@ def _message(value: Any, where: str) -> Message:
     return {**kept, "role": ROLES.get(role, role), "content": content}
 
 
-def _part(part: Any, where: str) -> str:
+def _text_of_part(part: Any, where: str) -> str:
     text = part.get("text") if isinstance(part, Mapping) else part
     if not isinstance(text, str):
         raise RecordError(f'field "{where}" has a part that is no text')

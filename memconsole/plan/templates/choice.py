@@ -25,8 +25,6 @@ MODEL = "model"
 KEY = "data.template"
 TEMPLATE_SUFFIXES = (".jinja", ".jinja2", ".j2")
 """Suffixes of files that hold a template."""
-
-
 TEMPLATE_BYTES = 1 << 20
 """A larger file is no template."""
 
@@ -56,8 +54,8 @@ def templates() -> Mapping[str, NamedTemplate]:
 def templates_with_fields(columns: Iterable[str]) -> tuple[str, ...]:
     """The named templates that write records whose fields are all among `columns`."""
     known = set(columns)
-    found = ((name, _compiled(row.text, ()).fields) for name, row in templates().items())
-    return tuple(name for name, fields in found if fields and known.issuperset(fields))
+    with_fields = ((name, _compiled(row.text, ()).fields) for name, row in templates().items())
+    return tuple(name for name, fields in with_fields if fields and known.issuperset(fields))
 
 
 def template_of(plan: Plan) -> Template | None:

@@ -15,7 +15,7 @@ from jinja2.nodes import EvalContext
 from jinja2.runtime import Context
 from jinja2.utils import pass_context, pass_eval_context
 
-from memconsole.plan.templates.limits import ELEMENT, extent, limited
+from memconsole.plan.templates.limits import ELEMENT, check_size, extent
 
 _MOST_SLOW = 64 << 10
 """Characters that a filter takes whose time grows with their square."""
@@ -27,14 +27,14 @@ _FIELD = re.compile(r"%(?:%|(?P<name>\([^)]*\))?(?P<sizes>[-+ #0\d.*]*))")
 
 def limit_format(text: str, values: Any) -> None:
     """Raise `SecurityError` if ``text % values`` would be too long."""
-    limited(_widths(text, values if isinstance(values, tuple) else (values,)))
+    check_size(_widths(text, values if isinstance(values, tuple) else (values,)))
     if isinstance(values, Mapping):
-        limited(text.count("%") * extent(values))
+        check_size(text.count("%") * extent(values))
 
 
 def limit_replaced(text: Any, old: Any, new: Any) -> None:
     places = len(text) + 1 if not old else text.count(old)
-    limited(len(text) + places * len(new))
+    check_size(len(text) + places * len(new))
 
 
 def _widths(text: str, values: Sequence[Any]) -> int:
@@ -52,12 +52,12 @@ def _widths(text: str, values: Sequence[Any]) -> int:
 
 
 def _batch(value: Iterable[Any], linecount: int, fill_with: Any = None) -> Iterator[list[Any]]:
-    limited(ELEMENT * linecount)
+    check_size(ELEMENT * linecount)
     return filters.do_batch(value, linecount, fill_with)
 
 
 def _center(value: Any, width: int = 80) -> str:
-    limited(width)
+    check_size(width)
     return filters.do_center(value, width)
 
 
@@ -68,7 +68,7 @@ def _format(value: Any, *args: Any, **kwargs: Any) -> str:
 
 def _indent(s: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
     step = len(width) if isinstance(width, str) else width
-    limited(step * (str(s).count("\n") + 1))
+    check_size(step * (str(s).count("\n") + 1))
     return filters.do_indent(s, width, first, blank)
 
 
@@ -83,7 +83,7 @@ def _join(
     for part in value:
         parts.append(str(part))
         size += len(parts[-1]) + len(str(d))
-        limited(size)
+        check_size(size)
     return str(d).join(parts)
 
 
@@ -95,7 +95,7 @@ def _json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as the chat templates of transformers get it: without escapes for HTML."""
-    limited(indent or 0)
+    check_size(indent or 0)
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -106,7 +106,7 @@ def _json(
     for part in encoder.iterencode(value):
         parts.append(part)
         size += len(part)
-        limited(size)
+        check_size(size)
     return "".join(parts)
 
 
@@ -123,7 +123,7 @@ def _round(value: float, precision: int = 0, method: Any = "common") -> float:
 
 
 def _slice(value: Any, slices: int, fill_with: Any = None) -> Iterator[list[Any]]:
-    limited(ELEMENT * slices)
+    check_size(ELEMENT * slices)
     return filters.sync_do_slice(value, slices, fill_with)
 
 
@@ -141,7 +141,7 @@ def _sum(context: Context, iterable: Iterable[Any], attribute: Any = None, start
 def _wordwrap(context: Context, s: str, *args: Any, **kwargs: Any) -> str:
     wrap = functools.partial(filters.do_wordwrap, context.environment)
     end = kwargs.get("wrapstring", args[2] if len(args) > 2 else "")
-    limited(len(s) * (1 + len(end or "")))
+    check_size(len(s) * (1 + len(end or "")))
     return str(_slow("wordwrap", wrap)(s, *args, **kwargs))
 
 
@@ -171,7 +171,7 @@ def _by_attribute(apply: Callable[..., Any]) -> Callable[..., Any]:
         if sum(map(len, names)) > _MOST_NAME:
             raise SecurityError(f"the name of an attribute has more than {_MOST_NAME} characters")
         if isinstance(value, str):  # a list of its characters
-            limited(ELEMENT * len(value))
+            check_size(ELEMENT * len(value))
         return apply(environment, value, *args, **kwargs)
 
     return limited_filter

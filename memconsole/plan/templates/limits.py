@@ -19,14 +19,15 @@ MOST_IN_ALL = 256 << 20
 MOST_SECONDS = 2.0
 """Of one core, for one rendering. A chat of a hundred messages takes a few milliseconds."""
 ELEMENT = 16
-_LOOKS = 64 * ELEMENT
-"""What is made between two looks at the clock."""
+"""Characters that one operation, or one element of a list, counts as."""
+_CHECKED_EVERY = 64 * ELEMENT
+"""What is made between two checks of the limits."""
 MOST_BITS = 1 << 16
 """Of an integer that is multiplied or divided."""
 _SINGLE, _LISTS = frozenset({int, float, bool, type(None), range}), frozenset({list, tuple})
 
 
-def limited(size: int) -> None:
+def check_size(size: int) -> None:
     """Raise `SecurityError` for a text of more than `MOST_CHARACTERS`."""
     if size > MOST_CHARACTERS:
         raise SecurityError(f"it would write more than {MOST_CHARACTERS >> 20} MiB of text")
@@ -39,20 +40,20 @@ def extent(value: Any) -> int:
         return len(value)
     size, waiting = 0, [value]
     while waiting and size <= MOST_CHARACTERS:
-        one = waiting.pop()
-        kind = type(one)
-        if kind in _SINGLE or isinstance(one, Undefined):
+        part = waiting.pop()
+        kind = type(part)
+        if kind in _SINGLE or isinstance(part, Undefined):
             continue
         if kind is Namespace:
-            one = object.__getattribute__(one, "_Namespace__attrs")
-        if kind is str or isinstance(one, str | bytes):
-            size += len(one)
-        elif kind in _LISTS or isinstance(one, Collection):
-            size += ELEMENT * len(one)
+            part = object.__getattribute__(part, "_Namespace__attrs")
+        if kind is str or isinstance(part, str | bytes):
+            size += len(part)
+        elif kind in _LISTS or isinstance(part, Collection):
+            size += ELEMENT * len(part)
             if size <= MOST_CHARACTERS:
-                waiting += one
-                if isinstance(one, Mapping):
-                    waiting += one.values()
+                waiting += part
+                if isinstance(part, Mapping):
+                    waiting += part.values()
     return size
 
 
@@ -72,7 +73,7 @@ class Allowance:
         self._begin()
 
     def _begin(self) -> None:
-        self._left, self._looked = MOST_IN_ALL, MOST_IN_ALL
+        self._left, self._left_at_check = MOST_IN_ALL, MOST_IN_ALL
         self._until, self._begun = time.monotonic() + MOST_SECONDS, time.thread_time()
 
     def __enter__(self) -> None:
@@ -85,11 +86,12 @@ class Allowance:
     def spend(self, size: int = ELEMENT) -> None:
         """Count an operation that makes `size` characters. Raises `SecurityError`."""
         self._left -= size
-        if self._left < self._looked - _LOOKS:
-            self._look()
+        if self._left < self._left_at_check - _CHECKED_EVERY:
+            self._check()
 
-    def _look(self) -> None:
-        self._looked = self._left
+    def _check(self) -> None:
+        """Raise `SecurityError` if the rendering has made too much, or takes too long."""
+        self._left_at_check = self._left
         if self._left < 0:
             raise SecurityError(
                 f"it would make more than {MOST_IN_ALL >> 20} MiB in all, or repeat millions of times"
@@ -98,27 +100,27 @@ class Allowance:
         if time.monotonic() > self._until and time.thread_time() - self._begun > MOST_SECONDS:
             raise SecurityError(f"it takes more than {MOST_SECONDS:.0f} seconds")
 
-    def part(self, value: Any) -> Any:
+    def count_part(self, value: Any) -> Any:
         """`value`, which is a part of another one. Raises `SecurityError`."""
         self.spend(ELEMENT * (1 + len(value)) if isinstance(value, str | list | tuple) else ELEMENT)
         return value
 
-    def made(self, value: Any) -> Any:
+    def count_made(self, value: Any) -> Any:
         """`value`, which an operation has made. Raises `SecurityError`."""
         kind = type(value)
         if kind is str:
             size = len(value)
             if size > MOST_CHARACTERS:
-                limited(size)
+                check_size(size)
             self.spend(ELEMENT + size)
         elif kind in _SINGLE:
             self.spend()
         elif kind is GeneratorType:
-            return map(self.made, value)
+            return map(self.count_made, value)
         else:
             size = extent(value)
-            limited(size)
-            if size > _LOOKS:
-                self._look()
+            check_size(size)
+            if size > _CHECKED_EVERY:
+                self._check()
             self.spend(ELEMENT * (1 + len(value)) if isinstance(value, list | tuple) else ELEMENT)
         return value

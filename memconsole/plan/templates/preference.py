@@ -60,9 +60,10 @@ class PairTemplate(Template):
     def render(self, record: Mapping[str, Any]) -> Pair:
         """Both answers as texts. Raises `RecordError`."""
         chosen, rejected = (
-            super(PairTemplate, self).render(answered(record, f)) for f in (CHOSEN, REJECTED)
+            super(PairTemplate, self).render(answered(record, field))
+            for field in (CHOSEN, REJECTED)
         )
-        return Pair.of(_answering(chosen, rejected), _answering(rejected, chosen))
+        return Pair.of(_without_common(chosen, rejected), _without_common(rejected, chosen))
 
     def question(self, record: Mapping[str, Any]) -> Question:
         """What comes before the answer of `record`, which may be a prompt without answers. Raises `RecordError`."""
@@ -73,10 +74,10 @@ class PairTemplate(Template):
         return super().answers(_with_chosen(record))
 
 
-def _answering(text: Rendered, other: Rendered) -> Rendered:
-    """`text` without the places of the answers up to which it equals `other`: they are part of the prompt. The last answer
+def _without_common(text: Rendered, other: Rendered) -> Rendered:
+    """`text` without the spans of the answers up to which it equals `other`: they are part of the prompt. The last answer
     is kept, since one answer may begin with the other."""
-    answers = [place for place in text.answers[:-1] if text[: place[1]] != other[: place[1]]]
+    answers = [span for span in text.answers[:-1] if text[: span[1]] != other[: span[1]]]
     return Rendered(
         text,
         (*answers, *text.answers[-1:]),
@@ -104,23 +105,24 @@ def answered(record: Mapping[str, Any], field: str) -> dict[str, Any]:
             )
     rest = {name: value for name, value in record.items() if name not in _REPLACED}
     prompt, answer = record.get("prompt"), record[field]
-    text = isinstance(answer, str) and not _is_list(answer)
-    said = [] if text else message_list(answer, field)
-    if prompt is None and all(message["role"] == "assistant" for message in said):
+    is_text = isinstance(answer, str) and not _is_list(answer)
+    messages = [] if is_text else message_list(answer, field)
+    if prompt is None and all(message["role"] == "assistant" for message in messages):
         raise RecordError(
             f'field "prompt" is missing, and "{field}" is no chat that holds it: the record has {listed}'
         )
-    if text:
-        asked = _asked(prompt) if not isinstance(prompt, str) or _is_list(prompt) else prompt
+    if is_text:
+        prompt_is_text = isinstance(prompt, str) and not _is_list(prompt)
+        asked = prompt if prompt_is_text else _prompt_messages(prompt)
         return {**rest, "prompt": asked, "completion": answer}
-    if said[-1]["role"] != "assistant":
+    if messages[-1]["role"] != "assistant":
         raise RecordError(f'field "{field}" does not end with a message of the assistant')
-    if said[0]["role"] == "assistant" and prompt is not None:
-        return {**rest, "messages": [*_asked(prompt), *said]}
-    return {**rest, "messages": said}
+    if messages[0]["role"] == "assistant" and prompt is not None:
+        return {**rest, "messages": [*_prompt_messages(prompt), *messages]}
+    return {**rest, "messages": messages}
 
 
-def _asked(prompt: Any) -> list[Message]:
+def _prompt_messages(prompt: Any) -> list[Message]:
     """The messages of a prompt, which may be the text of one. Raises `RecordError`."""
     if isinstance(prompt, str) and not _is_list(prompt):
         return [{"role": "user", "content": prompt}]

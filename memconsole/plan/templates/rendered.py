@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Self
 
-ANSWER, ANSWERED, CUT = "\ufdd0", "\ufdd1", "\ufdd2"
+ANSWER_START, ANSWER_END, CUT = "\ufdd0", "\ufdd1", "\ufdd2"
 """Marks within a rendering: where an answer begins and ends, and where the text is tokenized in two
 parts. Unicode reserves these characters for such use; data never keep them."""
 SLOT = "\ufdd3"
@@ -13,17 +13,20 @@ SLOT = "\ufdd3"
 MARKS = re.compile("[\ufdd0-\ufdd5]")
 _MARKED = re.compile(f"({MARKS.pattern})")
 
+Span = tuple[int, int]
+"""Start and end in a text, in characters."""
+
 
 class Rendered(str):
     """A rendered record or chat."""
 
-    answers: tuple[tuple[int, int], ...]
-    """Start and end of each answer, in characters."""
+    answers: tuple[Span, ...]
+    """Where the answers are."""
     cuts: tuple[int, ...]
     """No token spans these places. They keep what looks like a control token in the data from
     becoming one."""
-    only_read: tuple[tuple[int, int], ...]
-    """Start and end of each message that is never learned, in characters. No answer is in them."""
+    only_read: tuple[Span, ...]
+    """Where the messages are that are never learned. No answer is in them."""
     unwritten: tuple[str, ...]
     """Parts of the chat, such as its reasoning, that the template does not write."""
     unwritten_roles: tuple[str, ...]
@@ -34,9 +37,9 @@ class Rendered(str):
     def __new__(
         cls,
         text: str,
-        answers: tuple[tuple[int, int], ...] = (),
+        answers: tuple[Span, ...] = (),
         cuts: tuple[int, ...] = (),
-        only_read: tuple[tuple[int, int], ...] = (),
+        only_read: tuple[Span, ...] = (),
         unwritten: tuple[str, ...] = (),
         unwritten_roles: tuple[str, ...] = (),
         unknown_roles: tuple[str, ...] = (),
@@ -60,24 +63,24 @@ class Rendered(str):
         """Whether nothing but space follows the last message that is never learned."""
         return self._ends_with(self.only_read)
 
-    def _ends_with(self, places: tuple[tuple[int, int], ...]) -> bool:
-        return bool(places) and places[-1][1] >= len(self.rstrip())
+    def _ends_with(self, spans: tuple[Span, ...]) -> bool:
+        return bool(spans) and spans[-1][1] >= len(self.rstrip())
 
 
-def of_marked(text: str) -> Rendered:
-    """The text without its marks, which become places."""
+def from_marked(text: str) -> Rendered:
+    """The text without its marks, which become spans and cuts."""
     if text.isascii():
         return Rendered(text)
-    answers: list[tuple[int, int]] = []
+    answers: list[Span] = []
     cuts: list[int] = []
     parts = _MARKED.split(text)
-    position = begun = 0
+    position = start = 0
     for part, mark in zip(parts[0::2], parts[1::2], strict=False):
         position += len(part)
-        if mark == ANSWER:
-            begun = position
-        elif mark == ANSWERED and position > begun:
-            answers.append((begun, position))
+        if mark == ANSWER_START:
+            start = position
+        elif mark == ANSWER_END and position > start:
+            answers.append((start, position))
         elif mark == CUT:
             cuts.append(position)
     return Rendered("".join(parts[0::2]), tuple(answers), tuple(cuts))

@@ -14,7 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import pass_context
 
 from memconsole.plan.templates.filters import LIMITED, limit_format, limit_replaced
-from memconsole.plan.templates.limits import ELEMENT, Allowance, extent, limit_product, limited
+from memconsole.plan.templates.limits import ELEMENT, Allowance, check_size, extent, limit_product
 
 _PADDING = frozenset({"center", "ljust", "rjust", "zfill", "to_bytes"})
 """Methods whose first argument is the least length of what they return."""
@@ -43,16 +43,18 @@ class _Counted(CodeGenerator):
         self.write("))")
 
     def visit_Getitem(self, node: nodes.Getitem, frame: Any) -> None:  # noqa: N802
-        self._counted("part", super().visit_Getitem, node, frame, isinstance(node.arg, nodes.Slice))
+        self._counted(
+            "count_part", super().visit_Getitem, node, frame, isinstance(node.arg, nodes.Slice)
+        )
 
     def visit_List(self, node: nodes.List, frame: Any) -> None:  # noqa: N802
-        self._counted("made", super().visit_List, node, frame)
+        self._counted("count_made", super().visit_List, node, frame)
 
     def visit_Dict(self, node: nodes.Dict, frame: Any) -> None:  # noqa: N802
-        self._counted("made", super().visit_Dict, node, frame)
+        self._counted("count_made", super().visit_Dict, node, frame)
 
     def visit_Tuple(self, node: nodes.Tuple, frame: Any) -> None:  # noqa: N802
-        self._counted("made", super().visit_Tuple, node, frame, node.ctx == "load")
+        self._counted("count_made", super().visit_Tuple, node, frame, node.ctx == "load")
 
     def _counted(
         self, by: str, visit: Callable[[Any, Any], None], node: Any, frame: Any, makes: bool = True
@@ -77,7 +79,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
         @pass_context  # so that no constant is written by the compiler, uncounted
         def written(_: Context, value: Any) -> Any:
-            return self.allowance.made(value if finalize is None else finalize(value))
+            return self.allowance.count_made(value if finalize is None else finalize(value))
 
         super().__init__(optimized=False, finalize=written, **options)
         self.filters = {
@@ -88,7 +90,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _counted(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(apply)
         def counted(*args: Any, **kwargs: Any) -> Any:
-            return self.allowance.made(apply(*args, **kwargs))
+            return self.allowance.count_made(apply(*args, **kwargs))
 
         return counted
 
@@ -98,24 +100,24 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def joined(self, parts: Sequence[Any]) -> Any:
         """What ``~`` makes."""
-        limited(sum(map(extent, parts)))
-        return self.allowance.made("".join(map(str, parts)))
+        check_size(sum(map(extent, parts)))
+        return self.allowance.count_made("".join(map(str, parts)))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if isinstance(left, str) and operator == "+":
-            return self.allowance.made(left + right)
+            return self.allowance.count_made(left + right)
         if isinstance(left, int) and isinstance(right, int):
             if operator != "+":
                 limit_product(operator, left, right)
         elif operator == "+":
-            limited(extent(left) + extent(right))
+            check_size(extent(left) + extent(right))
         elif operator == "*":
             for one, times in ((left, right), (right, left)):
                 if isinstance(times, int):
-                    limited(extent(one) * times)
+                    check_size(extent(one) * times)
         elif operator == "%" and isinstance(left, str):
             limit_format(left, right)
-        return self.allowance.made(super().call_binop(context, operator, left, right))
+        return self.allowance.count_made(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         method = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps str.format
@@ -125,7 +127,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             if name == "join" and args:
                 args = (list(args[0]),)
             __self._limit_method(owner, name, args, kwargs)
-        return __self.allowance.made(super().call(__context, __obj, *args, **kwargs))
+        return __self.allowance.count_made(super().call(__context, __obj, *args, **kwargs))
 
     def _limit_method(
         self, owner: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -133,15 +135,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Raise `SecurityError` if this method of `owner` would make too much."""
         first: Any = next(iter((*args, *kwargs.values())), 0)
         if name in _PADDING and isinstance(first, int):
-            limited(first)
+            check_size(first)
         elif name == "expandtabs" and isinstance(first, int):
-            limited(first * len(owner))
+            check_size(first * len(owner))
         elif name == "replace" and len(args) > 1:
             limit_replaced(owner, args[0], args[1])
         elif name == "join" and args:
-            limited(sum(len(part) + len(owner) for part in first))
+            check_size(sum(len(part) + len(owner) for part in first))
         elif name == "translate" and isinstance(first, Mapping):
-            limited(len(owner) * max(map(extent, first.values()), default=1))
+            check_size(len(owner) * max(map(extent, first.values()), default=1))
         elif name == "format":
             _Measured(self).vformat(owner, args, kwargs)
         elif name == "format_map":
@@ -159,7 +161,7 @@ class _Measured(SandboxedFormatter):
         sizes = [int(word) for word in re.findall(r"\d+", format_spec)]
         text = "" if sizes else str(super().format_field(value, format_spec))
         self._size += sum(sizes) + len(text)
-        limited(self._size)
+        check_size(self._size)
         return text
 
 
