@@ -20,7 +20,7 @@ from memconsole.plan.machine.packages import check_packages
 from memconsole.plan.machine.trackers import check_trackers
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.toggles.optimizations import check_trainable
-from memconsole.plan.training.recipe import open_settings, settled
+from memconsole.plan.training.recipe import settings_by_recipe, with_recipe
 from memconsole.runs.act.launch import launch
 from memconsole.runs.record.directory import RunDirectory
 
@@ -72,9 +72,9 @@ def start(
     found = calibrated_here(plan, check_launch(plan, devices, lookup))
     given = anywhere(catalog.with_sizes(plan))  # its model must not depend on the data file
     return launch(
-        settled(given),
+        with_recipe(given),
         launch_name(plan, name),
         estimate=msgspec.json.encode(found),
-        by_recipe=open_settings(given),
+        by_recipe=settings_by_recipe(given),
         after=after,
     )

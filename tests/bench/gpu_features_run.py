@@ -31,7 +31,7 @@ from memconsole.devices.reading import Devices
 from memconsole.plan import catalog
 from memconsole.plan.data.paths import anywhere
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.plan.training.recipe import open_settings, settled
+from memconsole.plan.training.recipe import settings_by_recipe, with_recipe
 from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.read.report.report import Report, report
 from memconsole.runs.record import files
@@ -47,8 +47,8 @@ def created(plan: Plan, devices: Devices) -> RunDirectory:
     """A run as `memconsole train` makes it, with its estimate. Raises `PlanError` if it is refused."""
     estimate = check_launch(plan, devices)
     given = anywhere(catalog.with_sizes(plan))
-    run = create_run(settled(given), by_recipe=open_settings(given))
-    base.keep(run, settled(given))
+    run = create_run(with_recipe(given), by_recipe=settings_by_recipe(given))
+    base.keep(run, with_recipe(given))
     files.write_atomic(run.path / "estimate.json", msgspec.json.encode(estimate))
     return run
 

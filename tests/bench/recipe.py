@@ -43,7 +43,7 @@ def measured(optimizer: str) -> dict[str, Any]:
     """The recipe, its validation loss, the unigram loss beside it, and the loss with AdamW's recipe."""
     mine: dict[str, Any] = {**SMALL, "optimize.optimizer": optimizer}
     plan = replace(Plan(), mine)
-    like = recipe.settled(replace(plan, {"optimize.optimizer": "adamw"})).train
+    like = recipe.with_recipe(replace(plan, {"optimize.optimizer": "adamw"})).train
     found = run(mine)["evaluations"][-1]
     numbers = {
         "learning_rate": recipe.learning_rate(plan),
@@ -63,7 +63,7 @@ def measured(optimizer: str) -> dict[str, Any]:
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     rows = [["optimizer", "rate", "decay", "loss", "with AdamW's rate", "unigram"]]
-    for optimizer in recipe.OF_OPTIMIZER:
+    for optimizer in recipe.OPTIMIZER_FACTORS:
         one = results[optimizer]
         other = one.get("as_adamw")
         rows.append(
@@ -82,7 +82,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 def main() -> None:
     named = [word for word in sys.argv[1:] if word != "--write"]
     results = json.loads(RESULTS.read_text())["results"] if named else {}
-    results |= {name: measured(name) for name in named or recipe.OF_OPTIMIZER}
+    results |= {name: measured(name) for name in named or recipe.OPTIMIZER_FACTORS}
     print(table(results))
     if "--write" in sys.argv[1:]:
         document = {"results": results, "command": "python tests/bench/recipe.py", **machine()}

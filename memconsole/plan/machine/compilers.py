@@ -14,5 +14,5 @@ def missing_compiler(kind: str) -> str:
     if kind != "cpu":
         return ""
     compilers = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
-    found = any(name and shutil.which(name) for name in compilers)
-    return "" if found else "a C++ compiler (g++ or clang++)"
+    has_compiler = any(name and shutil.which(name) for name in compilers)
+    return "" if has_compiler else "a C++ compiler (g++ or clang++)"

@@ -12,11 +12,12 @@ from functools import lru_cache
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
-_X86 = {
+_X86: dict[str, tuple[str, str]] = {
     "bf16": ("avx512_bf16", "amx_bf16"),
     "fp16": ("avx512_fp16", "amx_fp16"),
 }
 _ARM = {"bf16": ("bf16", "svebf16"), "fp16": ("asimdhp", "fphp")}
+"""The instruction sets for matmuls in 16 bits, as the system names them: on x86 first vectors, then the matrix unit."""
 _NAMES = ("model name", "Hardware", "cpu model", "uarch")
 """Keys under which the systems tell the model name, the best one first."""
 
@@ -60,8 +61,8 @@ def missing_instructions(precision: str, cpuinfo: Path = _CPUINFO) -> str:
 def slow_vectors(precision: str, cpuinfo: Path = _CPUINFO) -> bool:
     """Whether the processor's instructions for `precision` are vectors that train slower than fp32's: those of an Intel
     processor without a matrix unit (AMX). AMD's multiply twice as fast as in fp32 (`tests/bench/peers.py`)."""
-    vectors = {_X86.get(_width(precision), ("",))[0]}
-    return _instructions(precision, cpuinfo)[1] == vectors and not _is_amd(cpuinfo)
+    vectors_alone = {_X86.get(_width(precision), ("",))[0]}
+    return _instructions(precision, cpuinfo)[1] == vectors_alone and not _is_amd(cpuinfo)
 
 
 def slower_than_fp32(precision: str, backend: str, cpuinfo: Path = _CPUINFO) -> str:
@@ -96,6 +97,7 @@ def _is_amd(cpuinfo: Path) -> bool:
 
 
 def _width(precision: str) -> str:
+    """The number format in which matmuls of `precision` compute."""
     return precision.removesuffix("-sr")
 
 
@@ -119,7 +121,7 @@ def _facts(cpuinfo: Path) -> dict[str, str]:
     except OSError:
         return {}
     lines = (line.partition(":") for line in text.splitlines())
-    found: dict[str, str] = {}
+    first_values: dict[str, str] = {}
     for key, _, value in lines:
-        found.setdefault(key.strip(), value.strip())
-    return found
+        first_values.setdefault(key.strip(), value.strip())
+    return first_values

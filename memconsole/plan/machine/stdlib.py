@@ -34,7 +34,8 @@ def sizes() -> tuple[int, ...]:
 
 @lru_cache(maxsize=4)
 def _listing(root: Path) -> tuple[tuple[Path, int], ...]:
-    found: list[tuple[str, Path, int]] = []
+    """The files below `root` with their bytes."""
+    files_with_sizes: list[tuple[str, Path, int]] = []
     for folder, names, entries in os.walk(root):
         names[:] = [name for name in names if name not in SKIPPED_FOLDERS]
         for entry in entries:
@@ -46,5 +47,5 @@ def _listing(root: Path) -> tuple[tuple[Path, int], ...]:
             except OSError:
                 continue
             if size:
-                found.append((path.relative_to(root).as_posix(), path, size))
-    return tuple((path, size) for _, path, size in sorted(found))
+                files_with_sizes.append((path.relative_to(root).as_posix(), path, size))
+    return tuple((path, size) for _, path, size in sorted(files_with_sizes))

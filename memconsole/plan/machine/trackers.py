@@ -21,10 +21,10 @@ def wanted(plan: Plan) -> tuple[Kind, ...]:
     return tuple(kind for kind in KINDS if asked[kind])
 
 
-def check_trackers(plan: Plan, found: Callable[[str], bool] = installed) -> None:
+def check_trackers(plan: Plan, is_installed: Callable[[str], bool] = installed) -> None:
     """Raise `PlanError` if the package of a tracker is missing."""
     for kind in wanted(plan):
-        if not found(kind):
+        if not is_installed(kind):
             value = plan.train.wandb if kind == "wandb" else "true"
             raise PlanError(
                 f"train.{kind} = {value}: the package {kind} is not installed here; "

@@ -29,11 +29,11 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 def scores_of(task: Task, loss: float | None, metrics: Mapping[str, float]) -> tuple[Score, ...]:
     """What an evaluation is compared by: the task's measures that it has, in the task's order, and
     then its loss."""
-    found = dict(metrics) | ({} if loss is None else {task.loss.key: loss})
+    values = dict(metrics) | ({} if loss is None else {task.loss.key: loss})
     return tuple(
-        Score(key=m.key, value=found[m.key], lower_is_better=m.lower_is_better)
+        Score(key=m.key, value=values[m.key], lower_is_better=m.lower_is_better)
         for m in (*task.judges, task.loss)
-        if m.key in found and math.isfinite(found[m.key])
+        if m.key in values and math.isfinite(values[m.key])
     )
 
 
@@ -44,15 +44,25 @@ def best_of(judged: Iterable[tuple[_Judged, Sequence[Score]]]) -> tuple[_Judged,
     that any has decides among those that have it: a closed loop that is simulated at some evaluations only is not
     compared with the loss of others.
     """
-    every = [(one, scores) for one, scores in judged if scores]
-    if not every:
+    candidates = [(candidate, scores) for candidate, scores in judged if scores]
+    if not candidates:
         return None
-    held = [{score.key for score in scores[:-1]} for _, scores in every]
-    shared = [score.key for score in every[0][1] if all(score.key in keys for keys in held)]
-    decisive = shared[0] if shared else max((scores for _, scores in every), key=len)[0].key
-    scored = [(one, s, scores[-1]) for one, scores in every for s in scores if s.key == decisive]
-    one, score, _ = min(scored, key=lambda found: (found[1].cost, found[2].cost))
-    return one, score
+    decisive = _decisive_key([scores for _, scores in candidates])
+    compared = [
+        (candidate, score, scores[-1])
+        for candidate, scores in candidates
+        for score in scores
+        if score.key == decisive
+    ]
+    best, score, _ = min(compared, key=lambda c: (c[1].cost, c[2].cost))
+    return best, score
+
+
+def _decisive_key(scores: Sequence[Sequence[Score]]) -> str:
+    """The measure by which evaluations with these scores are compared, as `best_of` says."""
+    measures = [{score.key for score in each[:-1]} for each in scores]  # without the loss
+    shared = [score.key for score in scores[0] if all(score.key in keys for keys in measures)]
+    return shared[0] if shared else max(scores, key=len)[0].key
 
 
 def improves(
@@ -65,8 +75,8 @@ def improves(
         first = before[0]
         value = first.value + (-minimum if first.lower_is_better else minimum)
         before = (msgspec.structs.replace(first, value=value), *before[1:])
-    found = best_of(((False, before), (True, scores)))
-    if found is None or not found[0]:
+    better = best_of(((False, before), (True, scores)))
+    if better is None or not better[0]:
         return False
     best.clear()
     best.update({score.key: score.value for score in scores})

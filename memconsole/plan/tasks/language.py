@@ -41,9 +41,9 @@ class Language:
     def inputs(self, plan: Plan, model: Model) -> tuple[Input, ...]:
         """Token ids, the next tokens, and, if documents are isolated, each token's document."""
         row = (plan.data.sequence_length,)
-        found = (Input("inputs", "int32", row), Input("targets", "int32", row, MASKED))
+        arrays = (Input("inputs", "int32", row), Input("targets", "int32", row, MASKED))
         isolated = plan.data.isolate_documents
-        return (*found, Input("documents", "int32", row)) if isolated else found
+        return (*arrays, Input("documents", "int32", row)) if isolated else arrays
 
     def sums(self, model: Model) -> int:
         return len(self.measures)
@@ -58,14 +58,13 @@ class Language:
 
     def flops_per_row(self, plan: Plan, model: Model) -> float:
         """Two operations for each weight and token, and attention over half of the row
-        (Kaplan et al. 2020, arXiv:2001.08361, table 1)."""
+        (Kaplan et al. 2020, arXiv:2001.08361, table 1). Of experts, only those count that a token uses."""
         a, length = cast(Architecture, model), plan.data.sequence_length
         matrices = sum(p.size for p in a.parameters() if p.role == "matrix")
         experts = sum(p.size for p in a.parameters() if p.role == "experts")
-        matrices += int(a.active_share * experts)
-        head = a.vocab_size * a.hidden_size
-        attention = 2 * length * a.query_width * a.layers
-        return 2.0 * length * (matrices + head) + length * attention
+        used = matrices + int(a.active_share * experts) + a.vocab_size * a.hidden_size
+        attention_per_token = 2 * length * a.query_width * a.layers
+        return 2.0 * length * used + length * attention_per_token
 
     def not_applicable(self, plan: Plan) -> Mapping[str, str]:
         return {}
@@ -82,23 +81,16 @@ class Language:
 
 
 def _check_experts(plan: Plan) -> None:
-    o = plan.optimize
-    for key, value, refused, reason in (
-        (
-            "optimize.compile",
-            o.compile,
-            True,
-            "how many tokens an expert gets changes from batch to batch; expected false",
-        ),
-        (
-            "optimize.lora_targets",
-            o.lora_targets,
-            "mlp",
-            "experts get no adapters; expected attention",
-        ),
-    ):
-        if value == refused:
-            raise PlanError(f"{key} = {quote(value)}: {plan.model.name} has experts; {reason}", key)
+    if plan.optimize.compile:
+        reason = "how many tokens an expert gets changes from batch to batch; expected false"
+        raise _has_experts(plan, "optimize.compile", True, reason)
+    if plan.optimize.lora_targets == "mlp":
+        reason = "experts get no adapters; expected attention"
+        raise _has_experts(plan, "optimize.lora_targets", "mlp", reason)
+
+
+def _has_experts(plan: Plan, key: str, value: object, reason: str) -> PlanError:
+    return PlanError(f"{key} = {quote(value)}: {plan.model.name} has experts; {reason}", key)
 
 
 @lru_cache(maxsize=256)

@@ -55,8 +55,8 @@ class Preference(Language):
 
     def inputs(self, plan: Plan, model: Model) -> tuple[Input, ...]:
         """Those of language, and the reference's log-likelihood of each row's answer, if there is a reference."""
-        found = super().inputs(plan, model)
-        return (*found, Input("reference", "float32", ())) if self.has_reference else found
+        arrays = super().inputs(plan, model)
+        return (*arrays, Input("reference", "float32", ())) if self.has_reference else arrays
 
     def not_applicable(self, plan: Plan) -> Mapping[str, str]:
         return {"data.isolate_documents": _PAIR, "data.stride": _PAIR}

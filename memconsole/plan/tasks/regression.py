@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from memconsole.plan import catalog
 from memconsole.plan.catalog.windows import DATASETS, WINDOW_FILES, too_long, window_sizes
@@ -15,7 +15,6 @@ from memconsole.plan.tasks.task import Input, Measure
 _NO_BASE = "a regressor trains all of its weights; it has no base to freeze"
 _WINDOWS = "the data are windows of numbers, not text"
 
-
 LISTED_OUTPUTS = 4
 """The most outputs whose errors are told one by one; of more, only the lowest and the highest."""
 
@@ -23,6 +22,33 @@ LISTED_OUTPUTS = 4
 def rmse_key(output: int) -> str:
     """The key of the root mean squared error of an output, counted from 0."""
     return f"rmse_{output + 1}"
+
+
+def _cost_ratios() -> Iterator[Measure]:
+    """The cost of simulated systems over the optimal one, by system and by control, beside the headline."""
+    controls = {"": "", "zero_": "no control", "linear_": "linear map"}
+    controls["ridge_"] = "linear map of each family"
+    for systems_key, systems in (("", "unseen systems"), ("seen_", "systems trained on")):
+        for control_key, control in controls.items():
+            if systems_key or control_key:
+                yield Measure(
+                    f"{systems_key}{control_key}cost_ratio",
+                    f"x optimal cost on {systems}" + (f", {control}" if control else ""),
+                    short=control,
+                    headline=False,
+                    summed_up=not systems_key,
+                )
+
+
+_COST_RATIOS = tuple(_cost_ratios())
+_OUTPUT_ERRORS = tuple(
+    Measure(key, f"RMSE of {output}", headline=False, summed_up=True)
+    for key, output in (
+        *((rmse_key(output), f"output {output + 1}") for output in range(LISTED_OUTPUTS)),
+        ("least_rmse", "the best output"),
+        ("most_rmse", "the worst output"),
+    )
+)
 
 
 class Regression:
@@ -40,37 +66,15 @@ class Regression:
         Measure("cost_ratio", "x optimal cost on unseen systems", short="x optimal cost"),
         Measure("unseen_loss", "masked MSE on unseen systems", short="unseen"),
         Measure("ridge_loss", "loss of a linear map of each family", short="family map"),
-        *(
-            Measure(
-                f"{side}{of}cost_ratio",
-                f"x optimal cost on {systems}{by}",
-                short=by[2:],
-                headline=False,
-                summed_up=not side,
-            )
-            for side, systems in (("", "unseen systems"), ("seen_", "systems trained on"))
-            for of, by in (
-                ("", ""),
-                ("zero_", ", no control"),
-                ("linear_", ", linear map"),
-                ("ridge_", ", linear map of each family"),
-            )
-            if side or of
-        ),
+        *_COST_RATIOS,
         Measure("unseen_zero_loss", "zero output on unseen systems", headline=False),
         Measure("unseen_mean_loss", "mean output on unseen systems", headline=False),
         Measure("unseen_linear_loss", "linear map on unseen systems", headline=False),
-        *(
-            Measure(key, f"RMSE of {of}", headline=False, summed_up=True)
-            for key, of in (
-                *((rmse_key(output), f"output {output + 1}") for output in range(LISTED_OUTPUTS)),
-                ("least_rmse", "the best output"),
-                ("most_rmse", "the worst output"),
-            )
-        ),
+        *_OUTPUT_ERRORS,
     )
-    """Errors are in the units of the file, also if the numbers are standardized for training; the loss is not. In closed loop: the median cost of the model's control over that of the optimal control. A linear map
-    of each family knows the family, which the model does not; its loss is no baseline that the model must beat."""
+    """Errors are in the units of the file, also if the numbers are standardized for training; the loss is not. In closed
+    loop: the median cost of the model's control over that of the optimal control. A linear map of each family knows the
+    family, which the model does not; its loss is no baseline that the model must beat."""
     judges: tuple[Measure, ...] = (
         Measure("cost_ratio", "x optimal cost on unseen systems", short="x optimal cost"),
         Measure("seen_cost_ratio", "x optimal cost on systems trained on", short="x optimal cost"),

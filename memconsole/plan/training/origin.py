@@ -49,27 +49,29 @@ def origin(plan: Plan) -> Origin:
         return Origin(f"{FROM_RUN} {printable(run)} ({printable(step)})")
     named = catalog.model_directory(plan)
     if named is None:
-        return Origin(f"{SCRATCH}{_published(plan)}")
+        return Origin(f"{SCRATCH}{_how_to_fine_tune(plan)}")
     if plan.model.weights == RANDOM:
         return Origin(f"{SCRATCH}: model.weights = {RANDOM}")
-    asked, directory = _asked(plan), Path(named)
+    name, directory = _weights_name(plan), Path(named)
     if not has_weights(directory):
         if others := other_weights(directory):
             return Origin(f"{OTHER_FORMAT}: {printable(named)} holds {printable(others[0])}")
-        if _is_hub_id(asked):
-            return Origin(f"{NOT_HERE}: hf download {asked}")
+        if _is_hub_id(name):
+            return Origin(f"{NOT_HERE}: hf download {name}")
         return Origin(f"{SCRATCH}: {printable(named)} holds no weights")
     model = catalog.model(plan)
-    loaded, rest = list(model.parameters()), ""
+    loaded, not_loaded = list(model.parameters()), ""
     if isinstance(model, Recommender):
-        loaded, rest = [p for p in loaded if is_of_decoder(p)], "; the rest from scratch"
+        loaded, not_loaded = [p for p in loaded if is_of_decoder(p)], "; the rest from scratch"
     count = sum(p.size for p in loaded)
-    tokens = f", {_tokenizer(plan, directory)}" if _reads_text(plan) else ""
-    return Origin(f"{FINE_TUNES} {printable(named)} ({count:,} parameters{tokens}){rest}", named)
+    tokens = f", {_tokenizer_words(plan, directory)}" if _reads_text(plan) else ""
+    return Origin(
+        f"{FINE_TUNES} {printable(named)} ({count:,} parameters{tokens}){not_loaded}", named
+    )
 
 
 def shortly(plan: Plan) -> str:
-    """A few words for a narrow place; empty if the model is not found."""
+    """Where the plan's weights come from in a few words, for a narrow place; empty if the model is not found."""
     try:
         named = catalog.model_directory(plan)
     except PlanError:
@@ -82,7 +84,7 @@ def shortly(plan: Plan) -> str:
         return FINE_TUNES
     if other_weights(Path(named)):
         return OTHER_FORMAT
-    return NOT_HERE if _is_hub_id(_asked(plan)) else SCRATCH
+    return NOT_HERE if _is_hub_id(_weights_name(plan)) else SCRATCH
 
 
 def frozen_at_random(plan: Plan) -> str:
@@ -122,13 +124,13 @@ def check_origin(plan: Plan) -> None:
     if checkpoint is not None:
         _check_own_tokenizer(plan, checkpoint, named)
         return
-    found = origin(plan)
+    start = origin(plan)
     if named is not None and plan.model.weights is None:
         check_weights(Path(named))
-    if found.directory is None:
-        _check_random(plan, found)
+    if start.directory is None:
+        _check_random(plan, start)
     elif _reads_text(plan) and plan.data.tokenizer is None:
-        directory = Path(found.directory)
+        directory = Path(start.directory)
         if tokenizer_file(directory) is None:
             raise PlanError(
                 f"model.name = {quote(plan.model.name)}: {directory} holds weights, but no "
@@ -139,8 +141,8 @@ def check_origin(plan: Plan) -> None:
 
 def _check_own_tokenizer(plan: Plan, checkpoint: Path, named: str | None) -> None:
     """Refuse to train a new tokenizer for the weights of a run."""
-    beside = named is not None and tokenizer_file(Path(named)) is not None
-    if plan.data.tokenizer is None and not beside and _reads_text(plan):
+    model_has_one = named is not None and tokenizer_file(Path(named)) is not None
+    if plan.data.tokenizer is None and not model_has_one and _reads_text(plan):
         run = checkpoint.parent.parent
         raise PlanError(
             f"model.weights = {quote(str(checkpoint))}: these weights know the tokens of their run's tokenizer; "
@@ -150,20 +152,19 @@ def _check_own_tokenizer(plan: Plan, checkpoint: Path, named: str | None) -> Non
         )
 
 
-def _check_random(plan: Plan, found: Origin) -> None:
+def _check_random(plan: Plan, start: Origin) -> None:
     """Refuse random weights where trained ones are expected, unless they are asked for by name."""
     if plan.model.weights == RANDOM:
         return
     ask = f"model.weights = {RANDOM} trains from random ones"
-    recommends = isinstance(catalog.model(plan), Recommender)
-    key = "model.decoder" if recommends else "model.name"
-    if catalog.model_directory(plan) is not None and _is_hub_id(_asked(plan)):
-        raise PlanError(f"{key} = {quote(_asked(plan))}: {found.words}; {ask}", key)
+    key = "model.decoder" if isinstance(catalog.model(plan), Recommender) else "model.name"
+    if catalog.model_directory(plan) is not None and _is_hub_id(_weights_name(plan)):
+        raise PlanError(f"{key} = {quote(_weights_name(plan))}: {start.words}; {ask}", key)
     o = plan.optimize
     if plan.learns_pairs:
         raise PlanError(
-            f"train.objective = {plan.train.objective}: preferences are learned by a model that writes answers, and {quote(_asked(plan))} starts "
-            f"{found.words}; name a directory or a hub id with weights as {key}, begin with the weights of a run "
+            f"train.objective = {plan.train.objective}: preferences are learned by a model that writes answers, and "
+            f"{quote(_weights_name(plan))} starts {start.words}; name a directory or a hub id with weights as {key}, begin with the weights of a run "
             f"(memconsole train --from RUN), or ask for it: {ask}",
             "train.objective",
         )
@@ -171,33 +172,34 @@ def _check_random(plan: Plan, found: Origin) -> None:
         frozen, value = ("lora_rank", o.lora_rank) if o.lora_rank else ("freeze_base", "true")
         raise PlanError(
             f"optimize.{frozen} = {value}: the frozen base would be random, because "
-            f"{quote(_asked(plan))} starts {found.words}; name a directory or a hub id with "
+            f"{quote(_weights_name(plan))} starts {start.words}; name a directory or a hub id with "
             f"weights as {key}, or ask for it: {ask}",
             f"optimize.{frozen}",
         )
 
 
-def _published(plan: Plan) -> str:
+def _how_to_fine_tune(plan: Plan) -> str:
     """How to get trained weights for a catalog model, as the end of a sentence."""
     entry = catalog.models().get(plan.model.name)
     hub_id = entry.hub_id if entry is not None else None
     if hub_id is None or plan.model.weights == RANDOM:
         return ""
     try:
-        here = find_model(hub_id)
+        directory = find_model(hub_id)
     except PlanError:
-        here = None
-    if here is not None and has_weights(Path(here)):
+        directory = None
+    if directory is not None and has_weights(Path(directory)):
         return f"; to fine-tune: model.name = {hub_id}"
     return f"; to fine-tune: hf download {hub_id}, then model.name = {hub_id}"
 
 
-def _asked(plan: Plan) -> str:
+def _weights_name(plan: Plan) -> str:
     """The name of the model, or of a recommender's decoder, whose weights are looked for."""
     return plan.model.decoder or plan.model.name
 
 
 def _is_hub_id(name: str) -> bool:
+    """Whether the name of a model that was found is no directory."""
     return not Path(name).expanduser().is_dir()
 
 
@@ -209,7 +211,7 @@ def _reads_text(plan: Plan) -> bool:
     return catalog.dataset(plan).format != "hdf5"
 
 
-def _tokenizer(plan: Plan, directory: Path) -> str:
+def _tokenizer_words(plan: Plan, directory: Path) -> str:
     if plan.data.tokenizer is not None:
         return f"tokenizer {printable(plan.data.tokenizer)}"
     file = tokenizer_file(directory)

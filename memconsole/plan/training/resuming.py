@@ -72,7 +72,7 @@ EVALUATED = (
     "train.evaluation_train_batches",
     "train.evaluation_batch_size",
 )
-"""Settings that say how many rows an evaluation has."""
+"""Settings that say how many rows an evaluation has: two numbers of batches, and the rows of a batch."""
 
 
 def changed(plan: Plan, changes: dict[str, object]) -> Plan:
@@ -114,18 +114,16 @@ def with_rows_of(before: Plan, after: Plan, asked: frozenset[str]) -> Plan:
     sizes = range(before.train.batch_size, 0, -together)
     batch = next(size for size in sizes if rows // count % size == 0)
     steps = rows // count // batch
-    found = replace(after, {"train.batch_size": batch, "optimize.accumulation_steps": steps})
-    if not asked.isdisjoint(EVALUATED):
-        return found
-    return _with_evaluated_rows_of(before, found)
+    plan = replace(after, {"train.batch_size": batch, "optimize.accumulation_steps": steps})
+    return plan if asked & {*EVALUATED} else _with_evaluated_rows_of(before, plan)
 
 
 def _with_evaluated_rows_of(before: Plan, after: Plan) -> Plan:
     """`after` with as many rows in an evaluation as `before`, or as near as the number of devices allows. Batches keep
     their size or become smaller."""
-    each = before.evaluation_batch * before.device.count
+    rows_per_batch = before.evaluation_batch * before.device.count
     limited = [key for key in EVALUATED[:2] if get(before, key)]
-    rows: dict[str, int] = {key: get(before, key) * each for key in limited}
+    rows: dict[str, int] = {key: get(before, key) * rows_per_batch for key in limited}
 
     def batches(key: str, size: int) -> int:
         return max(1, round(rows[key] / (size * after.device.count)))

@@ -238,7 +238,7 @@ def test_a_new_run_from_weights_has_a_rate_of_its_own_and_a_resumed_one_keeps_it
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     unset = {"train__learning_rate": None, "train__weight_decay": None}
     given = plan(text, **unset, train__max_steps=2, train__preflight=False)
-    run = create_run(recipe.settled(given), by_recipe=recipe.open_settings(given))
+    run = create_run(recipe.with_recipe(given), by_recipe=recipe.settings_by_recipe(given))
     assert attempt(run, lambda phase, step: step == 1) == 75
     resume_with = resuming.changed(run.read_plan(), {"train.max_steps": 3})
     run.write_plan(resume_with)

@@ -39,11 +39,13 @@ def test_a_recommenders_decoder_has_no_experts() -> None:
 
 
 def test_only_models_with_experts_have_a_loss_for_balance() -> None:
-    assert recipe.settled(OLMOE).train.expert_balance == recipe.BALANCE
+    assert recipe.with_recipe(OLMOE).train.expert_balance == recipe.EXPERT_BALANCE
     assert "expert balance 0.01" in recipe.words(OLMOE)
     plain = replace(OLMOE, {"model.name": "olmo-2-1b"})
-    assert recipe.settled(plain).train.expert_balance is None
-    assert recipe.open_settings(plain) == recipe.open_settings(OLMOE) - {"train.expert_balance"}
+    assert recipe.with_recipe(plain).train.expert_balance is None
+    assert recipe.settings_by_recipe(plain) == recipe.settings_by_recipe(OLMOE) - {
+        "train.expert_balance"
+    }
     assert "balance" not in recipe.words(plain)
     for name in ("olmo-2-1b", "gpt2"):
         with pytest.raises(PlanError, match=r"train\.expert_balance = 0\.1: .* has no experts"):

@@ -38,7 +38,7 @@ def test_the_rate_falls_with_the_size_as_in_published_runs() -> None:
 
 def test_a_picked_optimizer_has_its_own_rate_and_takes_as_much_off_the_weights() -> None:
     rates = {}
-    for name in recipe.OF_OPTIMIZER:
+    for name in recipe.OPTIMIZER_FACTORS:
         plan = a_plan(optimize__optimizer=name)
         rates[name] = recipe.learning_rate(plan)
         shrinking = rates[name] * recipe.weight_decay(plan)
@@ -47,7 +47,7 @@ def test_a_picked_optimizer_has_its_own_rate_and_takes_as_much_off_the_weights()
 
 
 def test_every_optimizer_of_the_plan_has_a_rate() -> None:
-    assert set(recipe.OF_OPTIMIZER) == set(get_args(OptimizerName))
+    assert set(recipe.OPTIMIZER_FACTORS) == set(get_args(OptimizerName))
 
 
 def test_trained_weights_take_a_tenth_and_adapters_on_them_the_whole(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_what_a_plan_sets_stays() -> None:
 
 
 def a_run(given: Plan) -> RunDirectory:
-    return create_run(recipe.settled(given), by_recipe=recipe.open_settings(given))
+    return create_run(recipe.with_recipe(given), by_recipe=recipe.settings_by_recipe(given))
 
 
 def test_a_launched_run_keeps_its_numbers_and_another_run_has_its_own(
@@ -90,7 +90,7 @@ def test_a_launched_run_keeps_its_numbers_and_another_run_has_its_own(
     run = a_run(given)
     whole, by_recipe = run.read_settled_plan()
     assert (whole.train.learning_rate, whole.train.weight_decay) == (2e-3, 0.3)
-    assert whole == run.read_plan() == recipe.settled(whole)
+    assert whole == run.read_plan() == recipe.with_recipe(whole)
     assert by_recipe == {"train.learning_rate"}
     assert "learning rate 0.002; warm-up" in recipe.words(whole, by_recipe)
     assert recipe.words(whole, by_recipe).endswith("as set: weight decay 0.3")
@@ -117,7 +117,7 @@ def test_the_run_directory_of_an_older_version_is_read_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    older = recipe.settled(DEFAULT)
+    older = recipe.with_recipe(DEFAULT)
     run = create_run(older)
     assert run.plan_path.read_text() == dumps(older)
     assert run.read_settled_plan() == (older, frozenset())
