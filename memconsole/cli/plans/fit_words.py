@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from memconsole.cli.plans.device import device_document, device_words
+from memconsole.cli.plans.fit_options import ALLOW
+from memconsole.cli.plans.fit_report import FitReport
 from memconsole.cli.tables import columns
 from memconsole.memory.answers.advice import Largest
 from memconsole.memory.answers.results import results_changed
@@ -19,44 +19,13 @@ from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan_file
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
-from memconsole.plan.toggles.optimization import Result
 from memconsole.units import format_bytes, format_duration, value_word
 
-ALLOW = {
-    "16-bit": Result.ARITHMETIC,
-    "16-bit-state": Result.STATE_16_BITS,
-    "8-bit-state": Result.STATE_8_BITS,
-    "optimizer": Result.OPTIMIZER,
-    "quantized-base": Result.CODES,
-    "adapters": Result.ADAPTERS,
-}
-"""The result classes by the names that --allow takes."""
 
-
-class FitReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the command found out."""
-
-    given: Plan
-    found: Fit
-    keep: frozenset[str]
-    notes: tuple[str, ...]
-    largest_micro_batch: tuple[Largest | None, Largest | None]
-    """For the plan as given, and for the fitted plan."""
-    largest_sequence_length: tuple[Largest | None, Largest | None]
-    smallest_device: str | None
-    """The smallest catalog device for the plan as given."""
-    smallest_device_fitted: str | None
-    """The same, with the plan fitted to each device at the same result."""
-    faster: Faster | None = None
-    """A faster plan that more changes of the result would allow."""
-    pace: float = 1.0
-    """Seconds of a step that runs on this machine measured, divided by the estimate."""
-
-
-def hopeless(found: Fit) -> str:
+def hopeless(fit: Fit) -> str:
     """Why nothing fits: the least memory needed, and its largest component."""
-    phase, component, size = found.floor
-    needed, usable = found.after.device_bytes, found.after.budget.usable_bytes
+    phase, component, size = fit.floor
+    needed, usable = fit.after.device_bytes, fit.after.budget.usable_bytes
     return (
         f"no settings fit {format_bytes(usable)}: at least {format_bytes(needed)} are needed, "
         f"{format_bytes(size)} of it {component} in {phase_words(phase)}"
@@ -65,40 +34,40 @@ def hopeless(found: Fit) -> str:
 
 def text(report: FitReport) -> list[str]:
     """The report as text, about 100 columns wide."""
-    found, device = report.found, report.found.after.budget
+    fit, device = report.fit, report.fit.after.budget
     plan = report.given
     lines = [
         f"{plan.model.name}   {plan.backend} on {device_words(device)}",
-        "as given: " + found.before.words,
-        ("fitted:   " + found.after.words) if found.fits else hopeless(found),
+        "as given: " + fit.before.words,
+        ("fitted:   " + fit.after.words) if fit.fits else hopeless(fit),
         "",
     ]
-    if found.changes:
-        lines.append("what to change" if found.fits else "what needs least")
+    if fit.changes:
+        lines.append("what to change" if fit.fits else "what needs least")
         rows = [
             [f"  {c.label}", f"{value_word(c.before)} -> {value_word(c.after)}", c.key]
-            for c in found.changes
+            for c in fit.changes
         ]
         lines += columns(rows, left=(0, 1, 2))
-        altered = ", ".join(found.result_changes)
+        altered = ", ".join(fit.result_changes)
         lines.append(f"  result: changed by {altered}" if altered else "  result: not changed")
         lines.append(f"  time:   {_time(report)}")
     else:
         lines.append("nothing to change: no other settings that fit are estimated to be faster")
     if report.faster is not None:
         lines.append("  " + faster_words(report.faster, report.given))
-    if report.keep:
-        lines.append("  kept:   " + ", ".join(sorted(report.keep)))
+    if report.kept:
+        lines.append("  kept:   " + ", ".join(sorted(report.kept)))
     lines += columns([["  note: ", note] for note in report.notes], left=(0, 1))
-    lines += ["", *columns(_table(found.before, found.after))]
-    lines += ["", *columns(_sizes(report), left=(0, 1, 2))]
+    lines += ["", *columns(_memory_rows(fit.before, fit.after))]
+    lines += ["", *columns(_size_rows(report), left=(0, 1, 2))]
     return lines
 
 
 def _time(report: FitReport) -> str:
     """The time per token against the given plan, and of the whole run if its length is known."""
-    found, plan = report.found, report.given
-    words = f"{found.time_factor:.2f}x per {task_of(plan).unit} (estimated)"
+    fit, plan = report.fit, report.given
+    words = f"{fit.time_factor:.2f}x per {task_of(plan).unit} (estimated)"
     whole, start = _whole_run(report)
     if whole is None:
         return words
@@ -107,7 +76,7 @@ def _time(report: FitReport) -> str:
 
 def _whole_run(report: FitReport) -> tuple[float | None, float]:
     """Seconds of the run with the fitted plan, None if its length is not known, and of its start."""
-    plan, budget = report.found.plan, report.found.after.budget
+    plan, budget = report.fit.plan, report.fit.after.budget
     start = start_seconds(plan, model_of(plan), budget)
     whole = run_seconds(plan, model_of(plan), budget)
     return None if whole is None else start + (whole - start) * report.pace, start
@@ -120,7 +89,7 @@ def faster_words(faster: Faster, given: Plan) -> str:
     return f"faster with {options}: x{faster.speedup:.1f}"
 
 
-def _table(before: MemoryTable, after: MemoryTable) -> list[list[str]]:
+def _memory_rows(before: MemoryTable, after: MemoryTable) -> list[list[str]]:
     """Each component at the peak, and the totals, before and after."""
     rows = [["", "as given", "fitted"]]
     for old, new in zip(before.components, after.components, strict=True):
@@ -144,7 +113,9 @@ def _table(before: MemoryTable, after: MemoryTable) -> list[list[str]]:
     return rows
 
 
-def _sizes(report: FitReport) -> list[list[str]]:
+def _size_rows(report: FitReport) -> list[list[str]]:
+    """The largest sizes and the smallest devices, as given and fitted."""
+
     def shown(value: Largest | str | None) -> str:
         if isinstance(value, Largest):
             tight = f" ({value.verdict})" if value.verdict is Verdict.TIGHT else ""
@@ -152,10 +123,11 @@ def _sizes(report: FitReport) -> list[list[str]]:
         return "none" if value is None else value
 
     plan = report.given
-    how = "by the same kinds of change" if report.found.allowed else "without changing the result"
+    how = "by the same kinds of change" if report.fit.allowed else "without changing the result"
     positions = task_of(plan).positions
-    if most := [one for one in report.largest_sequence_length if one and one.all_positions]:
-        positions += f"; {most[0].size:,}: the model's positions"
+    by_positions = [n for n in report.largest_sequence_length if n and n.all_positions]
+    if by_positions:
+        positions += f"; {by_positions[0].size:,}: the model's positions"
     return [
         ["", "as given", "fitted"],
         ["largest micro-batch", *map(shown, report.largest_micro_batch),
@@ -168,20 +140,20 @@ def _sizes(report: FitReport) -> list[list[str]]:
 
 def document(report: FitReport) -> dict[str, Any]:
     """The report as ``fit --json`` prints it. Every byte count is an integer."""
-    found, device = report.found, report.found.after.budget
-    phase, component, size = found.floor
+    fit, device = report.fit, report.fit.after.budget
+    phase, component, size = fit.floor
     given = plan_file.to_document(report.given, full=True)
     return {
         "backend": report.given.backend,
         "device": device_document(device),
-        "fits": found.fits,
-        "verdict": str(found.after.verdict),
+        "fits": fit.fits,
+        "verdict": str(fit.after.verdict),
         "changes": [
             {"key": c.key, "label": c.label, "before": c.before, "after": c.after}
-            for c in found.changes
+            for c in fit.changes
         ],
-        "result_changes": list(found.result_changes),
-        "time_factor": round(found.time_factor, 4),
+        "result_changes": list(fit.result_changes),
+        "time_factor": round(fit.time_factor, 4),
         "run_seconds": _whole_run(report)[0],
         "start_seconds": _whole_run(report)[1],
         "faster": None
@@ -191,13 +163,13 @@ def document(report: FitReport) -> dict[str, Any]:
             "speedup": round(report.faster.speedup, 3),
             "plan": plan_file.to_document(report.faster.plan, full=True),
         },
-        "kept": sorted(report.keep),
+        "kept": sorted(report.kept),
         "notes": list(report.notes),
         "given": given,
-        "plan": plan_file.to_document(found.plan, full=True),
-        "before": _bytes(found.before),
-        "after": _bytes(found.after),
-        "floor": None if found.fits else {"phase": phase, "component": component, "bytes": size},
+        "plan": plan_file.to_document(fit.plan, full=True),
+        "before": _bytes(fit.before),
+        "after": _bytes(fit.after),
+        "floor": None if fit.fits else {"phase": phase, "component": component, "bytes": size},
         "largest_micro_batch": _both(_sizes_of(report.largest_micro_batch)),
         "largest_sequence_length": _both(_sizes_of(report.largest_sequence_length)),
         "smallest_device": _both((report.smallest_device, report.smallest_device_fitted)),
@@ -205,7 +177,7 @@ def document(report: FitReport) -> dict[str, Any]:
 
 
 def _sizes_of(pair: tuple[Largest | None, Largest | None]) -> tuple[int | None, int | None]:
-    given, fitted = (None if found is None else found.size for found in pair)
+    given, fitted = (None if largest is None else largest.size for largest in pair)
     return given, fitted
 
 

@@ -97,11 +97,11 @@ def _compiler_memory(plan: Plan, kind: str) -> str | None:
     return "at the peak, compiled blocks hold as much as others, and more with adapters"
 
 
-def _drops(plan: Plan) -> str | None:
+def _dropout_masks(plan: Plan) -> str | None:
     """Why torch cannot compile blocks, or None."""
     if plan.backend != "torch" or not plan.optimize.compile:
         return None
-    found = [
+    dropped = [
         key
         for key, share in (
             ("train.dropout", plan.train.dropout),
@@ -110,9 +110,9 @@ def _drops(plan: Plan) -> str | None:
         )
         if share
     ]
-    if not found:
+    if not dropped:
         return None
-    return f"masks of dropout are drawn anew for each step, outside of compiled blocks; set {found[0]} = 0"
+    return f"masks of dropout are drawn anew for each step, outside of compiled blocks; set {dropped[0]} = 0"
 
 
 COMPILE = Optimization(
@@ -124,7 +124,7 @@ COMPILE = Optimization(
     costs="the first step waits for the compiler, which takes host memory",
     values=fixed(False, True),
     absent_on={("jax", "cpu"): "on a CPU, blocks in a loop are as fast and take less memory"},
-    conflicts={"optimize.compile": _drops},
+    conflicts={"optimize.compile": _dropout_masks},
     result=always(Result.SAME),
     reach=Reach.STEP,
     touches=("activations",),

@@ -18,17 +18,17 @@ def half(rows: int, together: int = 1) -> int:
 
 
 def searched_steps(plan: Plan) -> tuple[int, ...]:
-    """The numbers that a search tries: every divisor of a device's rows. Where those are many: the plan's number, and
-    those at which the rows, or the plan's micro-batch, are halved down to one row. Where training depends on the number,
-    it is the plan's alone. Rows that belong together count as one."""
+    """The numbers that a search tries: every divisor of a device's rows. If there are more than `FEW`: the plan's number,
+    and those at which the rows, or the plan's micro-batch, are halved down to one row. If training depends on the number:
+    the plan's alone. Rows that belong together count as one."""
     batch, present = plan.train.batch_size // plan.rows_together, plan.optimize.accumulation_steps
     if plan.hybrid.sums_gradients:
         return (present,)
     rows = batch * present
-    found = _divisors(rows)
-    if len(found) > FEW:
-        found = {rows // n for start in (rows, batch) for n in _halved(start)}
-    return tuple(sorted(found))
+    numbers = _divisors(rows)
+    if len(numbers) > FEW:
+        numbers = {rows // n for start in (rows, batch) for n in _halved(start)}
+    return tuple(sorted(numbers))
 
 
 def more_steps(plan: Plan) -> tuple[int, ...]:
@@ -43,7 +43,7 @@ def _divisors(rows: int) -> set[int]:
 
 def _halved(rows: int) -> list[int]:
     """`rows`, and what is left of them after each halving."""
-    found = [rows]
-    while found[-1] > 1:
-        found.append(half(found[-1]))
-    return found
+    halved = [rows]
+    while halved[-1] > 1:
+        halved.append(half(halved[-1]))
+    return halved

@@ -71,9 +71,9 @@ def conflict(plan: Plan) -> tuple[str, str] | None:
 
 def check_conflicts(plan: Plan) -> None:
     """Raise `PlanError` for optimizations that exclude each other."""
-    found = conflict(plan)
-    if found is not None:
-        key, reason = found
+    key_and_reason = conflict(plan)
+    if key_and_reason is not None:
+        key, reason = key_and_reason
         raise PlanError(f"{key} = {quote(plans.get(plan, key))}: {reason}", key)
 
 

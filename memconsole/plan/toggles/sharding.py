@@ -22,7 +22,7 @@ _WHOLE_MATRICES = {
 """torch optimizers that cannot update some rows of a weight alone, and why."""
 
 
-def _together(plan: Plan) -> str | None:
+def _sharding_conflict(plan: Plan) -> str | None:
     """Why the plan's other settings cannot be trained on several devices in this way, or None."""
     o = plan.optimize
     if o.sharding == "none":
@@ -30,7 +30,7 @@ def _together(plan: Plan) -> str | None:
     if plan.hybrid.on:
         return "a jump moves weights that one device holds; set hybrid.mode = off"
     if plan.backend == "jax":
-        return _in_one_program(plan)
+        return _jax_conflict(plan)
     if plan.backend != "torch":
         return None
     if o.optimizer_in_backward:
@@ -43,10 +43,10 @@ def _together(plan: Plan) -> str | None:
             "gradients of 16-bit weights would be added up over the devices in 16 bits; "
             "set optimize.precision = bf16"
         )
-    return _cut(plan) if o.sharding == "fsdp" else None
+    return _torch_fsdp_conflict(plan) if o.sharding == "fsdp" else None
 
 
-def _in_one_program(plan: Plan) -> str | None:
+def _jax_conflict(plan: Plan) -> str | None:
     """Why JAX cannot train a plan with one program over several devices, or None."""
     o = plan.optimize
     if o.optimizer_offload != "none":
@@ -79,7 +79,7 @@ def _in_one_program(plan: Plan) -> str | None:
     return None
 
 
-def _cut(plan: Plan) -> str | None:
+def _torch_fsdp_conflict(plan: Plan) -> str | None:
     """Why a torch plan cannot be trained with weights that are split by rows over the devices, or None."""
     o = plan.optimize
     if o.optimizer in _WHOLE_MATRICES:
@@ -111,18 +111,18 @@ def _one_device(plan: Plan, kind: str) -> str | None:
     return "one device: there is nothing to split over" if plan.device.count == 1 else None
 
 
-SAID = {
+MEANINGS = {
     "ddp": "every device holds all weights",
     "fsdp": "every device holds a share of weights, gradients and optimizer state",
 }
 """What each way of sharding means, in a few words."""
 
 
-def _said(plan: Plan, kind: str) -> str | None:
+def _log_line(plan: Plan, kind: str) -> str | None:
     o, count = plan.optimize, plan.device.count
     if o.sharding == "none":
         return None
-    return f"Sharding: {o.sharding} over {count:,} devices - {SAID[o.sharding]}"
+    return f"Sharding: {o.sharding} over {count:,} devices - {MEANINGS[o.sharding]}"
 
 
 SHARDING = Optimization(
@@ -133,12 +133,12 @@ SHARDING = Optimization(
     help="ddp copies the model to each device; fsdp splits weights, gradients and optimizer state",
     costs="devices exchange gradients, with fsdp also the weights of each block",
     values=fixed("none", "ddp", "fsdp"),
-    conflicts={"optimize.sharding": _together},
+    conflicts={"optimize.sharding": _sharding_conflict},
     result=always(Result.SAME),
     reach=Reach.STEP,
     touches=("optimizer state", "gradients", "weights"),
     saves_nothing=_one_device,
     remedy=None,  # a plan that does not fit gives the machine no more devices
-    says=_said,
+    says=_log_line,
     evaluating=switched({"optimize.sharding": "none"}),
 )

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from memconsole.cli.main import cli
-from memconsole.cli.plans import fit as fit_command
+from memconsole.cli.plans import fit_options, fit_report
 from memconsole.memory.answers.solve import fit
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError, apply_settings, replace
@@ -175,13 +175,16 @@ def test_torch_compile_stays_off_where_this_machine_cannot(monkeypatch: pytest.M
 
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.delenv("CXX", raising=False)
-    keep, notes = fit_command.with_machine(Plan(), device(local=True), frozenset())
+    keep, notes = fit_options.kept_on_machine(Plan(), device(local=True), frozenset())
     assert keep == {"optimize.compile"}
     assert "C++ compiler" in notes[0]
     assert not fit(Plan(), device(local=True), keep).plan.optimize.compile
-    assert fit_command.with_machine(Plan(), device(local=False), frozenset()) == (frozenset(), ())
+    assert fit_options.kept_on_machine(Plan(), device(local=False), frozenset()) == (
+        frozenset(),
+        (),
+    )
     on = replace(Plan(), {"optimize.compile": True})
-    assert fit_command.with_machine(on, device(local=True), frozenset()) == (frozenset(), ())
+    assert fit_options.kept_on_machine(on, device(local=True), frozenset()) == (frozenset(), ())
 
 
 def test_more_devices_are_used_where_they_are_allowed_and_told() -> None:
@@ -225,6 +228,6 @@ def test_the_settings_of_a_tight_plan_with_less_change_are_all_named() -> None:
     )
     tight = replace(given, {"device.count": 1, "optimize.sharding": "none", "train.batch_size": 2,
                             "optimize.accumulation_steps": 64, "optimize.precision": "bf16"})  # fmt: skip
-    words = fit_command._only_tight(given, tight).partition("but tight: ")[2]
+    words = fit_report.only_tight_note(given, tight).partition("but tight: ")[2]
     assert apply_settings(given, [word.replace(" = ", "=") for word in words.split(", ")]) == tight
-    assert fit_command._only_tight(given, given).endswith("the plan as given")
+    assert fit_report.only_tight_note(given, given).endswith("the plan as given")

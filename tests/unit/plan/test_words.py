@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memconsole.cli.plans.fit import kept_key
+from memconsole.cli.plans.fit_options import kept_key
 from memconsole.plan.plan import SETTINGS, PlanError, parse_value
 from memconsole.plan.sections.words import WORDS, known_as
 from memconsole.tui.screens.pick import Choice, matching
