@@ -10,12 +10,12 @@ from memconsole.plan.machine.budget import Budget
 from memconsole.units import format_bytes, format_step
 
 
-def table_lines(found: tuple[Cards, ...], device: Budget) -> list[str]:
+def table_lines(priced: tuple[Cards, ...], device: Budget) -> list[str]:
     """A row for each number of devices and way of sharding."""
-    if not found:
+    if not priced:
         return [f"{device.name} is a single device: there is no table of several devices"]
     rows = [["devices", "sharding", "micro-batch", "each", "between", "step", ""]]
-    for cards in found:
+    for cards in priced:
         table, plan = cards.table, cards.plan
         low, high = table.band_bytes
         rows.append(
@@ -33,20 +33,20 @@ def table_lines(found: tuple[Cards, ...], device: Budget) -> list[str]:
     return [f"on several {device.name}, {usable}", *columns(rows, left=(1, 2, 6))]
 
 
-def cards_document(found: Needed | None) -> dict[str, Any] | None:
+def cards_document(needs: Needed | None) -> dict[str, Any] | None:
     """The least number of devices; None for a plan that fits as it is."""
-    if found is None:
+    if needs is None:
         return None
     return {
-        "words": found.words,
-        "tight_on": found.tight,
-        "found": None if found.found is None else _document(found.found),
+        "words": needs.words,
+        "tight_on": needs.tight,
+        "found": None if needs.found is None else _document(needs.found),
     }
 
 
-def table_document(found: tuple[Cards, ...]) -> list[dict[str, Any]]:
+def table_document(priced: tuple[Cards, ...]) -> list[dict[str, Any]]:
     """The rows of the table. Every byte count is an integer."""
-    return [_document(cards) for cards in found]
+    return [_document(cards) for cards in priced]
 
 
 def _document(cards: Cards) -> dict[str, Any]:

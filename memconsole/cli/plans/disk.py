@@ -16,7 +16,7 @@ from memconsole.user_folders import NoHomeError, cache_folder
 
 
 def disk_lines(plan: Plan) -> list[str]:
-    """A line on the tokens that a run keeps on disk; empty if it keeps none and loses nothing by it."""
+    """Lines on unpacked data and on the tokens that a run keeps on disk; none if it keeps neither."""
     return [*_unpacked(plan), *_tokens(plan)]
 
 
@@ -33,6 +33,7 @@ def _unpacked(plan: Plan) -> list[str]:
 
 
 def _tokens(plan: Plan) -> list[str]:
+    """A line on the tokens that a run keeps, or on what it costs to keep none of a stream."""
     model, entry = catalog.model(plan), catalog.dataset(plan)
     if not isinstance(model, Architecture) or entry.format == "hdf5":
         return []
@@ -47,9 +48,9 @@ def _tokens(plan: Plan) -> list[str]:
     if size == 0:
         return []
     most = format_bytes(plan.data.cache_gib * GIB)
-    much = f"up to {most}" if size is None else f"{Tier.FORMULA}{format_bytes(size)}"
+    amount = f"up to {most}" if size is None else f"{Tier.FORMULA}{format_bytes(size)}"
     where = "attempts in the run's folder" if hub else f"runs in {_folder()}"
-    return [f"disk {much} for tokens, kept between epochs and {where}"]
+    return [f"disk {amount} for tokens, kept between epochs and {where}"]
 
 
 def _folder() -> str:

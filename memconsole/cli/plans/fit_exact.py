@@ -53,15 +53,15 @@ def hopeful(book: ExactBook) -> Price:
     """The same, but with formula estimates at the low end of their band."""
     price = known(book)
 
-    def table(plan: Plan, device: Budget) -> MemoryTable:
-        found = price(plan, device)
-        if sure(found):
-            return found
-        low = min(found.band_bytes[0], found.device_bytes)
-        hoped: MemoryTable = msgspec.structs.replace(found, device_bytes=low, band_bytes=(low, low))
+    def low_price(plan: Plan, device: Budget) -> MemoryTable:
+        table = price(plan, device)
+        if sure(table):
+            return table
+        low = min(table.band_bytes[0], table.device_bytes)
+        hoped: MemoryTable = msgspec.structs.replace(table, device_bytes=low, band_bytes=(low, low))
         return hoped
 
-    return table
+    return low_price
 
 
 def sure(table: MemoryTable) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from memconsole.cli.plans.plan import text as printed
+from memconsole.cli.plans.plan_words import text as printed
 from memconsole.memory.estimate import estimate, table_of
 from memconsole.memory.table import Tier
 from memconsole.memory.verdict import Verdict

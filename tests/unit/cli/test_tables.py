@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memconsole.cli import tables
-from memconsole.cli.plans.plan import _changes
+from memconsole.cli.plans.plan_words import _saving_rows
 from memconsole.memory.table import Saving, Tier
 
 ROWS = [
@@ -70,7 +70,7 @@ def test_changes_are_named_as_set_takes_them_and_values_with_the_same_effect_sha
         saving("data.sequence_length", 64, 1),
         *(saving("data.sequence_length", n) for n in (128, 256, 512)),
     ]
-    words = [line.split("  ") for line in _changes(found)]
+    words = [line.split("  ") for line in _saving_rows(found)]
     assert words[1][0] == "train.batch_size"
     assert [[cell.strip() for cell in line if cell][1] for line in words] == [
         "memory", "1", "2", "1000, 5000", "any", "true", "64", "128 … 512",

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from memconsole.announcing import launch_rows
 from memconsole.cli.main import cli
-from memconsole.cli.plans.plan import document, text
+from memconsole.cli.plans.plan_words import document, text
 from memconsole.cli.plans.sources import refusal
 from memconsole.memory.estimate import estimate
 from memconsole.plan.catalog.folders import folder

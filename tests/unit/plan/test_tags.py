@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from memconsole.announcing import launch_rows
-from memconsole.cli.plans.plan import document, text
+from memconsole.cli.plans.plan_words import document, text
 from memconsole.memory.estimate import estimate
 from memconsole.plan.data.tags import chat_tags, tag_notes
 from memconsole.plan.plan import Plan, replace

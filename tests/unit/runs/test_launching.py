@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from memconsole.announcing import default_name, free_name, launch_name, launch_rows, name_words
 from memconsole.cli.main import cli
-from memconsole.cli.plans.plan import document
-from memconsole.cli.plans.plan import text as plan_text
+from memconsole.cli.plans.plan_words import document
+from memconsole.cli.plans.plan_words import text as plan_text
 from memconsole.devices.budget import budget
 from memconsole.memory.estimate import estimate
 from memconsole.memory.run_time import steps_are_known
