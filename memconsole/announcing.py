@@ -74,14 +74,14 @@ def after_words(run: RunDirectory) -> str:
     return f"after run {run.id} ({run.name}) has ended"
 
 
-def launch_rows(plan: Plan, found: Estimate) -> tuple[tuple[str, str], ...]:
+def launch_rows(plan: Plan, priced: Estimate) -> tuple[tuple[str, str], ...]:
     """What the run will do, as (name, words). Raises `PlanError` if its model is not found."""
-    task, table = task_of(plan), found.table
-    parameters = f"{format_count(found.parameters)} parameters"
-    if found.active_parameters is not None:
-        parameters += f", {format_count(found.active_parameters)} a token"
-    if found.trainable_parameters != found.parameters:
-        parameters += f", {format_count(found.trainable_parameters)} trained"
+    task, table = task_of(plan), priced.table
+    parameters = f"{format_count(priced.parameters)} parameters"
+    if priced.active_parameters is not None:
+        parameters += f", {format_count(priced.active_parameters)} a token"
+    if priced.trainable_parameters != priced.parameters:
+        parameters += f", {format_count(priced.trainable_parameters)} trained"
     pairs = f", {plan.effective_batch // 2:,} pairs" if plan.learns_pairs else ""
     rows = f"{plan.effective_batch:,} rows of {plan.data.sequence_length:,} {task.positions}{pairs} per step"
     kinds, slow = wanted(plan), slow_words(plan, table.budget)
@@ -90,13 +90,13 @@ def launch_rows(plan: Plan, found: Estimate) -> tuple[tuple[str, str], ...]:
         ("weights", origin(plan).words),
         ("data", f"{plan.data.source} · {rows}"),
         *(("files", words) for words in left_out(plan)),
-        ("length", _length(plan, found.run_steps)),
-        ("training", recipe.words(plan, total_steps=found.run_steps)),
-        ("time", _time(plan, found)),
+        ("length", _length(plan, priced.run_steps)),
+        ("training", recipe.words(plan, total_steps=priced.run_steps)),
+        ("time", _time(plan, priced)),
         *((("speed", slow),) if slow else ()),
-        *(("note", note.words) for note in found.notes),
+        *(("note", note.words) for note in priced.notes),
         ("device", f"{_where(plan, table.budget.name)} · {plan.backend}"),
-        ("memory", _memory(found)),
+        ("memory", _memory(priced)),
         *((("tracked", " and ".join(NAMES[kind] for kind in kinds)),) if kinds else ()),
     )
 
@@ -131,19 +131,19 @@ def _length(plan: Plan, steps: int | None) -> str:
     return words if t.max_steps else f"{epochs}: {words}"
 
 
-def _time(plan: Plan, found: Estimate) -> str:
-    step = f"{format_step(found.step_seconds)} a step"
-    if found.run_seconds is None:
+def _time(plan: Plan, priced: Estimate) -> str:
+    step = f"{format_step(priced.step_seconds)} a step"
+    if priced.run_seconds is None:
         return f"~{step}"
-    start = format_duration(start_seconds(plan, catalog.model(plan), found.table.budget))
+    start = format_duration(start_seconds(plan, catalog.model(plan), priced.table.budget))
     return (
-        f"~{format_duration(found.run_seconds)}, {step}, {start} of it to start; evaluations and "
+        f"~{format_duration(priced.run_seconds)}, {step}, {start} of it to start; evaluations and "
         "checkpoints come on top"
     )
 
 
-def _memory(found: Estimate) -> str:
-    table = found.table
+def _memory(priced: Estimate) -> str:
+    table = priced.table
     return f"{format_bytes(table.device_bytes)} of {table.budget.memory_label}: {table.words}"
 
 

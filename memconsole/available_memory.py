@@ -67,10 +67,10 @@ def memory_limit(root: Path, ram_bytes: int, free_swap_bytes: int = 0) -> Memory
             continue
         for top in tops:
             for folder in _upwards(top, group):
-                found = _limit_of(folder, version, free_swap_bytes)
-                if found is None or found.limit_bytes >= ram_bytes:
+                limit = _limit_of(folder, version, free_swap_bytes)
+                if limit is None or limit.limit_bytes >= ram_bytes:
                     continue
-                tightest = _tighter(tightest, found)
+                tightest = _tighter(tightest, limit)
     return tightest
 
 

@@ -43,7 +43,7 @@ class _Peaks(msgspec.Struct, kw_only=True):
     peak_bytes: int | None = None
 
 
-class _Lacked(msgspec.Struct, kw_only=True):
+class _Shortfall(msgspec.Struct, kw_only=True):
     needed_bytes: int
 
 
@@ -58,22 +58,22 @@ class _ReceiptFields(msgspec.Struct, kw_only=True):
     steps: int
     measured: _Peaks
     by_phase: dict[str, int] = {}
-    shortfall: _Lacked | None = None
+    shortfall: _Shortfall | None = None
     missing_records: int = 0
     tokens_per_second: float | None = None
     step_seconds: float | None = None
     """Older receipts have `tokens_per_second` alone."""
 
 
-def calibrated_here(plan: Plan, found: Estimate) -> Estimate:
-    """`found`, calibrated with the runs measured on this machine; for commands, which ask once."""
+def calibrated_here(plan: Plan, priced: Estimate) -> Estimate:
+    """`priced`, calibrated with the runs measured on this machine; for commands, which ask once."""
     receipts = Receipts()
     receipts.refresh()
-    return receipts.calibrate(plan, found)
+    return receipts.calibrate(plan, priced)
 
 
 def calibrated_price() -> Callable[[Plan, Budget], MemoryTable]:
-    """Makes tables that are calibrated with the runs measured on this machine so far."""
+    """A function that makes tables calibrated with the runs measured on this machine so far."""
     receipts = Receipts()
     receipts.refresh()
     return lambda plan, on: receipts.calibrate_table(plan, table_of(plan, on))
@@ -86,10 +86,11 @@ class Receipts:
         self._root = root
         self._read: dict[str, tuple[int, Measured | None]] = {}
         """When each run's receipt was written, in nanoseconds, and what it measured; None if it cannot be used."""
-        self._by_kin: dict[tuple[object, ...], list[Measured]] = {}
-        """Those of plans that differ in optimizations, batch sizes and length alone."""
-        self._priced: dict[tuple[Plan, str, str], MemoryTable] = {}
         self._all: list[Measured] = []
+        """The measurements of all usable receipts, the oldest first."""
+        self._by_kin: dict[tuple[object, ...], list[Measured]] = {}
+        """The same by plans that differ in optimizations, batch sizes and length alone."""
+        self._priced: dict[tuple[Plan, str, str], MemoryTable] = {}
         self._slowdowns: dict[tuple[object, ...], Slowdown | None] = {}
         self._decoder = typed_json.decoder(_ReceiptFields)
         self._lock = threading.Lock()
@@ -110,27 +111,27 @@ class Receipts:
                 names = sorted(os.listdir(root))
             except (RunError, OSError):
                 return
-            found = {name: read for name in names if (read := self._receipt(root, name))}
-            if found == self._read:
+            receipts = {name: read for name in names if (read := self._entry(root, name))}
+            if receipts == self._read:
                 return
-            self._read = found
-            self._all = [run for _, run in found.values() if run is not None]
+            self._read = receipts
+            self._all = [run for _, run in receipts.values() if run is not None]
             self._by_kin = {}
             for run in self._all:
                 self._by_kin.setdefault(kin_of(run.plan), []).append(run)
             self._slowdowns.clear()
 
-    def calibrate(self, plan: Plan, found: Estimate) -> Estimate:
-        """`found` with its table calibrated by runs of the same setup and its times by runs of the
+    def calibrate(self, plan: Plan, priced: Estimate) -> Estimate:
+        """`priced` with its table calibrated by runs of the same setup and its times by runs of the
         same setup or of models of like size, if its device is local.
         """
-        device, plan = found.table.budget, with_absolute_model(plan)
+        device, plan = priced.table.budget, with_absolute_model(plan)
         if not device.local:
-            return found
-        by = self.slowdown(plan, device)
-        if by is not None:
-            found = paced(found, by)
-        return msgspec.structs.replace(found, table=self.calibrate_table(plan, found.table))
+            return priced
+        slowdown = self.slowdown(plan, device)
+        if slowdown is not None:
+            priced = paced(priced, slowdown)
+        return msgspec.structs.replace(priced, table=self.calibrate_table(plan, priced.table))
 
     def calibrate_table(self, plan: Plan, table: MemoryTable) -> MemoryTable:
         """`table` calibrated by runs of the same setup, or of setups with other optimizations, if its
@@ -161,10 +162,10 @@ class Receipts:
         """What `pace.slowdown` finds for a local device, remembered until there is another receipt."""
         plan = with_absolute_model(plan)
         with self._lock:
-            every = self._all[-MOST_RUNS:]
-        if not every or not device.local:
+            newest = self._all[-MOST_RUNS:]
+        if not newest or not device.local:
             return None
-        machine, runs = self._machine(device.name, device.kind), [*every, *self._kin(plan)]
+        machine, runs = self._machine(device.name, device.kind), [*newest, *self._kin(plan)]
         key = (*setup_of(plan), plan.device.count, machine.device_name)
         if key not in self._slowdowns:
             self._slowdowns[key] = slowdown(
@@ -187,7 +188,7 @@ class Receipts:
             self._machines[name] = Machine(name, versions, driver_version(kind))
         return self._machines[name]
 
-    def _receipt(self, root: Path, name: str) -> tuple[int, Measured | None] | None:
+    def _entry(self, root: Path, name: str) -> tuple[int, Measured | None] | None:
         """The entry of one run in `_read`; None if it has no receipt."""
         path = root / name / RECEIPT
         try:
@@ -206,12 +207,15 @@ class Receipts:
             plan = from_document(_with_heap(stored.plan))
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
             return None
-        lacked = stored.shortfall
+        shortfall = stored.shortfall
         priced = [size for phase, size in stored.by_phase.items() if phase not in UNPRICED]
-        peak = lacked.needed_bytes if lacked else max(priced, default=stored.measured.peak_bytes)
+        ran_out = shortfall is not None
+        peak = (
+            shortfall.needed_bytes if shortfall else max(priced, default=stored.measured.peak_bytes)
+        )
         # A short run may not have reached its peak, because the heap grows in the first steps, and a
         # damaged log may lack the record of the peak.
-        if not peak or stored.missing_records or (lacked is None and stored.steps < SETTLED_STEPS):
+        if not peak or stored.missing_records or (not ran_out and stored.steps < SETTLED_STEPS):
             return None
         return Measured(
             plan=plan,
@@ -220,7 +224,7 @@ class Receipts:
             driver=stored.driver,
             versions=stored.versions,
             peak_bytes=peak,
-            at_least=lacked is not None,
+            at_least=ran_out,
             step_seconds=_step_seconds(stored, plan) if stored.steps >= LEAST_STEPS else None,
         )
 

@@ -61,18 +61,18 @@ def reader(source: str, assignments: Sequence[str], *, lengths: bool = False) ->
 def answer(source: str, code: int, out: bytes, errors: bytes) -> dict[str, Any]:
     """What the reader wrote, or why it ended without an answer. Raises `PlanError`."""
     try:
-        found: dict[str, Any] = json.loads(out)
+        report: dict[str, Any] = json.loads(out)
     except ValueError:
         last = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
         why = missing_words() or f"its reader ended with code {code}: {last}"
         raise PlanError(clean_line(f"{source}: {why}")) from None
-    if "error" in found:
-        raise PlanError(clean_line(found["error"]))
-    return found
+    if "error" in report:
+        raise PlanError(clean_line(report["error"]))
+    return report
 
 
-def keep_items(name: str, found: dict[str, Any]) -> None:
+def keep_items(name: str, report: dict[str, Any]) -> None:
     """Remember the items that the reader counted as `name`. Raises `PlanError` if it counted none."""
-    if found.get("items") is None:
-        raise PlanError(clean_line(found.get("problem") or "the ratings cannot be counted"))
-    keep_item_count(name, found["items"])
+    if report.get("items") is None:
+        raise PlanError(clean_line(report.get("problem") or "the ratings cannot be counted"))
+    keep_item_count(name, report["items"])

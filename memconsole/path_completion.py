@@ -24,31 +24,31 @@ def completions(text: str, suffixes: Sequence[str] = ()) -> list[str]:
 
     With `suffixes`, only such files. Hidden entries are offered once their dot is typed.
     """
-    begun = text.rpartition("/")[2]
-    folder = text[: len(text) - len(begun)]
+    beginning = text.rpartition("/")[2]
+    folder = text[: len(text) - len(beginning)]
     try:
         place = Path(folder or ".").expanduser()
-        found: list[tuple[bool, str]] = []
+        matches: list[tuple[bool, str]] = []
         with os.scandir(place) as entries:
             for seen, entry in enumerate(entries):
                 if seen >= MOST_READ:
                     break
                 name = entry.name
-                if not name.startswith(begun) or (name.startswith(".") and not begun):
+                if not name.startswith(beginning) or (name.startswith(".") and not beginning):
                     continue
                 is_folder = entry.is_dir()
                 if is_folder or not suffixes or Path(name).suffix.lower() in suffixes:
-                    found.append((not is_folder, name + "/" * is_folder))
+                    matches.append((not is_folder, name + "/" * is_folder))
     except (OSError, ValueError, RuntimeError):
         return []
-    return [folder + name for _, name in sorted(found)[:MOST] if name.isprintable()]
+    return [folder + name for _, name in sorted(matches)[:MOST] if name.isprintable()]
 
 
 def completed(text: str, suffixes: Sequence[str] = ()) -> str:
     """`text` extended by what all its completions have in common."""
-    found = completions(text, suffixes)
-    if not found:
+    paths = completions(text, suffixes)
+    if not paths:
         return text
-    low, high = min(found), max(found)  # what these two share, all share
+    low, high = min(paths), max(paths)  # what these two share, all share
     same = next((n for n, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
     return max(low[:same], text, key=len)

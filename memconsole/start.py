@@ -69,12 +69,12 @@ def start(
     the person saw it. It starts once the run `after` has ended, if that is given. A run without a name
     gets one, and a number if another run has the name. Raises `PlanError`, and `RunError` for a name that is
     reserved or a run that cannot be waited for."""
-    found = calibrated_here(plan, check_launch(plan, devices, lookup))
+    priced = calibrated_here(plan, check_launch(plan, devices, lookup))
     given = anywhere(catalog.with_sizes(plan))  # its model must not depend on the data file
     return launch(
         with_recipe(given),
         launch_name(plan, name),
-        estimate=msgspec.json.encode(found),
+        estimate=msgspec.json.encode(priced),
         by_recipe=settings_by_recipe(given),
         after=after,
     )

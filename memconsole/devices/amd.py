@@ -73,14 +73,14 @@ def read_card(device: Path, identifier: str, root: Path) -> DeviceReading:
 
 def _cards(sys: Path) -> list[Path]:
     """The device directory of every AMD card, in the order of bus addresses."""
-    found: dict[str, Path] = {}
+    by_address: dict[str, Path] = {}
     for card in sys.glob("class/drm/card*"):
         device = card / "device"
         if re.fullmatch(r"card\d+", card.name) and _text(device / "vendor") == AMD_VENDOR:
-            address = re.search(r"PCI_SLOT_NAME=(\S+)", _text(device / "uevent"))
-            key = address[1] if address else f"~{int(card.name[4:]):06d}"
-            found[key] = device
-    return [found[key] for key in sorted(found)]
+            slot = re.search(r"PCI_SLOT_NAME=(\S+)", _text(device / "uevent"))
+            address = slot[1] if slot else f"~{int(card.name[4:]):06d}"
+            by_address[address] = device
+    return [by_address[address] for address in sorted(by_address)]
 
 
 def _name(device: Path, root: Path) -> str:

@@ -25,7 +25,7 @@ Source: docs.jax.dev, "GPU memory allocation".
 """
 
 PROCESS = {"torch": ("PyTorch", 293 * MIB), "jax": ("JAX", 339 * MIB)}
-"""What a trainer's process takes of a CPU's memory in addition to what is estimated for its device: the framework with
+"""The backend's name, and what a trainer's process takes of a CPU's memory in addition to what is estimated for its device: the framework with
 Python, as in `coefficients.json` (`host_bytes`). A share of the memory (`device.memory_fraction`) does not include it."""
 
 ORDER = {"torch": ("gpu", "rocm", "apple", "cpu"), "jax": ("tpu", "gpu", "rocm", "cpu")}
@@ -39,6 +39,7 @@ _NOTES = {
 """How the notes about each kind of name begin."""
 
 _COMMON = r"nvidia|amd|tesla|google|sxm\d?|hbm\d?e?|\d*gb"
+"""Words of a device's name that do not identify the product."""
 
 _LABELS = {"gpu": "GPU", "rocm": "AMD GPU", "apple": "Apple GPU", "tpu": "TPU"}
 
@@ -67,20 +68,20 @@ def budget(
     name = plan.device.name
     if name != "cpu" and not names_driver(plan):
         return _from_catalog(plan, catalog.catalog_device(name))
-    found = devices.devices if devices else (Host().read()[0],)
+    readings = devices.devices if devices else (Host().read()[0],)
     if name == "auto":
-        reading, remark = _automatic(plan, found, framework(plan.backend), environment)
+        reading, remark = _automatic(plan, readings, framework(plan.backend), environment)
         if reading.kind == "cpu" and devices and devices.unanswered:
             remark = remark or f"; GPUs are unknown: no answer from {', '.join(devices.unanswered)}"
     else:
-        reading, remark = _named(plan, found, devices), ""
+        reading, remark = _named(plan, readings, devices), ""
     resolved = _local(plan, reading)
     return msgspec.structs.replace(resolved, why=resolved.why + remark) if remark else resolved
 
 
 def _automatic(
     plan: Plan,
-    found: tuple[DeviceReading, ...],
+    readings: tuple[DeviceReading, ...],
     installed: Framework | None,
     environment: Mapping[str, str],
 ) -> tuple[DeviceReading, str]:
@@ -88,7 +89,7 @@ def _automatic(
     remark = ""
     allowed = environment.get("JAX_PLATFORMS", "") if plan.backend == "jax" else ""
     for kind in ORDER.get(plan.backend, ORDER["torch"]):
-        reading = next((device for device in found if device.kind == kind), None)
+        reading = next((device for device in readings if device.kind == kind), None)
         if reading is None:
             continue
         if kind == "cpu":
@@ -112,10 +113,13 @@ def _platform_allowed(kind: str, setting: str) -> bool:
     return bool(names & aliases[kind])
 
 
-def _named(plan: Plan, found: tuple[DeviceReading, ...], devices: Devices | None) -> DeviceReading:
+def _named(
+    plan: Plan, readings: tuple[DeviceReading, ...], devices: Devices | None
+) -> DeviceReading:
+    """The device that the plan names. Raises `PlanError`, and `DevicesUnknown` while its driver has not answered."""
     name = plan.device.name
     wanted = "tpu:0" if name == "tpu" else name
-    for reading in found:
+    for reading in readings:
         if reading.id == wanted:
             return reading
     if wanted == "cpu":
@@ -134,7 +138,7 @@ def _named(plan: Plan, found: tuple[DeviceReading, ...], devices: Devices | None
             "nvidia-smi, does not answer either, restart the machine",
             "device.name",
         )
-    here = ", ".join(reading.id for reading in found) or "none"
+    here = ", ".join(reading.id for reading in readings) or "none"
     raise PlanError(
         f'device.name = "{name}": no such device here{why}; here: {here}; '
         "a catalog device can be planned for without owning it",
@@ -144,7 +148,7 @@ def _named(plan: Plan, found: tuple[DeviceReading, ...], devices: Devices | None
 
 def _local(plan: Plan, reading: DeviceReading) -> Budget:
     """The budget of a device on this machine: what is free, up to what the framework may take."""
-    known = _like_in_catalog(reading)
+    known = _catalog_entry_of(reading)
     total = reading.total_bytes
     if isinstance(total, Missing):
         if reading.kind == "tpu" and known is not None:
@@ -184,6 +188,7 @@ def _local(plan: Plan, reading: DeviceReading) -> Budget:
 
 
 def _from_catalog(plan: Plan, device: CatalogDevice) -> Budget:
+    """The budget of a catalog device: what is usable when nothing else runs, up to what the framework may take."""
     if device.kind == "apple":
         # `usable_bytes` is the recommended working set already.
         limit, why = _share(
@@ -223,6 +228,7 @@ def _limit(plan: Plan, kind: str, total: int) -> tuple[int, str]:
 
 
 def _share(bytes_: int, why: str, fraction: float | None) -> tuple[int, str]:
+    """`device.memory_fraction` of the bytes, or all of them, and a phrase explaining it."""
     if fraction is None:
         return bytes_, why
     return int(bytes_ * fraction), f"{_percent(fraction)} of the {why}"
@@ -232,7 +238,7 @@ def _percent(fraction: float) -> str:
     return f"{100 * fraction:g} %"
 
 
-def _like_in_catalog(reading: DeviceReading) -> CatalogDevice | None:
+def _catalog_entry_of(reading: DeviceReading) -> CatalogDevice | None:
     """The catalog entry of the same product, which gives its bandwidth and flops.
 
     All words of the name must match, and the size must be within 10 %.
@@ -250,11 +256,11 @@ def _like_in_catalog(reading: DeviceReading) -> CatalogDevice | None:
         # products.
         if not words <= _words(device.label) or not any(map(_has_digit, words)):
             continue
-        off = 0.0
+        difference = 0.0
         if not isinstance(reading.total_bytes, Missing):
-            off = abs(reading.total_bytes / device.total_bytes - 1)
-        if off < 0.1 and (best is None or off < best[0]):
-            best = (off, device)
+            difference = abs(reading.total_bytes / device.total_bytes - 1)
+        if difference < 0.1 and (best is None or difference < best[0]):
+            best = (difference, device)
     return best[1] if best else None
 
 

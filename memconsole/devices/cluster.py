@@ -42,7 +42,7 @@ class Partition:
 
 def parse(output: str) -> tuple[Partition, ...]:
     """The partitions in the output of `SINFO`; if a partition has several kinds of nodes, the first one counts."""
-    found: dict[str, Partition] = {}
+    partitions: dict[str, Partition] = {}
     for line in output.splitlines():
         words = [clean_line(word.strip(), 100) for word in line.split("|")]
         if len(words) != 5 or not words[0]:
@@ -50,33 +50,33 @@ def parse(output: str) -> tuple[Partition, ...]:
         name, gres, cores, limit, nodes = words
         cards = _GRES.search(gres)
         count, kind = (int(cards["count"]), cards["type"] or "") if cards else (0, "")
-        found.setdefault(name, Partition(name, count, kind, cores, limit, nodes))
-    return tuple(found.values())
+        partitions.setdefault(name, Partition(name, count, kind, cores, limit, nodes))
+    return tuple(partitions.values())
 
 
 def changes(plan: Plan, partition: Partition) -> dict[str, object]:
     """The settings by which `plan` trains in a partition, on the cards that its nodes have."""
-    picked: dict[str, object] = {"launch.on": "slurm", "launch.partition": partition.name}
+    settings: dict[str, object] = {"launch.on": "slurm", "launch.partition": partition.name}
     if not partition.gpus:
-        return picked | {"device.name": "cpu", "launch.devices_per_node": None}
-    picked["launch.devices_per_node"] = partition.gpus
+        return settings | {"device.name": "cpu", "launch.devices_per_node": None}
+    settings["launch.devices_per_node"] = partition.gpus
     like = cards_like(partition.gpu_type)
     if like and plan.device.name not in like:
-        picked["device.name"] = like[0]
-    return picked
+        settings["device.name"] = like[0]
+    return settings
 
 
 def cards_like(gpu_type: str) -> list[str]:
     """The catalog's devices that a cluster may mean by a type such as h100, rtx3090 or
     nvidia_a100-sxm4-80gb; those whose memory it names first."""
     words = _numbered(gpu_type)
-    found = []
+    matches = []
     for name in catalog.devices():
         own = _numbered(name)
         product = {word for word in own if not _MEMORY.fullmatch(word)}
         if product and product <= words:
-            found.append((not own <= words, name))
-    return [name for _, name in sorted(found, key=lambda one: one[0])]
+            matches.append((not own <= words, name))
+    return [name for _, name in sorted(matches, key=lambda match: match[0])]
 
 
 def _numbered(name: str) -> set[str]:
@@ -97,23 +97,24 @@ class Partitions:
 
     def __init__(self, ask: Callable[[], tuple[Partition, ...]] = ask_sinfo) -> None:
         self._ask = ask
-        self._read = threading.Event()
-        self._until = float("-inf")
-        self.found: tuple[Partition, ...] = ()
+        self._answered = threading.Event()
+        self._fresh_until = float("-inf")
+        self.known: tuple[Partition, ...] = ()
+        """The partitions known by now."""
 
-    def look(self, patience_seconds: float = 0.0) -> tuple[Partition, ...]:
+    def latest(self, patience_seconds: float = 0.0) -> tuple[Partition, ...]:
         """The partitions known by now. Reads them anew if they are old, and waits a moment for that."""
         now = time.monotonic()
-        if now >= self._until:
-            self._until = now + FRESH_SECONDS
-            self._read.clear()
+        if now >= self._fresh_until:
+            self._fresh_until = now + FRESH_SECONDS
+            self._answered.clear()
             threading.Thread(target=self._refresh, daemon=True).start()
-        self._read.wait(patience_seconds)
-        return self.found
+        self._answered.wait(patience_seconds)
+        return self.known
 
     def _refresh(self) -> None:
-        self.found = self._ask()
-        self._read.set()
+        self.known = self._ask()
+        self._answered.set()
 
 
 PARTITIONS = Partitions()

@@ -104,10 +104,10 @@ def processor_name(root: Path = Path("/")) -> str:
 def _temperature() -> float | Missing:
     sensors: Callable[[], dict[str, Any]] | None = getattr(psutil, "sensors_temperatures", None)
     try:
-        found = sensors() if sensors else {}
+        readings = sensors() if sensors else {}
     except (OSError, ValueError, RuntimeError):
-        found = {}
+        readings = {}
     for name in _SENSORS:
-        if found.get(name):
-            return float(found[name][0].current)
+        if readings.get(name):
+            return float(readings[name][0].current)
     return Missing("no sensor is visible here")

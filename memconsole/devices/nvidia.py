@@ -161,19 +161,19 @@ def _memory(handle: Any) -> Any:
 
 
 def _processes(handle: Any) -> tuple[Process, ...]:
-    found: dict[int, Process] = {}
+    by_pid: dict[int, Process] = {}
     for kind in ("Compute", "Graphics"):
         entries = _running(handle, kind)
         for entry in entries:
             used = entry.usedGpuMemory
-            found[entry.pid] = Process(
+            by_pid[entry.pid] = Process(
                 pid=entry.pid,
                 name=_process_name(entry.pid),
                 used_bytes=Missing("not reported by the driver here")
                 if used is None
                 else int(used),
             )
-    return tuple(found.values())
+    return tuple(by_pid.values())
 
 
 def _running(handle: Any, kind: str) -> list[Any]:

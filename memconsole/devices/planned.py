@@ -20,16 +20,16 @@ AS_MUCH = 0.95
 
 def catalog_budgets(plan: Plan) -> dict[str, Budget]:
     """The budget of every catalog device that the plan's backend can use, keyed by device name."""
-    found = {}
+    budgets = {}
     for name in catalog.devices():
         device = msgspec.structs.replace(plan.device, name=name)
-        moved = msgspec.structs.replace(plan, device=device)
+        on_device = msgspec.structs.replace(plan, device=device)
         try:
-            check(moved)
+            check(on_device)
         except PlanError:
             continue
-        found[name] = budget(moved, None)
-    return found
+        budgets[name] = budget(on_device, None)
+    return budgets
 
 
 def devices_allowed(plan: Plan, devices: Devices | None, device: Budget) -> int:

@@ -72,17 +72,20 @@ class Probe:
         self._retry_seconds = retry_seconds
         self._reading: Devices | None = None
         self._heard = time.monotonic()
-        self._trouble = ""
+        self._problem = ""
         self._closing = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._unreaped: list[subprocess.Popen[bytes]] = []
+        """Ended processes that are stuck in the kernel."""
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin probing. A second call does nothing."""
         if self._thread is None:
             self._heard = time.monotonic()
-            self._thread = threading.Thread(target=self._mind, name="device-probe", daemon=True)
+            self._thread = threading.Thread(
+                target=self._keep_probing, name="device-probe", daemon=True
+            )
             self._thread.start()
 
     def latest(self) -> Devices | None:
@@ -90,9 +93,9 @@ class Probe:
 
         Notes report a probe in trouble. After a long silence the reason replaces its numbers.
         """
-        reading, trouble = self._reading, self._trouble
+        reading, problem = self._reading, self._problem
         silent = time.monotonic() - self._heard
-        notes = [trouble] if trouble else []
+        notes = [problem] if problem else []
         if self._thread is not None and silent >= max(SILENT_SECONDS, 3 * self.interval_seconds):
             notes.append(f"device probe silent for {silent:.0f} s")
         if not notes:
@@ -120,45 +123,51 @@ class Probe:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _mind(self) -> None:
+    def _keep_probing(self) -> None:
         """Start, listen to and replace the probe. Only this thread touches the process."""
-        blame, crashes, troubles = "", 0, 0
+        nvidia_crash, crashes, failures = "", 0, 0
         while not self._closing.is_set():
-            before = self._heard
+            heard_before = self._heard
             pause = min(self._retry_seconds * 2 ** min(crashes, 10), LONGEST_WAIT_SECONDS)
-            end, evidence = self._listen(blame, time.monotonic() + pause if blame else None)
+            end, how = self._run_one(
+                nvidia_crash, time.monotonic() + pause if nvidia_crash else None
+            )
             if end is _End.CLOSING:
                 return
             if end is _End.RETRY:
-                blame = ""
+                nvidia_crash = ""
                 continue
             self.restarts += 1
-            if end is _End.CRASHED and not blame:
+            if end is _End.CRASHED and not nvidia_crash:
                 # The next probe skips the driver that crashed; the other gauges go on.
-                blame, crashes = f"a driver call crashed the probe ({evidence})", crashes + 1
+                nvidia_crash, crashes = f"a driver call crashed the probe ({how})", crashes + 1
                 continue
-            troubles = 0 if self._heard > before else troubles + 1
-            self._trouble = f"device probe {evidence}, started again"
-            self._closing.wait(min(0.5 * 2 ** min(troubles, 10), LONGEST_WAIT_SECONDS))
+            failures = 0 if self._heard > heard_before else failures + 1
+            self._problem = f"device probe {how}, started again"
+            self._closing.wait(min(0.5 * 2 ** min(failures, 10), LONGEST_WAIT_SECONDS))
 
-    def _listen(self, blame: str, until: float | None) -> tuple[_End, str]:
-        """Start one probe process and read its lines until it ends, hangs or must be replaced."""
+    def _run_one(self, nvidia_crash: str, until: float | None) -> tuple[_End, str]:
+        """Start one probe process and read its lines until it ends, hangs, or the time `until` has come. Returns why, and how
+        it ended in words. With `nvidia_crash`, the reason, the process does not ask the NVIDIA driver."""
         self._unreaped = [p for p in self._unreaped if p.poll() is None]
         try:
             process = _spawn(
-                [f"--interval={self.interval_seconds}"], blame, self._environment, minded=True
+                [f"--interval={self.interval_seconds}"],
+                nvidia_crash,
+                self._environment,
+                until_input_closes=True,
             )
         except OSError as error:
             return _End.EXITED, f"cannot be started: {error.strerror}"
         self._process, self.pid = process, process.pid
         try:
-            return self._take_lines(process, until)
+            return self._read_lines(process, until)
         finally:
             self._process = self.pid = None
             if not _end(process):
                 self._unreaped.append(process)
 
-    def _take_lines(
+    def _read_lines(
         self, process: subprocess.Popen[bytes], until: float | None
     ) -> tuple[_End, str]:
         assert process.stdout is not None
@@ -182,7 +191,7 @@ class Probe:
                 with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
                     self._reading = typed_json.decode(line, Devices)
                     self._heard = time.monotonic()
-                    self._trouble = ""
+                    self._problem = ""
         return _End.CLOSING, ""
 
 
@@ -194,15 +203,15 @@ def read_once(
     A driver that is not installed answers at once. `unanswered` names those that did not answer in time.
     """
     deadline = time.monotonic() + timeout_seconds
-    blame = ""
+    failure = nvidia_crash = ""
     for _ in range(2):
         left = deadline - time.monotonic()
         if left <= 0.1:
             break
         try:
-            process = _spawn(["--once", f"--until={deadline - 0.2:.3f}"], blame, environment)
+            process = _spawn(["--once", f"--until={deadline - 0.2:.3f}"], nvidia_crash, environment)
         except OSError as error:
-            blame = f"cannot be started: {error.strerror}"
+            failure = f"cannot be started: {error.strerror}"
             break
         try:
             answer, _unused = process.communicate(timeout=left)
@@ -213,32 +222,33 @@ def read_once(
         try:
             return typed_json.decode(answer, Devices)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            _, evidence = _how_ended(process)
-            blame = f"a driver call crashed the probe ({evidence})"
+            _, how = _how_ended(process)
+            failure = nvidia_crash = f"a driver call crashed the probe ({how})"
     from memconsole.devices.host import Host
 
     reading, notes = Host().read()
-    why = blame or f"no answer within {timeout_seconds:g} s"
+    why = failure or f"no answer within {timeout_seconds:g} s"
     return Devices(
         devices=(reading,),
         notes=(*notes, f"device probe: {why}; other devices are unknown"),
-        unanswered=() if blame else ("device probe",),
+        unanswered=() if failure else ("device probe",),
     )
 
 
 def _spawn(
     arguments: list[str],
-    blame: str,
+    nvidia_crash: str,
     environment: Mapping[str, str] | None,
     *,
-    minded: bool = False,
+    until_input_closes: bool = False,
 ) -> subprocess.Popen[bytes]:
+    """Start a probe process. With `nvidia_crash`, the reason, it does not ask the NVIDIA driver."""
     command = [sys.executable, "-P", "-m", "memconsole.devices.probe", *arguments]
-    if blame:
-        command.append(f"--without-nvidia={blame}")
+    if nvidia_crash:
+        command.append(f"--without-nvidia={nvidia_crash}")
     return subprocess.Popen(
         command,
-        stdin=subprocess.PIPE if minded else subprocess.DEVNULL,
+        stdin=subprocess.PIPE if until_input_closes else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         # A driver library may print; that must not reach the screen.
         stderr=subprocess.DEVNULL,

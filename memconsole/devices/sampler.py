@@ -27,30 +27,30 @@ SILENCE_SECONDS = 2.0
 """If a driver does not answer for this long, that is reported and its old numbers are dropped."""
 
 
-class Asking:
-    """Asks one driver repeatedly, and never waits longer than allowed for an answer."""
+class DriverThread:
+    """Asks one driver in a thread of its own, repeatedly, and never waits longer than allowed for an answer."""
 
-    def __init__(self, label: str, ask: Callable[[], Readings]) -> None:
+    def __init__(self, label: str, read: Callable[[], Readings]) -> None:
         self.label = label
         self.unanswered = False
         """Whether `latest` has waited in vain."""
-        self._ask = ask
+        self._read = read
         self._answer: Readings = ([], [])
         self._asked = 0.0
-        self._wanted, self._done = threading.Event(), threading.Event()
-        self._done.set()
-        threading.Thread(target=self._work, name=label, daemon=True).start()
+        self._question, self._answered = threading.Event(), threading.Event()
+        self._answered.set()
+        threading.Thread(target=self._answer_questions, name=label, daemon=True).start()
 
-    def want(self) -> None:
+    def ask(self) -> None:
         """Ask the driver, unless the last question is still unanswered."""
-        if self._done.is_set():
+        if self._answered.is_set():
             self._asked = time.monotonic()
-            self._done.clear()
-            self._wanted.set()
+            self._answered.clear()
+            self._question.set()
 
     def latest(self, deadline: float) -> Readings:
         """The newest answer. Waits for an unanswered question until `deadline` (monotonic)."""
-        self.unanswered = not self._done.wait(max(0.0, deadline - time.monotonic()))
+        self.unanswered = not self._answered.wait(max(0.0, deadline - time.monotonic()))
         if not self.unanswered:
             return self._answer
         readings = self._answer[0]
@@ -60,15 +60,15 @@ class Asking:
         why = f"the driver has not answered for {silent:.0f} s"
         return [without_numbers(r, why) for r in readings], [f"{self.label}: {why}"]
 
-    def _work(self) -> None:
+    def _answer_questions(self) -> None:
         while True:
-            self._wanted.wait()
-            self._wanted.clear()
+            self._question.wait()
+            self._question.clear()
             try:
-                self._answer = self._ask()
+                self._answer = self._read()
             except Exception as error:  # noqa: BLE001 (reported in the notes)
                 self._answer = ([], [f"{self.label}: {type(error).__name__}: {error}"])
-            self._done.set()
+            self._answered.set()
 
 
 class Sampler:
@@ -78,8 +78,8 @@ class Sampler:
         """`without_nvidia`: why the NVIDIA driver is not asked; empty to ask it."""
         self._host = Host()
         self._without_nvidia = without_nvidia
-        self._nvidia = None if without_nvidia else Asking("NVIDIA", _ask_nvidia())
-        self._amd = Asking("AMD", lambda: read_amd(os.environ, first=self._nvidia_count))
+        self._nvidia = None if without_nvidia else DriverThread("NVIDIA", _ask_nvidia())
+        self._amd = DriverThread("AMD", lambda: read_amd(os.environ, first=self._nvidia_count))
         self._nvidia_count = 0
 
     def prime(self) -> None:
@@ -91,8 +91,8 @@ class Sampler:
         """One reading of everything, within about `patience_seconds`."""
         deadline = time.monotonic() + patience_seconds
         if self._nvidia:
-            self._nvidia.want()
-        self._amd.want()
+            self._nvidia.ask()
+        self._amd.ask()
         host, host_notes = self._host.read()
         if self._nvidia:
             readings, notes = self._nvidia.latest(deadline)
@@ -109,9 +109,9 @@ class Sampler:
             devices=(*readings, host),
             notes=(*notes, *host_notes),
             unanswered=tuple(
-                asking.label
-                for asking in (self._nvidia, self._amd)
-                if asking is not None and asking.unanswered
+                driver.label
+                for driver in (self._nvidia, self._amd)
+                if driver is not None and driver.unanswered
             ),
         )
 
@@ -141,7 +141,7 @@ def main(arguments: list[str]) -> None:
 def _ask_nvidia() -> Callable[[], Readings]:
     """A function that reads NVIDIA devices.
 
-    It imports NVML on its first call, in the asking thread, because loading the library can already
+    It imports NVML on its first call, in the driver's thread, because loading the library can already
     hang or crash.
     """
     kept: list[Callable[[], Readings]] = []

@@ -69,7 +69,7 @@ def read_tpu(
 
 def _chips(root: Path) -> list[str]:
     """The generation of every TPU on the PCI bus."""
-    found = []
+    generations = []
     for vendor in sorted(root.glob("sys/bus/pci/devices/*/vendor")):
         try:
             if vendor.read_text().strip() != GOOGLE_VENDOR:
@@ -78,8 +78,8 @@ def _chips(root: Path) -> list[str]:
         except OSError:
             continue
         if device in GENERATIONS:
-            found.append(GENERATIONS[device])
-    return found
+            generations.append(GENERATIONS[device])
+    return generations
 
 
 def _declared(accelerator_type: str) -> str:

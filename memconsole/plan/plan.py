@@ -137,13 +137,13 @@ def _range(limits: Meta) -> str:
 
 def _build_settings() -> dict[str, Setting]:
     hints = get_type_hints(Plan, include_extras=True)
-    found = {"backend": _describe("backend", hints["backend"], "torch")}
+    settings = {"backend": _describe("backend", hints["backend"], "torch")}
     for section, struct in SECTIONS.items():
         hints = get_type_hints(struct, include_extras=True)
         for field in msgspec.structs.fields(struct):
             key = f"{section}.{field.name}"
-            found[key] = _describe(key, hints[field.name], field.default)
-    return found
+            settings[key] = _describe(key, hints[field.name], field.default)
+    return settings
 
 
 SETTINGS: dict[str, Setting] = _build_settings()
@@ -289,10 +289,10 @@ def hint(key: str) -> str:
     last = key.rpartition(".")[2]
     names = {k: k.rpartition(".")[2] for k in SETTINGS}
     called = [*meant(key, SETTINGS), *(k for k, name in names.items() if last in name.split("_"))]
-    found = [k for k, name in names.items() if name == last] or list(dict.fromkeys(called))
-    if not found:
+    keys = [k for k, name in names.items() if name == last] or list(dict.fromkeys(called))
+    if not keys:
         return nearest(key, SETTINGS)
-    *others, final = [f'"{k}"' for k in found[:MOST_MEANT]]
+    *others, final = [f'"{k}"' for k in keys[:MOST_MEANT]]
     return f" — did you mean {', '.join(others)}{' or ' if others else ''}{final}?"
 
 

@@ -56,22 +56,22 @@ def inspect_command(
     A separate process reads it, the way the trainer does. Lengths are remembered for plan and fit.
     Ends with exit code 2 when no run can train on it.
     """
-    found = inspection(source, assignments, lengths=lengths)
-    if found.get("lengths"):
+    report = inspection(source, assignments, lengths=lengths)
+    if report.get("lengths"):
         plan = plans.apply_settings(plans.replace(Plan(), {"data.source": source}), assignments)
-        keep_lengths(plan, typed_json.convert(found["lengths"], Lengths))
+        keep_lengths(plan, typed_json.convert(report["lengths"], Lengths))
     if as_json:
-        click.echo(json_module.dumps(found, indent=2))
+        click.echo(json_module.dumps(report, indent=2))
     else:
-        click.echo(text(found))
-    ctx.exit(UNUSABLE if found["kind"] == "unusable" else 0)
+        click.echo(text(report))
+    ctx.exit(UNUSABLE if report["kind"] == "unusable" else 0)
 
 
-def text(found: dict[str, Any]) -> str:
+def text(report: dict[str, Any]) -> str:
     """An inspection as text; everything from the data is sanitized for the terminal."""
-    sample = found.get("sample")
+    sample = report.get("sample")
     rows = []
-    for key, value in found.items():
+    for key, value in report.items():
         if key == "sample":
             continue
         if key == "lengths" and value:
@@ -90,5 +90,5 @@ def text(found: dict[str, Any]) -> str:
 
 
 def _lengths_of(value: Any) -> Lengths:
-    found: Lengths = typed_json.convert(value, Lengths)
-    return found
+    lengths: Lengths = typed_json.convert(value, Lengths)
+    return lengths

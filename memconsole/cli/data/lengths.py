@@ -51,11 +51,11 @@ def _measured(plan: Plan) -> Lengths:
         raise PlanError(
             f"{plan.data.source}: holds {task.units}; only documents of text have lengths to measure"
         )
-    found = inspection(plan.data.source, data_settings(plan), lengths=True)
-    if not found.get("lengths"):
-        reason = found.get("lengths_problem") or found.get("problem") or "nothing to measure"
+    report = inspection(plan.data.source, data_settings(plan), lengths=True)
+    if not report.get("lengths"):
+        reason = report.get("lengths_problem") or report.get("problem") or "nothing to measure"
         raise PlanError(f"{plan.data.source}: {reason}")
-    lengths: Lengths = typed_json.convert(found["lengths"], Lengths)
+    lengths: Lengths = typed_json.convert(report["lengths"], Lengths)
     keep_lengths(plan, lengths)
     return lengths
 
@@ -79,13 +79,13 @@ def lines(plan: Plan, rows: RowLengths) -> list[str]:
     alike = f"every row is {length:,} {task_of(plan).positions}, so that no batch needs more than another"
     if task_of(plan).files:
         return [alike]
-    found = [f"{alike}: {_why(plan, rows)}"]
+    facts = [f"{alike}: {_why(plan, rows)}"]
     if rows.lengths is None:
-        return [*found, "documents' own lengths are not known; --lengths measures them"]
-    found.append(f"tokens per document: {lengths_words(rows.lengths)}")
+        return [*facts, "documents' own lengths are not known; --lengths measures them"]
+    facts.append(f"tokens per document: {lengths_words(rows.lengths)}")
     if rows.lengths.kind == "rows":
-        return found
-    return found + [f"  {_price_words(plan, price)}" for price in rows.prices]
+        return facts
+    return facts + [f"  {_price_words(plan, price)}" for price in rows.prices]
 
 
 def _price_words(plan: Plan, price: LengthPrice) -> str:

@@ -19,13 +19,13 @@ class _Help(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Kinds"):
             formatter.write_dl([(k.name, f"{k.help}; a size counts {k.units}") for k in KINDS])
-        for found in KINDS:
-            if found.options:
-                with formatter.section(f"--set of {found.name}"):
+        for data_kind in KINDS:
+            if data_kind.options:
+                with formatter.section(f"--set of {data_kind.name}"):
                     formatter.write_dl(
                         [
                             (o.name, f"{o.help} [default: {o.default or 'none'}]")
-                            for o in found.options
+                            for o in data_kind.options
                         ]
                     )
 
@@ -57,17 +57,19 @@ def make_command(
 
     The size is approximate, because rows that belong together are never separated. OUT appears when it is complete.
     """
-    found = kind(name)
+    data_kind = kind(name)
     path = absolute(out)
     request = {
-        "kind": found.name,
+        "kind": data_kind.name,
         "out": path,
         "size": msgspec.to_builtins(parse_size(size)),
         "seed": seed,
-        "options": parse_options(found, assignments),
+        "options": parse_options(data_kind, assignments),
     }
-    if found.suffixes and out.suffix.lower() not in found.suffixes:
-        allowed = " or ".join(found.suffixes)
-        raise PlanError(f"{out}: {found.name} is read from a file whose name ends with {allowed}")
+    if data_kind.suffixes and out.suffix.lower() not in data_kind.suffixes:
+        allowed = " or ".join(data_kind.suffixes)
+        raise PlanError(
+            f"{out}: {data_kind.name} is read from a file whose name ends with {allowed}"
+        )
     check_place(out, force)
     write("memconsole_trainer.data.make", request, as_json)

@@ -21,10 +21,10 @@ from memconsole.units import format_bytes
 
 def absolute(path: Path) -> str:
     """The absolute path. Raises `PlanError` if it is not UTF-8."""
-    found = os.path.abspath(path)
-    if found != utf8(found):
-        raise PlanError(f"{quote(found)}: the name is not UTF-8; choose another")
-    return found
+    text = os.path.abspath(path)
+    if text != utf8(text):
+        raise PlanError(f"{quote(text)}: the name is not UTF-8; choose another")
+    return text
 
 
 def check_place(out: Path, force: bool) -> None:
@@ -59,14 +59,14 @@ def _written(module: str, request: dict[str, Any]) -> dict[str, Any]:
             process.wait()
             raise
     try:
-        found: dict[str, Any] = json.loads(printed)
+        facts: dict[str, Any] = json.loads(printed)
     except ValueError:
         raise PlanError(
             f"{request['out']}: making it ended with code {process.returncode}; see above"
         ) from None
-    if "error" in found:
-        raise PlanError(clean_line(found["error"]))
-    return found
+    if "error" in facts:
+        raise PlanError(clean_line(facts["error"]))
+    return facts
 
 
 def _shown(key: str, value: Any) -> str:

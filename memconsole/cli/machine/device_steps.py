@@ -23,12 +23,12 @@ Finding = tuple[str, str, str]
 
 def trials(devices: Devices) -> list[tuple[str, str]]:
     """Every backend with every device that it can use: with the CPU alone if its framework does not tell."""
-    found = []
+    pairs = []
     for backend in installed_backends():
         framework = framework_of(backend)
         kinds = {"cpu"} if framework is None else framework.kinds
-        found += [(backend, device.id) for device in devices.devices if device.kind in kinds]
-    return found
+        pairs += [(backend, device.id) for device in devices.devices if device.kind in kinds]
+    return pairs
 
 
 def findings(backend: str, device: str) -> Iterator[Finding]:
@@ -51,8 +51,8 @@ def findings(backend: str, device: str) -> Iterator[Finding]:
     state = ""
     for line in output.decode("utf-8", "replace").splitlines():
         try:
-            found = json.loads(line)
-            state, words = found["state"], clean_line(f"{found['what']}: {found['found']}")
+            finding = json.loads(line)
+            state, words = finding["state"], clean_line(f"{finding['what']}: {finding['found']}")
             yield f"{backend} on {device}", state, words
         except (ValueError, KeyError, TypeError):
             continue

@@ -45,17 +45,22 @@ def command(ctx: click.Context, as_json: bool, steps: bool) -> None:
     Exit code 1 if no backend can train here.
     """
     devices = read_devices()
-    found = [*_terminal(), *_keys(), *_python(), *_devices(devices), *_limits()]
+    findings = [*_terminal(), *_keys(), *_python(), *_devices(devices)]
+    findings += [_runs(), _on_end(), *_cluster(), *_bf16()]
     trains = any(not missing_words(name) for name in installed_backends())
     if not as_json:
-        click.echo("\n".join(columns(found, left=(0, 1, 2))))
+        click.echo("\n".join(columns(findings, left=(0, 1, 2))))
     if steps:
         tried = list(_steps(devices, as_json))
         trains = any(what == "ok" for _, what, _ in tried)
-        found += tried
+        findings += tried
     if as_json:
         keys = ("what", "state", "found")
-        click.echo(json_module.dumps([dict(zip(keys, f, strict=True)) for f in found], indent=2))
+        click.echo(
+            json_module.dumps(
+                [dict(zip(keys, finding, strict=True)) for finding in findings], indent=2
+            )
+        )
     ctx.exit(0 if trains else 1)
 
 
@@ -64,10 +69,10 @@ def _steps(devices: Devices, silent: bool) -> Iterator[Finding]:
     for backend, device in device_steps.trials(devices):
         if missing_words(backend):
             continue
-        found = list(device_steps.findings(backend, device))
+        findings = list(device_steps.findings(backend, device))
         if not silent:
-            click.echo("\n".join(columns(found, left=(0, 1, 2))))
-        yield from found
+            click.echo("\n".join(columns(findings, left=(0, 1, 2))))
+        yield from findings
 
 
 def _terminal() -> list[Finding]:
@@ -120,30 +125,27 @@ def _keys() -> list[Finding]:
 
 
 def _python() -> list[Finding]:
-    found: list[Finding] = [("python", "ok", f"{platform.python_version()} at {sys.prefix}")]
+    """Python, and the frameworks of each backend."""
+    findings: list[Finding] = [("python", "ok", f"{platform.python_version()} at {sys.prefix}")]
     for backend in installed_backends():
         lacking = missing_words(backend)
         if lacking:
-            found.append((f"{backend} backend", "missing", lacking))
+            findings.append((f"{backend} backend", "missing", lacking))
         else:
             names = NEEDS.get(backend, ())
             versions = ", ".join(f"{name} {metadata.version(name)}" for name in names)
-            found.append((f"{backend} backend", "ok", versions or "installed"))
-    return found
+            findings.append((f"{backend} backend", "ok", versions or "installed"))
+    return findings
 
 
 def _devices(reading: Devices) -> list[Finding]:
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for device in reading.devices:
         total = device.total_bytes
         size = f"n/a: {total.reason}" if isinstance(total, Missing) else format_bytes(total)
-        found.append((device.id, "ok", f"{device.name}, {size} {device.memory_label}"))
-    found += [("device", "info", note) for note in reading.notes]
-    return found
-
-
-def _limits() -> list[Finding]:
-    return [_runs(), _on_end(), *_cluster(), *_bf16()]
+        findings.append((device.id, "ok", f"{device.name}, {size} {device.memory_label}"))
+    findings += [("device", "info", note) for note in reading.notes]
+    return findings
 
 
 def _on_end() -> Finding:
@@ -161,13 +163,17 @@ def _cluster() -> list[Finding]:
     """The Slurm cluster that runs can be submitted to; empty where there is none."""
     if shutil.which("sbatch") is None:
         return []
-    found = ask_sinfo()
-    if not found:
+    partitions = ask_sinfo()
+    if not partitions:
         return [("slurm", "warning", "sbatch is here, but sinfo lists no partition")]
-    return [("slurm", "ok", f"partition {one.name}: {one.words}") for one in found]
+    return [
+        ("slurm", "ok", f"partition {partition.name}: {partition.words}")
+        for partition in partitions
+    ]
 
 
 def _runs() -> Finding:
+    """The folder of runs, and the free space there."""
     try:
         root = make_runs_root()
         free = shutil.disk_usage(root).free
@@ -180,6 +186,7 @@ def _runs() -> Finding:
 
 
 def _bf16() -> list[Finding]:
+    """How fast the processor computes in bf16; empty where the system does not tell."""
     if platform.system() != "Linux":
         return []
     missing = missing_instructions("bf16")

@@ -39,12 +39,12 @@ MOST_BYTES = 1 << 20
 def check_records(plan: Plan) -> None:
     """Raise `PlanError` for the first setting of records that does not fit."""
     d, entry = plan.data, catalog.dataset(plan)
-    found = template_of(plan)
-    if plan.learns_answers and (found is None or not found.marks_answers):
+    template = template_of(plan)
+    if plan.learns_answers and (template is None or not template.marks_answers):
         key, value = "data.loss_on", "answers"
         if plan.learns_pairs:
             key, value = "train.objective", plan.train.objective
-        raise PlanError(f"{key} = {value}: {_why_none(found)}", key)
+        raise PlanError(f"{key} = {value}: {_why_none(template)}", key)
     tokenizer = given_tokenizer(plan)
     given = tokenizer.words if tokenizer is not None else ""
     if d.lowercase and given:
@@ -53,8 +53,8 @@ def check_records(plan: Plan) -> None:
             "data.lowercase",
         )
     if d.code_field is not None:
-        _check_codes(d.code_field, found, given)
-    if found is not None:
+        _check_codes(d.code_field, template, given)
+    if template is not None:
         _check_source(plan, entry)
         if d.stride is not None:
             raise PlanError(
@@ -62,11 +62,11 @@ def check_records(plan: Plan) -> None:
                 "leave it out",
                 "data.stride",
             )
-    _check_first(plan, entry, found)
+    _check_first(plan, entry, template)
 
 
-def _why_none(found: Template | None) -> str:
-    if found is None:
+def _why_none(template: Template | None) -> str:
+    if template is None:
         return f"needs {KEY}, which tells answers from questions: {', '.join(templates())}, …"
     return (
         "the template marks no answer; write {% generation %} before it and {% endgeneration %} "
@@ -92,10 +92,14 @@ def given_tokenizer(plan: Plan) -> GivenTokenizer | None:
     return GivenTokenizer(directory, "the model's own tokenizer")
 
 
-def _check_codes(name: str, found: Template | None, given: str) -> None:
-    if found is None or found.chat or name not in found.fields:
-        fields = ", ".join(found.fields) if found is not None and not found.chat else "no fields"
-        reason = f"the template has {fields}" if found is not None else f"needs {KEY}"
+def _check_codes(name: str, template: Template | None, given: str) -> None:
+    if template is None or template.chat or name not in template.fields:
+        fields = (
+            ", ".join(template.fields)
+            if template is not None and not template.chat
+            else "no fields"
+        )
+        reason = f"the template has {fields}" if template is not None else f"needs {KEY}"
         raise PlanError(f"data.code_field = {quote(name)}: {reason}", "data.code_field")
     if given:
         raise PlanError(
@@ -117,7 +121,7 @@ def _check_source(plan: Plan, entry: DatasetEntry) -> None:
         )
 
 
-def _check_first(plan: Plan, entry: DatasetEntry, found: Template | None) -> None:
+def _check_first(plan: Plan, entry: DatasetEntry, template: Template | None) -> None:
     """Refuse a file whose beginning the trainer would refuse: bytes that are no text, a header without the
     text column, first records that do not fit. The end of a Parquet file, which has its columns, is not read."""
     if entry.kind != "file" or entry.format not in ("text", "csv", "jsonl"):
@@ -134,12 +138,12 @@ def _check_first(plan: Plan, entry: DatasetEntry, found: Template | None) -> Non
         return  # the trainer reports why
     if not record:
         return
-    if found is not None:
+    if template is not None:
         try:
             if entry.format == "csv":
-                _check_columns(record, found, plan.learns_pairs)
+                _check_columns(record, template, plan.learns_pairs)
             else:
-                found.render(record)
+                template.render(record)
         except RecordError as error:
             raise PlanError(f"{path}: line 1 {error}", KEY) from None
         return
@@ -150,14 +154,14 @@ def _check_first(plan: Plan, entry: DatasetEntry, found: Template | None) -> Non
         raise PlanError(f"{path}: no column {quote(column)}; {listed}", "data.text_column")
 
 
-def _check_columns(columns: Mapping[str, None], found: Template, is_pair: bool) -> None:
+def _check_columns(columns: Mapping[str, None], template: Template, is_pair: bool) -> None:
     """Raise `RecordError` if a table lacks columns without which no row can be written."""
-    wanted = (CHOSEN, REJECTED) if is_pair else found.needed
+    wanted = (CHOSEN, REJECTED) if is_pair else template.needed
     missing = next((name for name in wanted if name not in columns), None)
     listed = ", ".join(columns)
     if missing is not None:
         raise RecordError(f'has no column "{missing}": it has {listed}')
-    if found.chat and not is_pair and not is_chat(columns):
+    if template.chat and not is_pair and not is_chat(columns):
         raise RecordError(f"is no header of chats: it has {listed}, expected {', '.join(COLUMNS)}")
 
 
@@ -235,7 +239,7 @@ def _columns(path: Path) -> tuple[str, ...]:
 def _object(line: bytes) -> dict[str, Any] | None:
     """The JSON object of a line; None if it holds something else."""
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None

@@ -29,12 +29,12 @@ def keep_counted(plan: Plan, train_tokens: int) -> None:
 def kept_count(plan: Plan, name: Callable[[Plan], str]) -> int | None:
     """The count that was kept as `name(plan)`; None if there is none. Damaged files are ignored."""
     key, now = (plan.data, plan.model, plan.train.objective), time.monotonic()
-    found = _known.get(key)
-    if found is None or now - found[0] > KNOWN_SECONDS:
+    known = _known.get(key)
+    if known is None or now - known[0] > KNOWN_SECONDS:
         if len(_known) > 256:
             _known.clear()
-        found = _known[key] = (now, _read(plan, name))
-    return found[1]
+        known = _known[key] = (now, _read(plan, name))
+    return known[1]
 
 
 def keep_count(plan: Plan, count: int, name: Callable[[Plan], str]) -> None:

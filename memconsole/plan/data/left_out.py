@@ -21,17 +21,17 @@ def left_out(plan: Plan, read: Reader = known_folder) -> tuple[str, ...]:
 
 def left_out_shortly(plan: Plan) -> str:
     """A few words for a narrow place; empty if there is nothing to say. Raises `PlanError`."""
-    folders = [found for _, found in _folders(plan, known_folder)]
-    count = sum(number for found in folders for _, number in found.left_out)
+    folders = [files for _, files in _folders(plan, known_folder)]
+    count = sum(number for files in folders for _, number in files.left_out)
     said = [f"{count:,} left out"] if count else []
-    said += ["several splits"] if any(found.splits for found in folders) else []
+    said += ["several splits"] if any(files.splits for files in folders) else []
     return ", ".join(said)
 
 
 def _folders(plan: Plan, read: Reader) -> Iterator[tuple[str, Folder]]:
     """Name and files of each folder of which there is something to say."""
-    for one in sources(plan):
-        entry = catalog.dataset(one)
-        found = read(Path(entry.where)) if entry.format == "directory" else None
-        if found is not None and found.words:
-            yield entry.label, found
+    for source in sources(plan):
+        entry = catalog.dataset(source)
+        files = read(Path(entry.where)) if entry.format == "directory" else None
+        if files is not None and files.words:
+            yield entry.label, files

@@ -66,7 +66,7 @@ def lengths_key(plan: Plan) -> str:
 def changed(path: Path) -> tuple[int, int] | None:
     """A file's modification time in ns and its bytes; None if it cannot be read."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size

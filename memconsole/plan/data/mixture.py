@@ -103,7 +103,7 @@ def _entry(plan: Plan, key: str) -> DatasetEntry:
 
 def _others(mix: str | None) -> list[tuple[str, float]]:
     """The sources of `data.mix` and their shares. Raises `PlanError`."""
-    found = []
+    shares = []
     for word in (mix or "").split(","):
         if not word.strip():
             continue
@@ -118,8 +118,8 @@ def _others(mix: str | None) -> list[tuple[str, float]]:
                 mix,
                 f"expected SOURCE=SHARE with a share between 0 and 1, not {quote(word.strip())}",
             )
-        found.append((source.strip(), number))
-    return found
+        shares.append((source.strip(), number))
+    return shares
 
 
 def _overlap(entry: DatasetEntry, plan: Plan, other: DatasetEntry, other_plan: Plan) -> bool:

@@ -138,15 +138,15 @@ def _split(text: str, folder: Path) -> str:
 
 
 def _mix(source: Place, text: str, folder: Path) -> str:
-    found = []
+    moved_words = []
     for word in text.split(","):
         name, equals, share = word.strip().rpartition("=")
         moved = source(name.strip(), folder)
         if "," in moved:
             reason = f"the comma in {quote(moved)} would separate two sources; rename its folder"
             raise PlanError(f"{MIX} = {quote(text)}: {reason}", MIX)
-        found.append(f"{moved}{equals}{share}")
-    return ", ".join(found)
+        moved_words.append(f"{moved}{equals}{share}")
+    return ", ".join(moved_words)
 
 
 def _template(text: str, folder: Path) -> str:

@@ -24,10 +24,10 @@ def unwritten_notes(plan: Plan) -> tuple[Note, ...]:
     except RecordError:
         return ()  # the checks of the plan say why
     whose = "the first record has"
-    found = [unwritten_words(plan, whose, part) for part in text.unwritten]
+    sentences = [unwritten_words(plan, whose, part) for part in text.unwritten]
     for names, written in ((text.unwritten_roles, False), (text.unknown_roles, True)):
-        found += [role_words(plan, whose, names, written)] if names else []
-    return tuple(Note(KEY, words) for words in found)
+        sentences += [role_words(plan, whose, names, written)] if names else []
+    return tuple(Note(KEY, words) for words in sentences)
 
 
 def unwritten_words(plan: Plan, whose: str, part: str) -> str:

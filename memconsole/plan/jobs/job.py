@@ -102,7 +102,7 @@ def local_files(plan: Plan) -> dict[str, Path]:
 
     Raises `PlanError` for one in a mixture, whose paths a job file cannot change.
     """
-    found = {key: path for key in FILES if (path := _local(get(plan, key)))}
+    files = {key: path for key in FILES if (path := _local(get(plan, key)))}
     for part in parts(plan)[1:]:
         if _local(part.plan.data.source) is not None:
             raise PlanError(
@@ -110,7 +110,7 @@ def local_files(plan: Plan) -> dict[str, Path]:
                 "job does not have; name a dataset of the hub",
                 MIX,
             )
-    return found
+    return files
 
 
 def beside(plan: Plan) -> tuple[Path, ...]:

@@ -42,12 +42,12 @@ def size(target_params: int, vocab_size: int, max_positions: int) -> Architectur
 
     If the embedding alone is too large, raises `PlanError` with a vocabulary that would fit.
     """
-    found = _search(target_params, vocab_size, max_positions)
-    if isinstance(found, Architecture):
-        return found
+    shape_or_vocabulary = _search(target_params, vocab_size, max_positions)
+    if isinstance(shape_or_vocabulary, Architecture):
+        return shape_or_vocabulary
     advice = (
-        f"a vocabulary of {found:,} or less fits (data.vocab_size)"
-        if found
+        f"a vocabulary of {shape_or_vocabulary:,} or less fits (data.vocab_size)"
+        if shape_or_vocabulary
         else "no vocabulary fits so small a model"
     )
     raise PlanError(

@@ -76,12 +76,12 @@ class TokenizerConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     def more_special(self) -> dict[str, list[str] | dict[str, str]]:
         """The special tokens beside those of `token`, by the name under which all versions of transformers read them:
         a list, or the token of each name."""
-        found = self.extra_special_tokens or self.additional_special_tokens
-        if isinstance(found, dict):
-            named = {name: text for name, one in found.items() if (text := _content(one))}
+        special = self.extra_special_tokens or self.additional_special_tokens
+        if isinstance(special, dict):
+            named = {name: text for name, token in special.items() if (text := _content(token))}
             return {"extra_special_tokens": named} if named else {}
-        tokens = found if isinstance(found, list) else ()
-        listed = [text for one in tokens if (text := _content(one))]
+        tokens = special if isinstance(special, list) else ()
+        listed = [text for token in tokens if (text := _content(token))]
         return {"additional_special_tokens": listed} if listed else {}
 
     def without(self, names: tuple[str, ...]) -> TokenizerConfig:

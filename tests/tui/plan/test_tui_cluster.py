@@ -23,7 +23,7 @@ WAITS = "Slurm job 41 waits in the queue (Resources), expected to begin at 2026-
 def partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster with one partition of cards."""
     known = Partitions(lambda: (Partition("gpu", 8, "h100", "96", "2-00:00:00", "4"),))
-    known.look(10)
+    known.latest(10)
     monkeypatch.setattr(cluster, "PARTITIONS", known)
     monkeypatch.setattr(choices, "PARTITIONS", known)
 

@@ -62,9 +62,9 @@ def test_a_controller_that_does_not_answer_delays_nothing() -> None:
         return found
 
     partitions = Partitions(ask)
-    assert partitions.look(0.01) == ()
+    assert partitions.latest(0.01) == ()
     answered.set()
-    assert partitions.look(10) == found
+    assert partitions.latest(10) == found
 
 
 def test_without_slurm_there_are_no_partitions() -> None:

@@ -68,7 +68,7 @@ def choices_for(kind: Kind, plan: Plan, devices: Devices | None) -> tuple[list[C
         rows.append(Choice(reading.id, reading.id, note))
     if "cpu" not in local:
         rows.append(Choice("cpu", "cpu", "this machine's processor"))
-    for partition in PARTITIONS.look(WAIT_SECONDS):
+    for partition in PARTITIONS.latest(WAIT_SECONDS):
         value = SLURM + partition.name
         rows.append(Choice(value, value, f"a Slurm job · {partition.words}"))
     verdicts = _verdicts(plan)

@@ -57,7 +57,7 @@ class Pickers:
             changes: dict[str, object] = {"device.name": value}
             if value not in catalog.devices():
                 changes["launch.on"] = "here"
-            for partition in cluster.PARTITIONS.found:
+            for partition in cluster.PARTITIONS.known:
                 if partition.name == named:
                     changes = cluster.changes(plan, partition)
             self._owner.change(lambda plan: plans.replace(plan, changes))
