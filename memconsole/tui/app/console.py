@@ -22,9 +22,9 @@ from memconsole.devices.reading import Devices
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.app.background import shell_waits, to_background
 from memconsole.tui.app.clicks import ClickDriver
+from memconsole.tui.app.closing import closing_words, draws_unicode
 from memconsole.tui.app.messages import ExactNews, LiveRunFound
 from memconsole.tui.app.navigating import NavigatingApp
-from memconsole.tui.app.parting import draws_unicode, parting_words
 from memconsole.tui.app.remembered import Remembered, remember, remembered
 from memconsole.tui.draw.themes import DARK, LIGHT
 from memconsole.tui.keys.keymap import Keymap, read_keymap
@@ -296,7 +296,7 @@ def run_console(
     )
     app.run(mouse=chosen.mouse is not False)
     with contextlib.suppress(OSError):
-        for line in parting_words(app.run_view, app.ascii_only):
+        for line in closing_words(app.run_view, app.ascii_only):
             print(line)
         sys.stdout.flush()
     return app.return_code or 0

@@ -152,9 +152,9 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
     def _predict(self, run_id: str, plan: Plan, devices: Devices | None) -> None:
         from memconsole.tui.run.predictions import predicted
 
-        found, problem = predicted(run_id, plan, devices)
+        estimate, problem = predicted(run_id, plan, devices)
         if not get_current_worker().is_cancelled:
-            self.post_message(PredictionReady(run_id, found, problem))
+            self.post_message(PredictionReady(run_id, estimate, problem))
 
     @on(PredictionReady)
     def _prediction_ready(self, message: PredictionReady) -> None:

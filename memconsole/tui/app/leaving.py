@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rich.console import RenderableType
 
-from memconsole.tui.app.wired import WiredApp
+from memconsole.tui.app.diffing import DiffingApp
 
 
-class LeavingApp(WiredApp, inherit_bindings=False):
+class LeavingApp(DiffingApp, inherit_bindings=False):
     """Knows when it is closing. A screen that a key opened then would never be composed."""
 
     def __init__(self) -> None:

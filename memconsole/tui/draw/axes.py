@@ -82,7 +82,7 @@ def y_axis(values: list[float], previous: Axes | None, logarithmic: bool) -> tup
     return bottom, top
 
 
-def horizon(last: float, total: float | None) -> float:
+def x_axis_end(last: float, total: float | None) -> float:
     """Where the x axis ends: the run's length, else the next 1-2-5 number; it rarely moves."""
     if total and math.isfinite(total) and total >= last:
         return max(total, 1.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from memconsole.tui.draw.ink import Line, Span
+from memconsole.tui.draw.lines import Line, Span
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _LEVELS = "▁▂▃▄▅▆▇█"

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from memconsole.tui.draw.axes import LABEL_CELLS, Axes, horizon, y_axis, y_labels
-from memconsole.tui.draw.ink import Line, Span, fit, left, right
+from memconsole.tui.draw.axes import LABEL_CELLS, Axes, x_axis_end, y_axis, y_labels
+from memconsole.tui.draw.lines import Line, Span, fit, left, right
 
 GLYPHS = ("braille", "block", "ascii")
 _DOTS = {"braille": (2, 4), "block": (2, 2), "ascii": (1, 2)}
@@ -146,14 +146,14 @@ def choose_axes(
     """The axes for these curves; keeps the y range of `previous` if possible."""
     points = [p for s in series for p in finite(s.points)]
     if not points:
-        return Axes(0.0, horizon(0.0, total), *y_axis([], None, logarithmic), logarithmic)
+        return Axes(0.0, x_axis_end(0.0, total), *y_axis([], None, logarithmic), logarithmic)
     first, last = min(p[0] for p in points), max(p[0] for p in points)
     if recent:
         line = finite(series[0].points) if series else []
         first, last = (line[0][0], line[-1][0]) if line else (first, last)
         x_low, x_high = first, last if last > first else first + 1
     else:
-        x_low, x_high = 0.0, horizon(last, total)
+        x_low, x_high = 0.0, x_axis_end(last, total)
     seen = [p[1] for p in points if x_low <= p[0] <= x_high]
     same = previous if previous and (previous.x_low > 0) == recent else None
     low, high = y_axis(seen, same, logarithmic)

@@ -11,7 +11,7 @@ from memconsole.memory.verdict import Verdict
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import task_of
 from memconsole.tui.draw.comparison_rows import NAME_CELLS, compared_row, difference_rows
-from memconsole.tui.draw.ink import Line, Span, fit, rule, wrap
+from memconsole.tui.draw.lines import Line, Span, fit, rule, wrap
 from memconsole.tui.draw.words import (
     VERDICTS,
     minutes_word,
@@ -76,22 +76,29 @@ def better_words(this: PricedPlan, other: PricedPlan) -> str:
     priced."""
     if this.estimate is None or other.estimate is None:
         return ""
-    units = [task_of(one.plan).unit for one in (this, other)]
-    fast, slow = sorted(
-        ((one.estimate.tokens_per_second, one.name) for one in (other, this) if one.estimate),
-        reverse=True,
-    )
-    lean, fat = sorted(
-        (one.estimate.table.device_bytes, one.name) for one in (this, other) if one.estimate
-    )
-    faster = f"faster: {fast[1]}, ×{fast[0] / slow[0]:.2f}"
-    if f"{fast[0] / slow[0]:.2f}" == "1.00":
-        faster = "equally fast"
+    names = this.name, other.name
+    units = task_of(this.plan).unit, task_of(other.plan).unit
     if units[0] != units[1]:
-        faster = f"their speeds count {units[0]}s and {units[1]}s"
-    same = lean[0] == fat[0]
-    leaner = f"leaner: {lean[1]}, by {format_bytes(fat[0] - lean[0])}"
-    return f"{faster} · {'the same memory' if same else leaner}"
+        speed = f"their speeds count {units[0]}s and {units[1]}s"
+    else:
+        rates = this.estimate.tokens_per_second, other.estimate.tokens_per_second
+        speed = _faster_words(names, rates)
+    sizes = this.estimate.table.device_bytes, other.estimate.table.device_bytes
+    return f"{speed} · {_leaner_words(names, sizes)}"
+
+
+def _faster_words(names: tuple[str, str], rates: tuple[float, float]) -> str:
+    factor = f"{max(rates) / min(rates):.2f}"
+    if factor == "1.00":
+        return "equally fast"
+    return f"faster: {names[0] if rates[0] > rates[1] else names[1]}, ×{factor}"
+
+
+def _leaner_words(names: tuple[str, str], sizes: tuple[int, int]) -> str:
+    if sizes[0] == sizes[1]:
+        return "the same memory"
+    saved = format_bytes(abs(sizes[0] - sizes[1]))
+    return f"leaner: {names[0] if sizes[0] < sizes[1] else names[1]}, by {saved}"
 
 
 def _time_rows(mine: Plan, this: Estimate, other: Estimate, cells: int) -> list[Line]:

@@ -13,7 +13,7 @@ from memconsole.runs.read.state.figures import best_evaluation, loss_units
 from memconsole.tui.draw.axes import Axes
 from memconsole.tui.draw.chart import Series, choose_axes, finite, plot
 from memconsole.tui.draw.comparison_rows import NAME_CELLS, compared_row, difference_rows
-from memconsole.tui.draw.ink import Line, Span, rule
+from memconsole.tui.draw.lines import Line, Span, rule
 from memconsole.tui.draw.words import (
     loss_word,
     measure_word,
@@ -34,15 +34,15 @@ def curves(
     """The runs' loss curves, and markers with their numbers at different places along them."""
     lines, numbers = [], []
     for n, run in enumerate(runs[:MOST_RUNS]):
-        found = finite((run.validation if validation else run.train).points)
-        lines.append(Series(tuple(found), ROLES[n]))
-        if found:
+        points = finite((run.validation if validation else run.train).points)
+        lines.append(Series(tuple(points), ROLES[n]))
+        if points:
             parts = _NUMBERS_ON_A_CURVE * MOST_RUNS
             places = {
-                min(len(found) - 1, len(found) * (n + 1 + part * MOST_RUNS) // parts)
+                min(len(points) - 1, len(points) * (n + 1 + part * MOST_RUNS) // parts)
                 for part in range(_NUMBERS_ON_A_CURVE)
             }
-            chosen = tuple(found[place] for place in sorted(places))
+            chosen = tuple(points[place] for place in sorted(places))
             numbers.append(Series(chosen, ROLES[n], marker=str(n + 1)))
     return tuple(lines), tuple(numbers)
 
@@ -121,13 +121,13 @@ def _hybrid_rows(runs: Sequence[RunSnapshot]) -> list[tuple[str, list[str]]]:
 
 def _judged_rows(runs: Sequence[RunSnapshot]) -> list[tuple[str, list[str]]]:
     """The best evaluations; no rows if the loss judges all of them."""
-    found = [best_evaluation(task_of(run.plan), run.evaluations) for run in runs]
+    best_ones = [best_evaluation(task_of(run.plan), run.evaluations) for run in runs]
     if not any(
         best and best.measure.key != task_of(run.plan).loss.key
-        for best, run in zip(found, runs, strict=True)
+        for best, run in zip(best_ones, runs, strict=True)
     ):
         return []
-    words = ["—" if b is None else f"{measure_word(b.value)} {b.measure.name}" for b in found]
+    words = ["—" if b is None else f"{measure_word(b.value)} {b.measure.name}" for b in best_ones]
     return [("best evaluation", words)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from memconsole.plan.differences import differing
 from memconsole.plan.plan import Plan
-from memconsole.tui.draw.ink import Line, Span, fit_end, left, right, rule
+from memconsole.tui.draw.lines import Line, Span, fit_end, left, right, rule
 from memconsole.units import value_word
 
 NAME_CELLS = 24
@@ -15,9 +15,9 @@ NAME_CELLS = 24
 
 def difference_rows(plans: Sequence[Plan], cells: int, width: int) -> list[Line]:
     """The settings that are not the same in all plans. Of a path that is too long, the end is shown."""
-    found = differing(plans)
-    lines = [rule("settings that differ", width, "" if found else "none")]
-    for key, values in found.items():
+    differences = differing(plans)
+    lines = [rule("settings that differ", width, "" if differences else "none")]
+    for key, values in differences.items():
         words = [value_word(value) for value in values]
         lines.append(
             compared_row(key, [fit_end(w, cells - 1) if "/" in w else w for w in words], cells)

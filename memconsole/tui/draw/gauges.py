@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from memconsole.devices.reading import Missing
 from memconsole.runs.read.curves.curve import Curve
 from memconsole.tui.draw.bars import FULL, REACHED, TICK, area, bar
-from memconsole.tui.draw.ink import Line, Span, fit, width_of, wrap
+from memconsole.tui.draw.lines import Line, Span, fit, width_of, wrap
 from memconsole.units import GIB, KIB, MIB, format_bytes
 
 FILLING, FULL_SHARE = 0.85, 0.95

@@ -12,7 +12,7 @@ from memconsole.devices.reading import Missing
 from memconsole.runs.read.state.ranks import Slowest
 from memconsole.tui.draw.bars import EMPTY, bar, level
 from memconsole.tui.draw.gauges import Gauge, peak_line
-from memconsole.tui.draw.ink import Line, Span, fit, right, width_of
+from memconsole.tui.draw.lines import Line, Span, fit, right, width_of
 from memconsole.tui.draw.words import step_word
 from memconsole.units import format_bytes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memconsole.devices.reading import DeviceReading, Devices, Missing, Number
 from memconsole.tui.draw.bars import bar
 from memconsole.tui.draw.gauges import Gauge, gauge_lines
-from memconsole.tui.draw.ink import Line, Span, columns, fit, left, right, rule
+from memconsole.tui.draw.lines import Line, Span, columns, fit, left, right, rule
 from memconsole.tui.draw.words import bytes_or_reason, number_or_reason
 from memconsole.units import format_bytes
 

@@ -52,23 +52,23 @@ class Group(NamedTuple):
 def groups_of(keys: KeyTable, screen: str, without: frozenset[tuple[str, str]]) -> list[Group]:
     """The rows of one screen in groups, except those in `without` (id, keys). Rows that no group names
     come first, under the screen's own title."""
-    found: dict[str, list[Key]] = {}
+    by_title: dict[str, list[Key]] = {}
     for key in keys.rows(screen):
         if (key.id, key.keys) not in without:
-            own = OPTIMIZATIONS if key.id.startswith("toggle-") else TITLES[screen]
-            found.setdefault(_GROUP_OF.get(key.id, own), []).append(key)
-    order = sorted(found, key=lambda title: _ORDER.index(title) if title in _ORDER else -1)
-    return [Group(title, tuple(found[title])) for title in order]
+            default = OPTIMIZATIONS if key.id.startswith("toggle-") else TITLES[screen]
+            by_title.setdefault(_GROUP_OF.get(key.id, default), []).append(key)
+    order = sorted(by_title, key=lambda title: _ORDER.index(title) if title in _ORDER else -1)
+    return [Group(title, tuple(by_title[title])) for title in order]
 
 
 def all_groups(keys: KeyTable, current: str) -> list[tuple[str, list[Group]]]:
     """The groups of every screen, `current` first. A row with the same keys on several screens is
     listed once."""
     seen: frozenset[tuple[str, str]] = frozenset()
-    found = []
+    by_screen = []
     for screen in (current, *(s for s in (*MAIN, *MODAL) if s != current)):
         groups = groups_of(keys, screen, seen)
         seen |= {(key.id, key.keys) for group in groups for key in group.rows}
         if groups:
-            found.append((screen, groups))
-    return found
+            by_screen.append((screen, groups))
+    return by_screen

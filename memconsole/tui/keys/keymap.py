@@ -211,12 +211,12 @@ def _sources(rows: Sequence[_Row]) -> dict[tuple[str, str], int]:
 
     A screen's own table takes precedence over `[all]`.
     """
-    found: dict[tuple[str, str], int] = {}
+    sources: dict[tuple[str, str], int] = {}
     for own in (False, True):
         for n, row in enumerate(rows):
             if (row.section != ALL) == own:
-                found |= {(screen, row.id): n for screen in row.screens}
-    return found
+                sources |= {(screen, row.id): n for screen in row.screens}
+    return sources
 
 
 def _table(rows: Sequence[_Row]) -> KeyTable:

@@ -62,7 +62,7 @@ class KeyTable:
         Textual unbinds every row that has one of the old or new keys, so rows that share a key are
         included.
         """
-        found = {}
+        changed = {}
         for screen in ALL_SCREENS:
             before = {key.id: key.names for key in for_screen(screen)}
             rows = self.rows(screen)
@@ -70,5 +70,5 @@ class KeyTable:
             names = {name for key in touched for name in (*key.names, *before[key.id])}
             for key in rows:
                 if names & {*key.names, *before[key.id]}:
-                    found[f"{screen}.{key.id}"] = key.keys
-        return found
+                    changed[f"{screen}.{key.id}"] = key.keys
+        return changed

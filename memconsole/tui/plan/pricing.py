@@ -46,11 +46,11 @@ def _receipts() -> Receipts:
     return Receipts()
 
 
-def calibrated(plan: Plan, found: Estimate) -> Estimate:
-    """`found`, calibrated if runs with the plan's setup were measured on this machine."""
+def calibrated(plan: Plan, estimate: Estimate) -> Estimate:
+    """`estimate`, calibrated if runs with the plan's setup were measured on this machine."""
     receipts = _receipts()
     receipts.refresh()
-    return receipts.calibrate(plan, found)
+    return receipts.calibrate(plan, estimate)
 
 
 def calibrated_table(plan: Plan, table: MemoryTable) -> MemoryTable:
@@ -71,16 +71,15 @@ def price(plan: Plan, devices: Devices | None, lookup: Lookup | None = None) -> 
     begun = time.thread_time()
     try:
         check(plan)
-        found = estimate(plan, budget(plan, devices), lookup)
-        found = calibrated(plan, found)
+        priced = calibrated(plan, estimate(plan, budget(plan, devices), lookup))
         cards = needed(
             plan,
-            found.table,
+            priced.table,
             lambda other, on: calibrated_table(other, table_of(other, on, lookup)),
         )
     except PlanError as error:
         return Priced(plan, None, str(error), time.thread_time() - begun)
-    return Priced(plan, found, "", time.thread_time() - begun, cards)
+    return Priced(plan, priced, "", time.thread_time() - begun, cards)
 
 
 def budget_moved(view: PlanView) -> bool:

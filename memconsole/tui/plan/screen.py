@@ -148,9 +148,9 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
         return "plan", note
 
     def conditions(self) -> set[str]:
-        found = super().conditions()
-        found |= {name for name in ("undo", "redo") if getattr(self.view, name)}
-        return found
+        conditions = super().conditions()
+        conditions |= {name for name in ("undo", "redo") if getattr(self.view, name)}
+        return conditions
 
     def reasons(self) -> dict[str, str]:
         return {"undo": "nothing to undo", "redo": "nothing to redo"}
@@ -212,8 +212,8 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
         if priced.estimate is None:
             self._show(replace(self.view, problem=priced.problem, stale=True))
         else:
-            found = replace(self.view, estimate=priced.estimate, cards=priced.cards)
-            self._show(replace(found, problem="", stale=False))
+            view = replace(self.view, estimate=priced.estimate, cards=priced.cards)
+            self._show(replace(view, problem="", stale=False))
             if name := self._counts.wanted(priced.plan):
                 self._count_items(priced.plan, name)
         self._solver.priced()

@@ -58,10 +58,10 @@ def charts_of(view: RunView) -> tuple[Chart, ...]:
     return (loss_chart(run, view.recent), *(c for c in others if any(s.points for s in c.series)))
 
 
-def chosen(view: RunView) -> Chart | None:
+def large_chart(view: RunView) -> Chart | None:
     """The large chart."""
-    found = charts_of(view)
-    return found[view.chart % len(found)] if found else None
+    charts = charts_of(view)
+    return charts[view.chart % len(charts)] if charts else None
 
 
 def is_logarithmic(chart: Chart, view: RunView) -> bool:
@@ -110,8 +110,8 @@ def _measures(run: RunSnapshot) -> Iterable[Chart]:
 
 
 def _value(measure: Measure, metrics: dict[str, float], bits: float | None) -> float | None:
-    found = bits if measure.key == "bits_per_byte" else metrics.get(measure.key)
-    return found if found is not None and math.isfinite(found) else None
+    value = bits if measure.key == "bits_per_byte" else metrics.get(measure.key)
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _memory(view: RunView, run: RunSnapshot) -> Iterable[Chart]:

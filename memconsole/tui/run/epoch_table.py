@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memconsole.runs.read.shown.words import NOTHING_LEARNED
-from memconsole.tui.draw.ink import Line, Span, right, rule
+from memconsole.tui.draw.lines import Line, Span, right, rule
 from memconsole.tui.draw.words import loss_word, minutes_word
 from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted

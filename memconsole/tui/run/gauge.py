@@ -14,7 +14,7 @@ from memconsole.tui.draw.gauges import (
     signs,
     whole_line,
 )
-from memconsole.tui.draw.ink import Line, Span, fit, left, rule
+from memconsole.tui.draw.lines import Line, Span, fit, left, rule
 from memconsole.tui.draw.words import measure_word, number_or_reason, rate_word, step_word
 from memconsole.tui.run.phases import jump_rows, phase_rows
 from memconsole.tui.run.rank_gauges import rank_section

@@ -10,7 +10,7 @@ from memconsole.runs.read.shown.words import ended_why, paused, resume_command, 
 from memconsole.runs.read.state.stages import TIMED, stage_words
 from memconsole.runs.record.states import LIVE, OUT_OF_MEMORY
 from memconsole.tui.draw.bars import bar
-from memconsole.tui.draw.ink import Line, Span, fit, width_of, wrap
+from memconsole.tui.draw.lines import Line, Span, fit, width_of, wrap
 from memconsole.tui.draw.words import duration_word, state_mark, step_word
 from memconsole.tui.views.run_view import RunView
 from memconsole.tui.widgets.painted import Painted

@@ -10,7 +10,7 @@ from memconsole.runs.read.state.figures import baseline_of, figures
 from memconsole.runs.read.state.stages import stage_words
 from memconsole.tui.draw.axes import Axes
 from memconsole.tui.draw.chart import choose_axes, plot
-from memconsole.tui.draw.ink import Line, Span, columns, fit, left, right, rule, width_of
+from memconsole.tui.draw.lines import Line, Span, columns, fit, left, right, rule, width_of
 from memconsole.tui.draw.words import loss_word, measure_word, state_mark
 from memconsole.tui.run.charts import LOSS, Chart, charts_of, is_logarithmic
 from memconsole.tui.views.run_view import RunView
@@ -65,9 +65,9 @@ def _legend(
         word = f"  ◇ train rows {loss_word(beside)}"
         if len(word) <= width - width_of(line):
             line.append(Span(word, "train"))
-    for found in figures(task, run.evaluations[-1]) if run.evaluations else ():
-        word = f"  {measure_word(found.value)} {found.measure.name}"
-        if not found.baseline and len(word) <= width - width_of(line):  # never cut
+    for figure in figures(task, run.evaluations[-1]) if run.evaluations else ():
+        word = f"  {measure_word(figure.value)} {figure.measure.name}"
+        if not figure.baseline and len(word) <= width - width_of(line):  # never cut
             line.append(Span(word, "validation"))
     return line
 

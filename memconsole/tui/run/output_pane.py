@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual import events
 
 from memconsole.plan.tasks import task_of
-from memconsole.tui.draw.ink import Line, Span, fit, rule, wrap
+from memconsole.tui.draw.lines import Line, Span, fit, rule, wrap
 from memconsole.tui.draw.words import measure_word
 from memconsole.tui.run.summary import summary_lines
 from memconsole.tui.views.run_view import RunView

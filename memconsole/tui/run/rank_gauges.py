@@ -9,7 +9,7 @@ from memconsole.runs.read.curves.curve import Curve
 from memconsole.runs.read.shown.ranks import rank_word
 from memconsole.runs.read.state.ranks import RankFacts, own_seconds, slowest
 from memconsole.tui.draw.gauges import Gauge
-from memconsole.tui.draw.ink import Line
+from memconsole.tui.draw.lines import Line
 from memconsole.tui.draw.ranks import RankGauge, rank_head, rank_lines, rank_title
 from memconsole.tui.views.run_view import RunView
 

@@ -35,17 +35,17 @@ def found_remedies(
         return (), str(error)
 
 
-def first_that_fits(found: tuple[Remedy, ...]) -> str:
+def first_that_fits(remedies: tuple[Remedy, ...]) -> str:
     """The row to start on: the first remedy that fits with its whole band, or else the first that is tight. Empty if
     there is neither."""
     for verdict in (Verdict.FITS, Verdict.TIGHT):
-        for n, remedy in enumerate(found):
+        for n, remedy in enumerate(remedies):
             if remedy.verdict is verdict:
                 return str(n)
     return ""
 
 
-def choices_of(found: tuple[Remedy, ...]) -> list[Choice]:
+def choices_of(remedies: tuple[Remedy, ...]) -> list[Choice]:
     """A row per remedy: whether it is enough, then what it would have saved in this run, and its cost."""
     return [
         Choice(
@@ -57,7 +57,7 @@ def choices_of(found: tuple[Remedy, ...]) -> list[Choice]:
             label_width=36,
             sentence=_sentence(remedy),
         )
-        for n, remedy in enumerate(found)
+        for n, remedy in enumerate(remedies)
     ]
 
 

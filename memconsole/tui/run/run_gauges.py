@@ -9,7 +9,7 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.processes import processes
 from memconsole.runs.read.shown.ranks import rank_word
 from memconsole.runs.read.state.ranks import highest
-from memconsole.tui.draw.axes import horizon
+from memconsole.tui.draw.axes import x_axis_end
 from memconsole.tui.draw.gauges import Gauge
 from memconsole.tui.views.run_view import RunView
 
@@ -36,7 +36,7 @@ def run_gauges(view: RunView) -> list[Gauge]:
         total = table.budget.total_bytes
     high = table.band_bytes[1] if table is not None else None
     limit = _limit(total, table.budget.usable_bytes if table is not None else None)
-    last_step = horizon(float(facts.step), facts.total_steps)
+    last_step = x_axis_end(float(facts.step), facts.total_steps)
     gauge = partial(Gauge, total=total, limit=limit, source="trainer", last_step=last_step)
     which = f", fullest {rank_word(facts)}" if facts.ranks else " process"
     gauges: list[Gauge] = []

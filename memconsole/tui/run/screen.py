@@ -14,7 +14,7 @@ from memconsole.runs.read.shown.words import state_word
 from memconsole.runs.record.requests import Order
 from memconsole.tui.draw.chart import GLYPHS
 from memconsole.tui.keys.rows import bindings
-from memconsole.tui.run.charts import charts_of, chosen, is_logarithmic
+from memconsole.tui.run.charts import charts_of, is_logarithmic, large_chart
 from memconsole.tui.run.epoch_table import EpochTable
 from memconsole.tui.run.gauge import MemoryGauges
 from memconsole.tui.run.header import RunHeader, header_lines
@@ -64,27 +64,27 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
         return "run", run.id if run is not None else self.console.run_id
 
     def conditions(self) -> set[str]:
-        found = super().conditions()
+        conditions = super().conditions()
         view = self.console.run_view
         if view.snapshot is not None:
-            found.add("run")
+            conditions.add("run")
             if view.snapshot.state == "failed":
-                found.add("failed")
+                conditions.add("failed")
         if view.live:
-            found.add("live")
+            conditions.add("live")
             if view.paused:
-                found.add("paused")
+                conditions.add("paused")
             elif view.snapshot is not None and view.snapshot.state != "queued":
-                found.add("going")
+                conditions.add("going")
         if view.resumable:
-            found.add("resumable")
+            conditions.add("resumable")
         if view.out_of_memory:
-            found.add("out_of_memory")
+            conditions.add("out_of_memory")
         if view.symptom is not None and view.symptom.helps:
-            found.add("symptom")
+            conditions.add("symptom")
         if view.pane == "sample" and view.snapshot is not None and len(view.snapshot.samples) > 1:
-            found.add("samples")
-        return found
+            conditions.add("samples")
+        return conditions
 
     def reasons(self) -> dict[str, str]:
         view = self.console.run_view
@@ -120,7 +120,7 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
 
     def action_logarithm(self) -> None:
         view = self.console.run_view
-        large = chosen(view)
+        large = large_chart(view)
         if large is not None:
             self._change(logarithmic=not is_logarithmic(large, view))
 
@@ -187,22 +187,24 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
         run = self.console.run_view.snapshot
         if run is None:
             return
-        found, problem = await asyncio.to_thread(
+        remedies, problem = await asyncio.to_thread(
             found_remedies, run.id, run.plan, self.console.devices
         )
-        if not found:
+        if not remedies:
             self.notice(problem or "no setting that this backend trains needs less memory", "bad")
             return
 
-        def picked(value: object) -> None:
+        def relaunch(value: object) -> None:
             if isinstance(value, str):
-                changed = plans.replace(run.given_plan, found[int(value)].changes)
+                changed = plans.replace(run.given_plan, remedies[int(value)].changes)
                 name = f"{run.name}-again" if run.name else ""
                 asking = ask_and_launch(self, changed, self.console.devices, name=name)
                 self.run_worker(asking, exit_on_error=False)
 
         heading = f"{run.name or run.id} ran out of memory: relaunch with"
-        self.app.push_screen(PickScreen(heading, choices_of(found), first_that_fits(found)), picked)
+        self.app.push_screen(
+            PickScreen(heading, choices_of(remedies), first_that_fits(remedies)), relaunch
+        )
 
     def action_helps(self) -> None:
         """List the settings that act on what goes wrong; open the plan with the picked one."""

@@ -18,7 +18,7 @@ from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.shown.words import NOTHING_LEARNED
 from memconsole.runs.read.state.figures import best_evaluation, figures
 from memconsole.runs.read.state.stages import during
-from memconsole.tui.draw.ink import Line, Span, fit, left, wrap
+from memconsole.tui.draw.lines import Line, Span, fit, left, wrap
 from memconsole.tui.draw.words import (
     difference_word,
     loss_word,

@@ -16,7 +16,7 @@ from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.record.states import LIVE
 from memconsole.tui.draw.axes import Axes
 from memconsole.tui.draw.comparing_runs import MOST_RUNS, chart_lines, run_rows
-from memconsole.tui.draw.ink import Line, Span
+from memconsole.tui.draw.lines import Line, Span
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.screens.base import ConsoleModal
 from memconsole.tui.widgets.painted import Painted

@@ -12,7 +12,7 @@ from memconsole.runs.read.shown.missing import MARK
 from memconsole.runs.read.shown.status import RunStatus
 from memconsole.runs.read.shown.words import ended_why, state_word
 from memconsole.runs.record.states import LIVE
-from memconsole.tui.draw.ink import Line, Span, fit, fit_end, left, right, width_of, wrap
+from memconsole.tui.draw.lines import Line, Span, fit, fit_end, left, right, width_of, wrap
 from memconsole.tui.draw.words import age_word, measure_word, rate_word, state_mark
 from memconsole.units import format_bytes, format_duration
 

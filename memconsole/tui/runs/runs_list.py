@@ -54,7 +54,7 @@ class _Reader:
             return RunList(notes=(str(error),))
         lives = {run: liveness(run) for run in runs}
         kept: dict[RunDirectory, _Kept] = {}
-        found: list[RunStatus] = []
+        statuses: list[RunStatus] = []
         notes: list[str] = []
         for run in sorted(runs, key=lambda run: not lives[run].live)[:most]:
             # The times before the content: a change in between is seen next time.
@@ -65,12 +65,12 @@ class _Reader:
             except (RunError, OSError) as error:
                 notes.append(f"{run.id}: {error}")
                 continue
-            found.append(known.status)
+            statuses.append(known.status)
             if known.status.state not in LIVE:
                 kept[run] = known
         self._kept = kept
-        found.sort(key=lambda one: one.state not in LIVE)
-        return RunList(tuple(found), len(runs), tuple(notes))
+        statuses.sort(key=lambda status: status.state not in LIVE)
+        return RunList(tuple(statuses), len(runs), tuple(notes))
 
 
 list_statuses = _Reader().list_statuses

@@ -141,17 +141,17 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
         return "all runs", words
 
     def conditions(self) -> set[str]:
-        found = super().conditions()
+        conditions = super().conditions()
         run = self._selected()
         if run is not None:
-            found.add("run")
+            conditions.add("run")
             if run.resumable:
-                found.add("resumable")
+                conditions.add("resumable")
             if run.state not in LIVE and run.state != "orphaned":
-                found.add("deletable")
+                conditions.add("deletable")
         if len(self._to_compare()) > 1:
-            found.add("comparable")
-        return found
+            conditions.add("comparable")
+        return conditions
 
     def reasons(self) -> dict[str, str]:
         run = self._selected()

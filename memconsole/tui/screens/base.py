@@ -13,7 +13,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from memconsole.devices.reading import Devices
-from memconsole.tui.draw.ink import ROLES, Line, Span, fit, width_of
+from memconsole.tui.draw.lines import ROLES, Line, Span, fit, width_of
 from memconsole.tui.keys.rows import Key
 from memconsole.tui.screens.console import Console
 from memconsole.tui.views.run_view import RunView
@@ -146,12 +146,12 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
 
     def conditions(self) -> set[str]:
         """The conditions of the key table's `when` that are true."""
-        found = set()
+        conditions = set()
         if self.console.run_id:
-            found.add("attached")
+            conditions.add("attached")
         if self.console.came_from:
-            found.add("came")
-        return found
+            conditions.add("came")
+        return conditions
 
     def reasons(self) -> dict[str, str]:
         """For conditions that are not true: why not. A pressed key that needs one shows it."""

@@ -12,7 +12,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan import plan_file
 from memconsole.plan.data.paths import absolute
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.tui.draw.ink import Line, Span, rule
+from memconsole.tui.draw.lines import Line, Span, rule
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.screens.base import ConsoleModal
 from memconsole.tui.widgets.text_lines import TextLines

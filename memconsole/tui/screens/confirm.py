@@ -9,7 +9,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
-from memconsole.tui.draw.ink import Line, Span, left, wrap
+from memconsole.tui.draw.lines import Line, Span, left, wrap
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.screens.base import ConsoleModal
 from memconsole.tui.widgets.text_lines import TextLines

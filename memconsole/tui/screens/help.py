@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
-from memconsole.tui.draw.ink import Line, Span, columns, left, rule, wrap
+from memconsole.tui.draw.lines import Line, Span, columns, left, rule, wrap
 from memconsole.tui.keys.groups import OPTIMIZATIONS, TITLES, Group, all_groups
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.keys.table import KeyTable

@@ -11,7 +11,7 @@ from textual.containers import Vertical
 from textual.widgets import Input
 
 from memconsole.path_completion import completed, completions, looks_like_path
-from memconsole.tui.draw.ink import Line, Span, cleaned, fit_parts, left, width_of
+from memconsole.tui.draw.lines import Line, Span, cleaned, fit_parts, left, width_of
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.screens.base import ConsoleModal
 from memconsole.tui.widgets.choice_list import ChoiceList
@@ -38,11 +38,11 @@ def matching(choices: Sequence[Choice], text: str) -> list[Choice]:
     words = text.lower().split()
     if not words:
         return list(choices)
-    found = [
+    matches = [
         c for c in choices if all(word in f"{c.label} {c.note} {c.also}".lower() for word in words)
     ]
     return sorted(
-        found,
+        matches,
         key=lambda c: (
             c.label.lower() != text.strip().lower(),
             text.strip().lower() not in c.also.split("\n"),

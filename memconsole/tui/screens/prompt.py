@@ -11,7 +11,7 @@ from textual.containers import Vertical
 from textual.widgets import Input
 
 from memconsole.path_completion import completed, completions
-from memconsole.tui.draw.ink import Line, Span, cleaned, wrap
+from memconsole.tui.draw.lines import Line, Span, cleaned, wrap
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.screens.base import ConsoleModal
 from memconsole.tui.widgets.entry import Entry

@@ -91,8 +91,8 @@ class PlanView:
     def next_saving(self, row: Optimization) -> Saving | None:
         """What the next key press on `row` would save."""
         wanted = self.next_value(row)
-        found = self.savings_of(row.key)
-        return next((s for s in found if same_value(s.value, wanted)), None)
+        savings = self.savings_of(row.key)
+        return next((s for s in savings if same_value(s.value, wanted)), None)
 
     def next_value(self, row: Optimization) -> Any:
         """What a key press selects: the following value that can be trained, the first after the last; the following one

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from textual import events
 from textual.message import Message
 
-from memconsole.tui.draw.ink import Line, Span, width_of
+from memconsole.tui.draw.lines import Line, Span, width_of
 from memconsole.tui.widgets.painted import Painted
 
 

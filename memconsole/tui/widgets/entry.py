@@ -8,7 +8,7 @@ from textual import events
 from textual.message import Message
 from textual.widgets import Input
 
-from memconsole.tui.draw.ink import cleaned
+from memconsole.tui.draw.lines import cleaned
 
 
 class Entry(Input):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from textual import events
 
-from memconsole.tui.draw.ink import Line, Span, width_of
+from memconsole.tui.draw.lines import Line, Span, width_of
 from memconsole.tui.keys.rows import Key
 from memconsole.tui.widgets.painted import Painted
 
@@ -24,18 +24,18 @@ def shown_keys(keys: Sequence[Key], width: int) -> list[Key]:
     shown = [key for key in keys if key.footer and key.label]
     last = [key for key in shown if key.id in _LAST]
     room = width - sum(_width(key) for key in last)
-    found: list[Key] = []
+    in_footer: list[Key] = []
     for key in shown:
         if key in last:
             continue
         if _width(key) > room:
             break
         room -= _width(key)
-        found.append(key)
+        in_footer.append(key)
     for key in last:
-        if sum(map(_width, found)) + _width(key) <= width + 1:
-            found.append(key)
-    return found
+        if sum(map(_width, in_footer)) + _width(key) <= width + 1:
+            in_footer.append(key)
+    return in_footer
 
 
 def key_at(keys: Sequence[Key], width: int, x: int) -> Key | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.geometry import Size
 
-from memconsole.tui.draw.ink import Line, Span, cleaned, wrap
+from memconsole.tui.draw.lines import Line, Span, cleaned, wrap
 from memconsole.tui.widgets.painted import Painted
 
 ROWS = 3

@@ -15,7 +15,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from memconsole.tui.draw.ink import Line, cleaned
+from memconsole.tui.draw.lines import Line, cleaned
 
 
 class Painted(Widget):

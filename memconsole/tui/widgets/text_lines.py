@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from textual import events
 from textual.message import Message
 
-from memconsole.tui.draw.ink import Line
+from memconsole.tui.draw.lines import Line
 from memconsole.tui.widgets.painted import Painted
 
 

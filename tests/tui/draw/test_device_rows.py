@@ -9,7 +9,7 @@ import pytest
 from memconsole.devices.reading import Devices, Missing
 from memconsole.plan.plan import Plan
 from memconsole.tui.app.messages import SnapshotArrived
-from memconsole.tui.draw.ink import plain, width_of
+from memconsole.tui.draw.lines import plain, width_of
 from memconsole.tui.draw.readings import device_lines
 from tests.tui.harness import GIB, Console, cpu_reading, finished, readings, screen_text, settle
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memconsole.tui.draw.axes import Axes, horizon, nice_ratio, number, y_axis, y_labels
+from memconsole.tui.draw.axes import Axes, nice_ratio, number, x_axis_end, y_axis, y_labels
 from memconsole.tui.draw.chart import GLYPHS, Series, choose_axes, plot
-from memconsole.tui.draw.ink import plain, width_of
+from memconsole.tui.draw.lines import plain, width_of
 from memconsole.tui.draw.words import measure_word
 from memconsole.units import format_measure
 
@@ -132,8 +132,8 @@ def test_ascii_draws_only_ascii() -> None:
 
 @given(st.floats(min_value=1, max_value=1e12))
 def test_the_horizon_holds_the_last_step(last: float) -> None:
-    assert horizon(last, None) >= last
-    assert horizon(last, last * 2) == max(last * 2, 1.0)
+    assert x_axis_end(last, None) >= last
+    assert x_axis_end(last, last * 2) == max(last * 2, 1.0)
 
 
 @given(st.lists(values, min_size=1), st.booleans())

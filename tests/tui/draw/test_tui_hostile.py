@@ -20,7 +20,7 @@ from memconsole.runs.read.shown.status import RunStatus
 from memconsole.runs.record.log import events
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.messages import SnapshotArrived
-from memconsole.tui.app.wire import Wire
+from memconsole.tui.app.terminal_diff import TerminalDiff
 from memconsole.tui.runs.compare import CompareRunsScreen, RunsRead
 from memconsole.tui.runs.runs_list import RunList
 from memconsole.tui.runs.screen import RunsListed, RunsScreen
@@ -56,7 +56,7 @@ def assert_harmless(app: Console) -> None:
     """What a terminal would be sent for the whole screen holds our own sequences and printable text alone."""
     width, height = app.size
     strips = [[strip] for strip in app.screen._compositor.render_strips()]
-    sent = Wire().render(
+    sent = TerminalDiff().render(
         LayoutUpdate(strips, Region(0, 0, width, height)), width, height, ColorSystem.TRUECOLOR
     )
     rest = OURS.sub("", sent)

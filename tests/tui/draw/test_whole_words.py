@@ -17,7 +17,7 @@ from memconsole.runs.read.shown.status import RunStatus
 from memconsole.runs.record.log import events
 from memconsole.runs.record.states import Verdict as Outcome
 from memconsole.tui.draw.comparison_rows import difference_rows
-from memconsole.tui.draw.ink import plain
+from memconsole.tui.draw.lines import plain
 from memconsole.tui.plan.dialogs.choices import choices_for
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.plan.widgets.memory_table import table_lines

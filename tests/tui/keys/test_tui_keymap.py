@@ -18,7 +18,7 @@ from memconsole.cli.main import cli
 from memconsole.plan.plan import Plan
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.messages import SnapshotArrived
-from memconsole.tui.draw.ink import plain
+from memconsole.tui.draw.lines import plain
 from memconsole.tui.keys.keymap import ALL, EDITING, Keymap, dumps, parse, read_keymap
 from memconsole.tui.keys.names import character_name, key_name, printed, written
 from memconsole.tui.keys.rows import ALL_SCREENS, EXCLUDING, KEYS, RESERVED, for_screen

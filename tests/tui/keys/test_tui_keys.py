@@ -8,7 +8,7 @@ import pytest
 
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 from memconsole.tui.app.console import ConsoleApp
-from memconsole.tui.draw.ink import plain, width_of
+from memconsole.tui.draw.lines import plain, width_of
 from memconsole.tui.keys.groups import _GROUP_OF, all_groups
 from memconsole.tui.keys.rows import (
     EXCLUDING,

@@ -12,7 +12,7 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.record.run_store import create_run
 from memconsole.tui.app.clicks import ClickDriver
 from memconsole.tui.keys.rows import for_screen
-from memconsole.tui.run.charts import chosen
+from memconsole.tui.run.charts import large_chart
 from memconsole.tui.screens.confirm import ConfirmAnswer, ConfirmScreen
 from memconsole.tui.screens.pick import Choice, PickScreen
 from memconsole.tui.widgets.key_bar import key_at, key_line, shown_keys
@@ -130,7 +130,7 @@ async def test_a_click_on_a_small_chart_makes_it_the_large_one(make_console: Mak
     async with app.run_test(size=(160, 48)) as pilot:
         await show_run(app, pilot, lqr())
         await click(app, pilot, "gradient norm 0.8")
-        large = chosen(app.run_view)
+        large = large_chart(app.run_view)
         assert large is not None
         assert large.name == "gradient norm"
         await click(app, pilot, "output ─")

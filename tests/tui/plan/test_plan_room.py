@@ -18,7 +18,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 from memconsole.tui.draw.comparing_plans import PricedPlan, plan_rows
-from memconsole.tui.draw.ink import plain
+from memconsole.tui.draw.lines import plain
 from memconsole.tui.draw.words import signed_bytes
 from memconsole.tui.plan.widgets.budget_bar import budget_lines
 from memconsole.tui.plan.widgets.memory_table import table_lines

@@ -9,7 +9,7 @@ import pytest
 from memconsole.devices import cluster
 from memconsole.devices.cluster import Partition, Partitions
 from memconsole.plan.plan import Plan, replace
-from memconsole.tui.draw.ink import plain
+from memconsole.tui.draw.lines import plain
 from memconsole.tui.plan.dialogs import choices
 from memconsole.tui.run.header import header_lines
 from memconsole.tui.views.run_view import RunView

@@ -251,7 +251,7 @@ def test_what_changed_is_shown_at_one_tier() -> None:
     from memconsole.memory.estimate import estimate
     from memconsole.memory.exact.sharpen import KnownExact
     from memconsole.memory.exact.timeline import Exact, ExactPhase
-    from memconsole.tui.draw.ink import plain
+    from memconsole.tui.draw.lines import plain
     from memconsole.tui.plan.widgets.memory_table import table_lines
     from memconsole.tui.views.plan_view import PlanView
 

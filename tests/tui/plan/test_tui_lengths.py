@@ -14,7 +14,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.data.lengths import Lengths
 from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS
-from memconsole.tui.draw.ink import width_of
+from memconsole.tui.draw.lines import width_of
 from memconsole.tui.plan.widgets.document_lengths import brief, whole
 from memconsole.tui.views.plan_view import RowLengths
 from memconsole.units import format_bytes

@@ -14,7 +14,7 @@ from memconsole.runs.read.curves.curve import Curve, SeriesCurves
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.read.state.reduce import MAX_SAMPLES, SAMPLE_CHARACTERS, RunState, reduce
 from memconsole.runs.record.log import events
-from memconsole.tui.run.charts import charts_of, chosen, is_logarithmic
+from memconsole.tui.run.charts import charts_of, is_logarithmic, large_chart
 from memconsole.tui.run.line_chart import legend, small_charts
 from memconsole.tui.run.summary import summary_rows
 from memconsole.tui.views.run_view import RunView
@@ -100,7 +100,7 @@ async def test_a_key_brings_each_series_and_the_axis_can_be_changed(make_console
         assert "8 of 8" in screen_text(app)
         await pilot.press("n", "n", "n", "n")
         await settle(pilot)
-        large = chosen(app.run_view)
+        large = large_chart(app.run_view)
         assert large is not None
         assert large.name == "gradient norm"
         assert app.run_view.logarithmic is None

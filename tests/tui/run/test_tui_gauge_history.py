@@ -13,7 +13,7 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.read.curves.curve import Curve, GaugeCurves
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.tui.app.messages import SnapshotArrived
-from memconsole.tui.draw.ink import plain
+from memconsole.tui.draw.lines import plain
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.run.gauge import MemoryGauges, memory_lines
 from memconsole.tui.views.run_view import RunView

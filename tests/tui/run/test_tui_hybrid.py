@@ -12,7 +12,7 @@ from memconsole.plan.plan import Plan
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.record.log import events
 from memconsole.tui.draw.comparing_runs import run_rows
-from memconsole.tui.draw.ink import Line
+from memconsole.tui.draw.lines import Line
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.plan.screen import PlanScreen
 from memconsole.tui.run.gauge import figure_lines

@@ -11,7 +11,7 @@ from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventlog import EventWriter
 from memconsole.runs.record.run_store import create_run
 from memconsole.tui.draw.comparing_runs import run_rows
-from memconsole.tui.draw.ink import plain
+from memconsole.tui.draw.lines import plain
 from memconsole.tui.run.header import header_lines
 from memconsole.tui.run.summary import summary_rows
 from memconsole.tui.runs.screen import RunsScreen

@@ -17,9 +17,9 @@ from memconsole.runs.read.state.stages import Stage
 from memconsole.runs.record.log import events
 from memconsole.runs.record.run_store import create_run
 from memconsole.runs.record.states import Verdict
+from memconsole.tui.app.closing import closing_words
 from memconsole.tui.app.messages import SnapshotArrived
-from memconsole.tui.app.parting import parting_words
-from memconsole.tui.draw.ink import plain
+from memconsole.tui.draw.lines import plain
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.plan.screen import PlanScreen
 from memconsole.tui.run.header import header_lines, progress_line, steps_word, time_line
@@ -415,21 +415,21 @@ async def test_leaving_is_one_key_from_the_run(make_console: Make, key: str) -> 
 
 
 def test_leaving_a_live_run_tells_the_way_back() -> None:
-    words = "\n".join(parting_words(RunView(snapshot())))
+    words = "\n".join(closing_words(RunView(snapshot())))
     assert "goes on" in words
     assert "memconsole attach 20251121-014233-k3x2ab" in words
 
 
 def test_leaving_an_ended_run_tells_where_its_figures_are() -> None:
-    assert "memconsole report" in "\n".join(parting_words(RunView(finished())))
+    assert "memconsole report" in "\n".join(closing_words(RunView(finished())))
     stopped = snapshot(
         state="stopped", verdict=Verdict(reason="stopped", evidence="asked", resumable=True)
     )
-    assert "memconsole resume" in "\n".join(parting_words(RunView(stopped)))
-    assert parting_words(RunView()) == []
+    assert "memconsole resume" in "\n".join(closing_words(RunView(stopped)))
+    assert closing_words(RunView()) == []
     not_finite = Verdict(reason="nan", evidence="the loss was not finite", resumable=True)
     view = RunView(snapshot(state="failed", verdict=not_finite))
-    assert "--set train.learning_rate=…   goes on" in "\n".join(parting_words(view))
+    assert "--set train.learning_rate=…   goes on" in "\n".join(closing_words(view))
     header = "".join(span.text for line in header_lines(view, 120, 2) for span in line)
     assert "memconsole resume k3x2ab --set train.learning_rate=… goes on" in header
 
@@ -441,7 +441,7 @@ def test_a_loss_that_is_not_finite_is_named() -> None:
         ),
         epochs=(events.Epoch(epoch=1, train_loss=None, validation_loss=None, minutes=1.0),),
     )
-    from memconsole.tui.draw.ink import plain
+    from memconsole.tui.draw.lines import plain
     from memconsole.tui.run.epoch_table import epoch_lines
 
     text = "\n".join(plain(line) for line in epoch_lines(RunView(run), 60, 10))

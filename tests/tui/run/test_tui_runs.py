@@ -25,7 +25,7 @@ from memconsole.runs.record.run_store import create_run, list_runs
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.draw.comparing_plans import PricedPlan, plan_rows
 from memconsole.tui.draw.comparing_runs import chart_lines, run_rows
-from memconsole.tui.draw.ink import plain
+from memconsole.tui.draw.lines import plain
 from memconsole.tui.plan.dialogs.side_by_side import ComparePlansScreen
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.runs.compare import CompareRunsScreen

@@ -16,7 +16,7 @@ from memconsole.memory.estimate import estimate
 from memconsole.memory.table import Tier
 from memconsole.plan.data.paths import anywhere
 from memconsole.plan.plan import Plan, replace
-from memconsole.tui.draw import ink
+from memconsole.tui.draw.lines import plain as text_of
 from memconsole.tui.plan.dialogs.launching import launchable
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.plan.widgets.budget_bar import speed_lines
@@ -139,7 +139,7 @@ def test_only_runs_of_the_same_kind_of_plan_mark_the_time_as_calibrated(
         plain = estimate(plan, HOST)
         found = receipts.calibrate(plan, plain)
         drawn = speed_lines(PlanView(plan, found, stale=False), 60, 3)
-        return found.step_seconds / plain.step_seconds, ink.plain(drawn[0]).split("─ ")[1]
+        return found.step_seconds / plain.step_seconds, text_of(drawn[0]).split("─ ")[1]
 
     assert shown(OTHER) == (pytest.approx(2.0), "✓ by runs here")
     other_optimizer = replace(OTHER, {"optimize.optimizer": "lion"})

@@ -32,33 +32,54 @@ Kind = Literal["model", "dataset", "backend", "device"]
 
 def choices_for(kind: Kind, plan: Plan, devices: Devices | None) -> tuple[list[Choice], str | None]:
     """What can be picked, and what may be typed instead, or None."""
+    if kind == "model":
+        return _models(), "directory or hub id"
+    if kind == "dataset":
+        return _datasets(plan)
+    if kind == "backend":
+        return _backends(), None
+    return [*_devices_here(devices), *_partitions(), *_catalog_devices(plan)], "device name"
+
+
+def _models() -> list[Choice]:
+    from memconsole.plan import catalog
+
+    rows = []
+    for name, model in catalog.models().items():
+        size = "sized by model.target_params"
+        if model.parameters:
+            size = f"{format_count(model.parameters)} parameters"
+        rows.append(Choice(name, name, f"{size} · {model.label}"))
+    return rows
+
+
+def _datasets(plan: Plan) -> tuple[list[Choice], str]:
+    """The datasets that the plan's task can read, files among them, and what may be typed instead."""
     from memconsole.plan import catalog
     from memconsole.plan.catalog.folders import ROWS, TABLES
+
+    own = task_of(plan).files
+    others = {suffix for task in TASKS.values() for suffix in task.files} - TABLES.keys()
+    rows = []
+    for name, data in catalog.datasets().items():
+        suffix = Path(data.where).suffix
+        if suffix in own if own else suffix not in others:
+            size = f"{format_bytes(data.bytes)} · " if data.bytes else ""
+            rows.append(Choice(name, name, f"{size}{data.label or data.note or data.where}"))
+    rows += _files_with(own or (*TABLES, *ROWS, ".txt"), plan)
+    if own:
+        return rows, f"path ({', '.join(own)})" if len(own) <= MOST_NAMED else "path"
+    return rows, "path, hf://owner/name or *.h5"
+
+
+def _backends() -> list[Choice]:
     from memconsole.plan.plan import installed_backends
 
-    if kind == "model":
-        rows = []
-        for name, model in catalog.models().items():
-            size = "sized by model.target_params"
-            if model.parameters:
-                size = f"{format_count(model.parameters)} parameters"
-            rows.append(Choice(name, name, f"{size} · {model.label}"))
-        return rows, "directory or hub id"
-    if kind == "dataset":
-        own = task_of(plan).files
-        others = {suffix for task in TASKS.values() for suffix in task.files} - TABLES.keys()
-        rows = []
-        for name, data in catalog.datasets().items():
-            suffix = Path(data.where).suffix
-            if suffix in own if own else suffix not in others:
-                size = f"{format_bytes(data.bytes)} · " if data.bytes else ""
-                rows.append(Choice(name, name, f"{size}{data.label or data.note or data.where}"))
-        rows += _files_with(own or (*TABLES, *ROWS, ".txt"), plan)
-        if own:
-            return rows, f"path ({', '.join(own)})" if len(own) <= MOST_NAMED else "path"
-        return rows, "path, hf://owner/name or *.h5"
-    if kind == "backend":
-        return [Choice(name, name, _BACKENDS.get(name, "")) for name in installed_backends()], None
+    return [Choice(name, name, _BACKENDS.get(name, "")) for name in installed_backends()]
+
+
+def _devices_here(devices: Devices | None) -> list[Choice]:
+    """The devices of this machine."""
     rows = [Choice("auto", "auto", "the best device of this machine")]
     local = {reading.id: reading for reading in (devices.devices if devices else ())}
     for reading in local.values():
@@ -68,15 +89,28 @@ def choices_for(kind: Kind, plan: Plan, devices: Devices | None) -> tuple[list[C
         rows.append(Choice(reading.id, reading.id, note))
     if "cpu" not in local:
         rows.append(Choice("cpu", "cpu", "this machine's processor"))
-    for partition in PARTITIONS.latest(WAIT_SECONDS):
-        value = SLURM + partition.name
-        rows.append(Choice(value, value, f"a Slurm job · {partition.words}"))
+    return rows
+
+
+def _partitions() -> list[Choice]:
+    """The partitions of the Slurm cluster that this machine submits to."""
+    return [
+        Choice(SLURM + p.name, SLURM + p.name, f"a Slurm job · {p.words}")
+        for p in PARTITIONS.latest(WAIT_SECONDS)
+    ]
+
+
+def _catalog_devices(plan: Plan) -> list[Choice]:
+    """The devices of the catalog, each with whether the plan fits it."""
+    from memconsole.plan import catalog
+
     verdicts = _verdicts(plan)
+    rows = []
     for name, device in catalog.devices().items():
         size = f"{format_bytes(device.total_bytes)} {device.memory_label}"
         note = f"{size} · {verdicts.get(name, 'not for this backend')} · {device.label} · catalog"
         rows.append(Choice(name, name, note))
-    return rows, "device name"
+    return rows
 
 
 def _files_with(suffixes: tuple[str, ...], plan: Plan) -> list[Choice]:
@@ -84,7 +118,7 @@ def _files_with(suffixes: tuple[str, ...], plan: Plan) -> list[Choice]:
     from memconsole.plan.catalog.folders import plain_suffix
 
     beside = Path(plan.data.source).expanduser().parent
-    found: dict[Path, Choice] = {}
+    choices: dict[Path, Choice] = {}
     with contextlib.suppress(OSError):
         here = Path.cwd()
         for folder in (here, here / beside):
@@ -92,8 +126,8 @@ def _files_with(suffixes: tuple[str, ...], plan: Plan) -> list[Choice]:
                 if plain_suffix(file.name) in suffixes and file.is_file():
                     name = str(file.relative_to(here)) if file.is_relative_to(here) else str(file)
                     note = f"{format_bytes(file.stat().st_size)} · {file.parent}"
-                    found.setdefault(file.resolve(), Choice(name, name, note))
-    return list(found.values())[:MOST_FILES]
+                    choices.setdefault(file.resolve(), Choice(name, name, note))
+    return list(choices.values())[:MOST_FILES]
 
 
 def _verdicts(plan: Plan) -> dict[str, str]:
@@ -101,6 +135,7 @@ def _verdicts(plan: Plan) -> dict[str, str]:
     from memconsole.devices.planned import catalog_budgets
     from memconsole.memory.answers.solve import planned_on, smallest_device
     from memconsole.memory.estimate import table_of
+    from memconsole.plan import catalog
     from memconsole.plan.plan import PlanError
 
     try:
@@ -109,14 +144,7 @@ def _verdicts(plan: Plan) -> dict[str, str]:
     except PlanError:
         budgets, tables = {}, {}
     if not budgets:  # what is wrong with the plan is wrong on every device
-        return dict.fromkeys(catalog_names(), "not priced")
+        return dict.fromkeys(catalog.devices(), "not priced")
     words = {name: verdict_mark(table.verdict, "too small") for name, table in tables.items()}
     smallest = smallest_device(plan, budgets)
     return words | ({smallest: "✓ smallest that fits"} if smallest else {})
-
-
-def catalog_names() -> tuple[str, ...]:
-    """Every catalog device."""
-    from memconsole.plan import catalog
-
-    return tuple(catalog.devices())

@@ -14,7 +14,7 @@ from memconsole.runs.act.waiting import check_after, is_going
 from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.names import check_name
 from memconsole.runs.record.run_store import list_runs
-from memconsole.tui.draw.ink import Line, Span, left, wrap
+from memconsole.tui.draw.lines import Line, Span, left, wrap
 from memconsole.tui.draw.words import VERDICTS
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.plan.pricing import calibrated
@@ -33,7 +33,7 @@ class Start(NamedTuple):
 
     after: RunDirectory | None
     """The run that is to end first; None: it starts now."""
-    found: Estimate
+    estimate: Estimate
 
     @property
     def words(self) -> str:
@@ -85,8 +85,7 @@ async def ask_and_launch(
 ) -> None:
     """Ask on top of the screen `on` for the name of a new run, show what it will do, and launch it."""
     try:
-        found = await asyncio.to_thread(starts, plan, devices, lookup)
-        screen = LaunchScreen(plan, found, name)
+        screen = LaunchScreen(plan, await asyncio.to_thread(starts, plan, devices, lookup), name)
     except (PlanError, RunError) as error:
         on.notice(f"not launched: {error}", "bad")
         return
@@ -118,7 +117,7 @@ class LaunchScreen(PromptScreen, inherit_bindings=False):
 
     @property
     def _verdict(self) -> Verdict:
-        return self._start.found.table.verdict
+        return self._start.estimate.table.verdict
 
     def conditions(self) -> set[str]:
         return super().conditions() | ({"others run"} if len(self._starts) > 1 else set())
@@ -149,7 +148,7 @@ class LaunchScreen(PromptScreen, inherit_bindings=False):
     def draw_body(self) -> None:
         width = max(20, self.size.width - 4)
         lines: list[Line] = []
-        rows = launch_rows(self._plan, self._start.found)
+        rows = launch_rows(self._plan, self._start.estimate)
         if len(self._starts) > 1:
             rows = (("start", self._start.words), *rows)
         for name, words in rows:

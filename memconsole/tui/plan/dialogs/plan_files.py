@@ -105,24 +105,24 @@ class PlanFiles:
         from memconsole.runs.record.directory import RunError
         from memconsole.runs.record.run_store import list_runs
 
-        found: dict[str, tuple[str, Callable[[], Plan]]] = {}
+        others: dict[str, tuple[str, Callable[[], Plan]]] = {}
         undo = self._owner.view.undo
         if undo:
-            found["before the last change"] = (
+            others["before the last change"] = (
                 f"what {self._key('undo')} goes back to",
                 lambda: undo[-1],
             )
         if len(undo) > 1:
-            found["as it began"] = (f"{len(undo)} changes ago", lambda: undo[0])
+            others["as it began"] = (f"{len(undo)} changes ago", lambda: undo[0])
         try:
             runs = list_runs()[:_NEWEST_RUNS]
         except (RunError, OSError):
             runs = []
         for run in runs:
-            found[run.id] = (f"run {run.name}", run.read_given_plan)
+            others[run.id] = (f"run {run.name}", run.read_given_plan)
         for name, entry in catalog.presets().items():
-            found[name] = (f"preset · {entry.label}", lambda name=name: catalog.preset(name))  # type: ignore[misc]
-        return found
+            others[name] = (f"preset · {entry.label}", lambda name=name: catalog.preset(name))  # type: ignore[misc]
+        return others
 
     def _priced_under(self, name: str, plan: Plan) -> PricedPlan:
         from memconsole.tui.draw.comparing_plans import PricedPlan

@@ -95,18 +95,18 @@ class Solver:
             while not (await asyncio.wait((solving,), timeout=1.0))[0]:
                 if self._owner.view.plan == view.plan:
                     self._owner.notice(f"{waiting} {format_clock(time.monotonic() - began)}")
-            found = solving.result()
+            solution = solving.result()
         except PlanError as error:
-            found = Solution(view.plan, view.plan, str(error), "bad")
+            solution = Solution(view.plan, view.plan, str(error), "bad")
         finally:
             solving.cancel()
-        if found.given != self._owner.view.plan:
+        if solution.given != self._owner.view.plan:
             self._owner.notice("the plan changed meanwhile: press the key again", "warn")
             return
-        if found.plan == found.given:
-            self._owner.notice(found.words, found.role)
+        if solution.plan == solution.given:
+            self._owner.notice(solution.words, solution.role)
         else:
-            self._owner.solved(found)
+            self._owner.solved(solution)
 
 
 def _calibrated(lookup: Lookup | None) -> Callable[[Plan, Budget], MemoryTable]:
@@ -129,38 +129,38 @@ def fitted(view: PlanView, lookup: Lookup | None) -> Solution:
 
     price = _calibrated(lookup)
     most = devices_allowed(view.plan, view.devices, device)
-    found = fit(view.plan, device, keep, price, devices=most)
-    if not found.fits:
-        _, component, size = found.floor
-        budgets, allowed = catalog_budgets(view.plan), frozenset(found.allowed)
+    solved = fit(view.plan, device, keep, price, devices=most)
+    if not solved.fits:
+        _, component, size = solved.floor
+        budgets, allowed = catalog_budgets(view.plan), frozenset(solved.allowed)
         smallest = smallest_device_fitted(view.plan, budgets, keep, allow=allowed)
         words = (
             f"no settings fit {format_bytes(device.usable_bytes)}: "
-            f"{format_bytes(found.after.device_bytes)} needed, {format_bytes(size)} of it {component}; "
+            f"{format_bytes(solved.after.device_bytes)} needed, {format_bytes(size)} of it {component}; "
             f"smallest device at the same result: {smallest or 'none of the catalog'}"
         )
         return Solution(view.plan, view.plan, words, "bad")
-    more = faster(view.plan, device, found, keep, price, most)
-    hint = f" · {faster_words(more, view.plan)}" if more else ""
-    sure = found.after.verdict is Verdict.FITS
-    if not found.changes:
+    quicker = faster(view.plan, device, solved, keep, price, most)
+    hint = f" · {faster_words(quicker, view.plan)}" if quicker else ""
+    sure = solved.after.verdict is Verdict.FITS
+    if not solved.changes:
         words = "nothing to change: these are the fastest settings that fit at the same result"
         words = words if sure else "nothing to change: no settings leave room for the whole band"
         return Solution(view.plan, view.plan, words + hint, "good" if sure else "warn")
-    result = f"changes training by {' and '.join(found.result_changes)}" if found.result_changes else "training unchanged"  # fmt: skip
-    kept = kept_rate(view.plan, found.plan)
-    words = f"{found.after.verdict}, time ×{found.time_factor:.2f}, {result}{hint}"
+    result = f"changes training by {' and '.join(solved.result_changes)}" if solved.result_changes else "training unchanged"  # fmt: skip
+    kept = kept_rate(view.plan, solved.plan)
+    words = f"{solved.after.verdict}, time ×{solved.time_factor:.2f}, {result}{hint}"
     words += f" · {kept}" if kept else ""
-    harmless = sure and not found.result_changes
-    return Solution(view.plan, found.plan, words, "good" if harmless else "warn")
+    harmless = sure and not solved.result_changes
+    return Solution(view.plan, solved.plan, words, "good" if harmless else "warn")
 
 
-def faster_words(found: Faster, given: Plan) -> str:
+def faster_words(faster: Faster, given: Plan) -> str:
     """``×3.1 faster if you allow 16-bit arithmetic``: everything that the faster plan changes in training."""
     from memconsole.memory.answers.results import results_changed
 
-    results = " and ".join(result.value for result in results_changed(given, found.plan))
-    return f"×{found.speedup:.1f} faster if you allow {results}"
+    results = " and ".join(result.value for result in results_changed(given, faster.plan))
+    return f"×{faster.speedup:.1f} faster if you allow {results}"
 
 
 def largest(view: PlanView, lookup: Lookup | None, key: str) -> Solution:
@@ -172,17 +172,17 @@ def largest(view: PlanView, lookup: Lookup | None, key: str) -> Solution:
     device = budget(view.plan, view.devices)
     batch = key == "train.batch_size"
     search = advice.largest_micro_batch if batch else advice.largest_sequence_length
-    found = search(view.plan, device, _calibrated(lookup))
+    best = search(view.plan, device, _calibrated(lookup))
     name = "micro-batch" if batch else "sequence length"
-    if found is None:
+    if best is None:
         words = f"no {name} fits {format_bytes(device.usable_bytes)}; {view.keys.shown('plan', 'fit')} changes other settings"
         return Solution(view.plan, view.plan, words, "bad")
-    plan = plans.replace(view.plan, {key: found.size})
+    plan = plans.replace(view.plan, {key: best.size})
     unit = "rows" if batch else task_of(view.plan).positions
-    limit = "the model's positions" if found.all_positions else "with room for the band"
-    room = limit if found.verdict is Verdict.FITS else "tight"
-    words = f"largest {name}: {found.size:,} {unit}, {room}{_trains_otherwise(view.plan, plan)}"
-    same = plan == view.plan and found.verdict is Verdict.FITS
+    limit = "the model's positions" if best.all_positions else "with room for the band"
+    room = limit if best.verdict is Verdict.FITS else "tight"
+    words = f"largest {name}: {best.size:,} {unit}, {room}{_trains_otherwise(view.plan, plan)}"
+    same = plan == view.plan and best.verdict is Verdict.FITS
     return Solution(view.plan, plan, words, "good" if same else "warn")
 
 

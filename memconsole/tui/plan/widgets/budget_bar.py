@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from memconsole.memory.table import Estimate, MemoryTable
 from memconsole.plan.tasks import task_of
 from memconsole.tui.draw.bars import stacked
-from memconsole.tui.draw.ink import Line, Span, fit, rule, width_of, wrap
+from memconsole.tui.draw.lines import Line, Span, fit, rule, width_of, wrap
 from memconsole.tui.draw.words import VERDICTS, duration_word, minutes_word, rate_word, step_word
 from memconsole.tui.plan.widgets.memory_table import components_of
 from memconsole.tui.views.plan_view import PlanView
@@ -103,28 +103,28 @@ def _part(name: str) -> tuple[str, str]:
 
 def speed_lines(view: PlanView, width: int, height: int) -> list[Line]:
     """Step time, tokens or other units per second, minutes per epoch. Pure in `view`."""
-    found = view.priced
-    if found is None:
+    priced = view.priced
+    if priced is None:
         return [rule("speed", width)]
     role = "dim" if view.stale else "strong"
-    note = "outdated" if view.stale else f"{found.time_tier} {found.time_from or 'estimated'}"
+    note = "outdated" if view.stale else f"{priced.time_tier} {priced.time_from or 'estimated'}"
     lines = [rule("speed", width, note)]
     speed: Line = [
-        Span(f" {step_word(found.step_seconds)}", role),
+        Span(f" {step_word(priced.step_seconds)}", role),
         Span("/step  ", "dim"),
-        Span(f"{rate_word(found.tokens_per_second)}", role),
+        Span(f"{rate_word(priced.tokens_per_second)}", role),
     ]
     unit = fit(f" {task_of(view.plan).units}/s", width - width_of(speed))
     lines.append([*speed, Span(unit, "dim")])
-    lines.append([Span(f" {_whole_run(found, width - 1)}", role)])
+    lines.append([Span(f" {_whole_run(priced, width - 1)}", role)])
     return lines[:height]
 
 
-def _whole_run(found: Estimate, width: int) -> str:
+def _whole_run(priced: Estimate, width: int) -> str:
     """Minutes of an epoch, and the time of the whole run with its start, as far as they are known and have room."""
-    whole = found.run_seconds
+    whole = priced.run_seconds
     parts = (
-        [] if found.epoch_minutes is None else [f"{minutes_word(found.epoch_minutes)} min/epoch"]
+        [] if priced.epoch_minutes is None else [f"{minutes_word(priced.epoch_minutes)} min/epoch"]
     )
     parts += [] if whole is None else [f"{duration_word(whole)} in all"]
     if not parts:

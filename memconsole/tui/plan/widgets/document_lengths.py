@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule, width_of
+from memconsole.tui.draw.lines import Line, Span, fit, left, right, rule, width_of
 from memconsole.tui.draw.words import VERDICTS, verdict_mark
 from memconsole.tui.views.plan_view import RowLengths
 from memconsole.units import format_bytes

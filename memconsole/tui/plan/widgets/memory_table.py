@@ -5,7 +5,7 @@ from __future__ import annotations
 from memconsole.memory.exact.sharpen import alike
 from memconsole.memory.table import COMPONENTS, MemoryTable, Tier
 from memconsole.tui.draw.bars import bar
-from memconsole.tui.draw.ink import Line, Span, cut, left, right, rule, wrap
+from memconsole.tui.draw.lines import Line, Span, cut, left, right, rule, wrap
 from memconsole.tui.draw.words import signed_bytes
 from memconsole.tui.views.plan_view import PlanView
 from memconsole.tui.widgets.painted import Painted

@@ -12,7 +12,7 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.tasks import task_of
 from memconsole.plan.training.origin import NOT_HERE, frozen_at_random, origin, shortly
 from memconsole.plan.training.recipe import learning_rate
-from memconsole.tui.draw.ink import Line, Span, left, wrap
+from memconsole.tui.draw.lines import Line, Span, left, wrap
 from memconsole.tui.views.plan_view import PlanView
 from memconsole.tui.widgets.grown import Grown
 from memconsole.units import format_bytes, format_count
@@ -47,20 +47,20 @@ def summary_lines(view: PlanView, width: int, height: int) -> list[Line]:
 
 def _model(view: PlanView) -> tuple[str, ...]:
     """The model, where its weights come from, and its size; then the same in fewer words."""
-    plan, found = view.plan, view.priced
+    plan, priced = view.plan, view.priced
     weights = shortly(plan)
     name = f"{_name(plan)} · {_whole(plan, weights)}" if weights else plan.model.name
-    if found is None:
+    if priced is None:
         target = plan.model.target_params
         return (f"{name} · about {format_count(target)} parameters" if target else name,)
     assumed = catalog.assumed_items(plan)
     name += f" · {assumed:,} items assumed" if assumed else ""
-    size = ("~" if view.stale else "") + format_count(found.parameters)
+    size = ("~" if view.stale else "") + format_count(priced.parameters)
     used = ""
-    if found.active_parameters is not None:
-        used = f", {format_count(found.active_parameters)} a token"
-    if found.trainable_parameters != found.parameters:
-        used += f", {format_count(found.trainable_parameters)} trained"
+    if priced.active_parameters is not None:
+        used = f", {format_count(priced.active_parameters)} a token"
+    if priced.trainable_parameters != priced.parameters:
+        used += f", {format_count(priced.trainable_parameters)} trained"
         return (f"{name} · {size} parameters{used}",)
     short = f"{name} · {size}"
     return f"{name} · {size} parameters{used}", short, short.replace(" · ", ", ")
@@ -68,7 +68,7 @@ def _model(view: PlanView) -> tuple[str, ...]:
 
 def _train(view: PlanView) -> tuple[str, ...]:
     """How long it trains and at which rate; then the same in fewer words."""
-    plan, train, found = view.plan, view.plan.train, view.estimate
+    plan, train, estimate = view.plan, view.plan.train, view.estimate
     rate = _rate(plan)
     rows = f"{plan.effective_batch:,} rows"
     if plan.learns_pairs:
@@ -78,7 +78,7 @@ def _train(view: PlanView) -> tuple[str, ...]:
     length = f"{several:,} {'step' if train.max_steps else 'epoch'}{'s' * (several > 1)}"
     short = f"{length}, {rows}, {rate}"
     shorter = length + rest, short, short.replace("(auto)", "auto"), short.removesuffix(" (auto)")
-    steps = found.run_steps if found is not None and not view.stale else None
+    steps = estimate.run_steps if estimate is not None and not view.stale else None
     if train.max_steps or steps is None:
         return shorter
     sign = "" if steps_are_known(plan) else "~"
@@ -87,16 +87,16 @@ def _train(view: PlanView) -> tuple[str, ...]:
 
 def _device(view: PlanView) -> tuple[str, ...]:
     """The device and its memory; then the same in fewer words. The number of devices and the Slurm job are always shown."""
-    plan, found = view.plan, view.priced
+    plan, priced = view.plan, view.priced
     asked = plan.device.name
     if plan.device.count > 1:
         asked += f" × {plan.device.count}"
     if plan.launch.on == "slurm":
         asked += " · a Slurm job"
         asked += f" in {plan.launch.partition}" if plan.launch.partition else ""
-    if found is None:
+    if priced is None:
         return (asked,)
-    budget = found.table.budget
+    budget = priced.table.budget
     size = f" · {format_bytes(budget.total_bytes)}"
     named = f"{asked} → {budget.name}" if budget.name != plan.device.name else asked
     device = named + ("" if budget.local else " · catalog") + size

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from memconsole.plan.differences import differing
 from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
-from memconsole.tui.draw.ink import Line, Span, left, rule, wrap
+from memconsole.tui.draw.lines import Line, Span, left, rule, wrap
 from memconsole.tui.widgets.grown import Grown
 from memconsole.units import value_word
 
@@ -29,12 +29,12 @@ class Solution:
 
     def changes(self) -> list[tuple[str, str]]:
         """A label, and ``old → new``, for every setting that is not the same; the optimizations first."""
-        found = differing([self.given, self.plan])
+        differences = differing([self.given, self.plan])
         labels = {row.key: row.short for row in OPTIMIZATIONS}
-        first = [key for key in labels if key in found]
-        rest = [key for key in found if key not in labels]
+        first = [key for key in labels if key in differences]
+        rest = [key for key in differences if key not in labels]
         return [
-            (labels.get(key, _words(key)), " → ".join(map(value_word, found[key])))
+            (labels.get(key, _words(key)), " → ".join(map(value_word, differences[key])))
             for key in first + rest
         ]
 

@@ -6,7 +6,7 @@ from memconsole.memory.table import Saving
 from memconsole.memory.verdict import Verdict, verdict_of
 from memconsole.plan.toggles.optimization import Optimization
 from memconsole.plan.toggles.optimizations import BY_KEY
-from memconsole.tui.draw.ink import Line, Span, fit, left, right, rule, width_of, wrap
+from memconsole.tui.draw.lines import Line, Span, fit, left, right, rule, width_of, wrap
 from memconsole.tui.draw.words import VERDICTS, signed_bytes, verdict_mark
 from memconsole.tui.plan.widgets.document_lengths import brief, whole
 from memconsole.tui.plan.widgets.toggles import NUMBER, saving_span, time_word
@@ -92,10 +92,10 @@ def _notes(view: PlanView, width: int) -> list[Line]:
     """The notes on the present value."""
     if view.estimate is None or view.stale:
         return []
-    found = (note.words for note in view.estimate.notes if note.key == view.row.key)
+    notes = (note.words for note in view.estimate.notes if note.key == view.row.key)
     return [
         [Span(f" {row}", "warn")]
-        for words in found
+        for words in notes
         for row in wrap(f"! {words}", width - 2, MOST_ROWS)
     ]
 
@@ -122,18 +122,18 @@ def _choice(row: Optimization, saving: Saving, width: int) -> str:
 def _value_lines(view: PlanView, value: object, width: int) -> list[Line]:
     """A value of the selected optimization with its effect; a reason may take several rows."""
     present = value == view.row.value(view.plan)
-    found = next((s for s in view.savings_of(view.row.key) if s.value == value), None)
+    saving = next((s for s in view.savings_of(view.row.key) if s.value == value), None)
     name = left(value_word(value), 13)
     if present:
         return [[Span(" ● ", "accent"), Span(name, "accent"), Span("in this plan", "dim")]]
-    if found is None:
+    if saving is None:
         return [[Span(" ○ ", "dim"), Span(name)]]
-    head: Line = [Span(" ○ ", "dim"), Span(name), saving_span(found, view.stale, NUMBER)]
-    head.append(Span(right(time_word(found), 8), "dim"))
+    head: Line = [Span(" ○ ", "dim"), Span(name), saving_span(saving, view.stale, NUMBER)]
+    head.append(Span(right(time_word(saving), 8), "dim"))
     used = 16 + NUMBER + 8
-    if found.reason and len(found.reason) + 2 <= width - used:
-        return [[*head, Span(f"  {found.reason}", "dim")]]
-    reason = wrap(found.reason, width - 6, MOST_ROWS) if found.reason else []
+    if saving.reason and len(saving.reason) + 2 <= width - used:
+        return [[*head, Span(f"  {saving.reason}", "dim")]]
+    reason = wrap(saving.reason, width - 6, MOST_ROWS) if saving.reason else []
     return [head, *([Span(f"     {row}", "dim")] for row in reason)]
 
 

@@ -9,7 +9,7 @@ from textual.message import Message
 from memconsole.memory.table import Saving
 from memconsole.plan.toggles.optimization import Optimization
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
-from memconsole.tui.draw.ink import Line, Span, left, right, rule
+from memconsole.tui.draw.lines import Line, Span, left, right, rule
 from memconsole.tui.draw.words import signed_bytes
 from memconsole.tui.views.plan_view import PlanView
 from memconsole.tui.widgets.choice_list import selected, viewport

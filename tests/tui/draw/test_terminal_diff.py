@@ -18,7 +18,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 
 from memconsole.tui.app.remembered import Remembered
-from memconsole.tui.app.wire import Wire, look_of
+from memconsole.tui.app.terminal_diff import TerminalDiff, style_of
 from tests.tui.harness import Console as ConsoleUnderTest
 from tests.tui.harness import settle
 
@@ -90,49 +90,50 @@ class Seen:
 def test_the_terminal_ends_up_as_textual_would_leave_it(seed: int) -> None:
     chance = random.Random(seed)
     console = Console(color_system="truecolor", force_terminal=True)
-    theirs, ours, wire = Seen(), Seen(), Wire()
+    theirs, ours, terminal = Seen(), Seen(), TerminalDiff()
     for n in range(12):
         update = whole(chance) if n == 0 or chance.random() < 0.2 else partial(chance)
         if chance.random() < 0.1:
-            wire.forget()
+            terminal.forget()
         expected = theirs.show(update.render_segments(console))
-        sent = wire.render(update, COLUMNS, ROWS, ColorSystem.TRUECOLOR)
+        sent = terminal.render(update, COLUMNS, ROWS, ColorSystem.TRUECOLOR)
         assert ours.show(sent) == expected
         assert "\n" not in sent
 
 
 def test_the_same_frame_again_sends_nothing_and_one_cell_only_itself() -> None:
-    wire = Wire()
+    terminal = TerminalDiff()
     style = Style(color="#d0d0d0", bgcolor="#121212")
 
     def frame(text: str) -> LayoutUpdate:
         strips = [[Strip([Segment(text.ljust(COLUMNS), style)])] for _ in range(ROWS)]
         return LayoutUpdate(strips, Region(0, 0, COLUMNS, ROWS))
 
-    first = wire.render(frame("step 100"), COLUMNS, ROWS, ColorSystem.TRUECOLOR)
+    first = terminal.render(frame("step 100"), COLUMNS, ROWS, ColorSystem.TRUECOLOR)
     assert len(first) < COLUMNS * ROWS + 12 * ROWS + 60, "the style is sent once"
-    assert wire.render(frame("step 100"), COLUMNS, ROWS, ColorSystem.TRUECOLOR) == ""
-    changed = wire.render(frame("step 101"), COLUMNS, ROWS, ColorSystem.TRUECOLOR)
+    assert terminal.render(frame("step 100"), COLUMNS, ROWS, ColorSystem.TRUECOLOR) == ""
+    changed = terminal.render(frame("step 101"), COLUMNS, ROWS, ColorSystem.TRUECOLOR)
     assert changed.count("1") >= ROWS
     assert "step" not in changed
-    wire.forget()
+    terminal.forget()
     assert (
-        wire.render(frame("step 101"), COLUMNS, ROWS, ColorSystem.TRUECOLOR).count("step") == ROWS
+        terminal.render(frame("step 101"), COLUMNS, ROWS, ColorSystem.TRUECOLOR).count("step")
+        == ROWS
     )
 
 
 def test_another_size_is_sent_whole() -> None:
-    wire, chance = Wire(), random.Random(1)
+    terminal, chance = TerminalDiff(), random.Random(1)
     update = whole(chance)
-    assert wire.render(update, COLUMNS, ROWS, ColorSystem.TRUECOLOR)
-    assert wire.render(update, COLUMNS + 1, ROWS, ColorSystem.TRUECOLOR)
+    assert terminal.render(update, COLUMNS, ROWS, ColorSystem.TRUECOLOR)
+    assert terminal.render(update, COLUMNS + 1, ROWS, ColorSystem.TRUECOLOR)
 
 
 def test_a_position_follows_every_character_of_doubtful_width() -> None:
-    wire = Wire()
+    terminal = TerminalDiff()
     text = Strip([Segment("👩\u200d👩x日y")])
     update = LayoutUpdate([[text]], Region(0, 0, COLUMNS, 1))
-    sent = wire.render(update, COLUMNS, 1, ColorSystem.TRUECOLOR)
+    sent = terminal.render(update, COLUMNS, 1, ColorSystem.TRUECOLOR)
     assert sent[sent.index("x") - 1] == "H"
     assert sent[sent.index("y") - 1] == "H"
 
@@ -140,7 +141,7 @@ def test_a_position_follows_every_character_of_doubtful_width() -> None:
 @pytest.mark.parametrize("system", [ColorSystem.STANDARD, ColorSystem.EIGHT_BIT])
 def test_fewer_colours_are_sent_in_their_own_codes(system: ColorSystem) -> None:
     strips = [[Strip([Segment("x", Style(color="#5fafff", bgcolor="#121212"))])]]
-    sent = Wire().render(LayoutUpdate(strips, Region(0, 0, 1, 1)), 1, 1, system)
+    sent = TerminalDiff().render(LayoutUpdate(strips, Region(0, 0, 1, 1)), 1, 1, system)
     assert "38;2" not in sent
     assert "48;2" not in sent
 
@@ -157,7 +158,7 @@ async def test_no_color_sends_attributes_and_no_colours(
             await settle(pilot)
             strips = app.screen._compositor.render_strips()
             frame = LayoutUpdate([[strip] for strip in strips], Region(0, 0, 80, 24))
-            sent = Wire().render(frame, 80, 24, app.colours)
+            sent = TerminalDiff().render(frame, 80, 24, app.colours)
             codes = {
                 code for found in re.findall(r"\x1b\[([\d;]*)m", sent) for code in found.split(";")
             }
@@ -177,9 +178,9 @@ def test_a_colour_of_xterms_palette_goes_by_its_number_and_only_such_a_one() -> 
     for number in range(16, 256):
         colour = Color.from_ansi(number).get_truecolor()
         style = Style(color=Color.from_triplet(colour), bgcolor=Color.from_triplet(colour))
-        look = look_of(style, ColorSystem.TRUECOLOR, False)
+        look = style_of(style, ColorSystem.TRUECOLOR, False)
         assert (look.foreground, look.background) == (f"38;5;{number}", f"48;5;{number}")
-    other = look_of(Style(color=Color.parse("#8f8f8e")), ColorSystem.TRUECOLOR, False)
+    other = style_of(Style(color=Color.parse("#8f8f8e")), ColorSystem.TRUECOLOR, False)
     assert other.foreground == "38;2;143;143;142"
-    sixteen = look_of(Style(color=Color.parse("#5fafff")), ColorSystem.STANDARD, False)
+    sixteen = style_of(Style(color=Color.parse("#5fafff")), ColorSystem.STANDARD, False)
     assert ";" not in str(sixteen.foreground)

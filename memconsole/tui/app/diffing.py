@@ -11,17 +11,17 @@ from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual.app import App
 from textual.screen import Screen
 
-from memconsole.tui.app.wire import Difference, Wire
+from memconsole.tui.app.terminal_diff import Difference, TerminalDiff
 
 
-class WiredApp(App[None], inherit_bindings=False):
-    """Puts a `Wire` between Textual's updates and the terminal."""
+class DiffingApp(App[None], inherit_bindings=False):
+    """Puts a `TerminalDiff` between Textual's updates and the terminal."""
 
     def __init__(self) -> None:
         if not os.environ.get("NO_COLOR"):
             os.environ.pop("NO_COLOR", None)  # Textual obeys an empty one, too
         super().__init__()
-        self.wire = Wire()
+        self.terminal = TerminalDiff()
 
     @property
     def colours(self) -> ColorSystem | None:
@@ -30,7 +30,7 @@ class WiredApp(App[None], inherit_bindings=False):
 
     def on_resize(self, event: events.Resize) -> None:
         """Forget what is shown: on a resize, terminals reflow, cut or clear it."""
-        self.wire.forget()
+        self.terminal.forget()
 
     def on_load(self) -> None:
         """Paint again after each suspension, in which the shell has written over the screen."""
@@ -38,7 +38,7 @@ class WiredApp(App[None], inherit_bindings=False):
 
     def action_repaint(self) -> None:
         """Send the whole screen again."""
-        self.wire.forget()
+        self.terminal.forget()
         self.screen.refresh(repaint=True, layout=True)
         for widget in self.screen.query("*"):
             widget.refresh()
@@ -52,7 +52,7 @@ class WiredApp(App[None], inherit_bindings=False):
             and not self._batch_count
             and not self.is_headless
         ):
-            text = self.wire.render(renderable, self.size.width, self.size.height, self.colours)
+            text = self.terminal.render(renderable, self.size.width, self.size.height, self.colours)
             if text:
                 super()._display(screen, Difference(text))  # type: ignore[arg-type]
             return

@@ -1,7 +1,7 @@
 """Sends the terminal only the cells that have changed, with the shortest style codes.
 
 Textual sends the rows of a dirty widget from its left edge, each piece of text with its whole
-style. `Wire` remembers what the terminal shows and sends the difference, as curses programs do. A
+style. `TerminalDiff` remembers what the terminal shows and sends the difference, as curses programs do. A
 style changes by sending only the codes that differ. Positions are absolute, and are sent again
 after every character whose width terminals disagree about. Control characters never pass, whatever
 a widget was told to show.
@@ -37,7 +37,7 @@ _XTERM = {
 """The colours of xterm's palette that users cannot redefine."""
 
 
-class Look(NamedTuple):
+class CellStyle(NamedTuple):
     """SGR codes of a cell. None: makes no difference because the cell is blank."""
 
     attributes: str | None
@@ -49,26 +49,26 @@ class Cell(NamedTuple):
     """The text of one cell ("" for the second half of a wide character) and its style."""
 
     text: str
-    look: Look
+    style: CellStyle
 
 
 Row = list[Cell | None]
-_PLAIN = Look("", "39", "49")
+_PLAIN = CellStyle("", "39", "49")
 _WEIGHTS = ("", "1", "2")
 """Attributes that the one code 22 turns off."""
 
 
 @lru_cache(maxsize=4096)
-def look_of(style: Style | None, system: ColorSystem | None, blank: bool) -> Look:
+def style_of(style: Style | None, system: ColorSystem | None, blank: bool) -> CellStyle:
     """The codes of a style on a terminal with `system` colours (None: without colours); `blank` for text of spaces
     only."""
     if style is None:
-        return Look(None, None, "49") if blank else _PLAIN
+        return CellStyle(None, None, "49") if blank else _PLAIN
     background = _codes(style.bgcolor, system, foreground=False)
     if blank and not any(getattr(style, name) for name in _VISIBLE_ON_BLANKS):
-        return Look(None, None, background)
+        return CellStyle(None, None, background)
     attributes = ";".join(code for name, code in _ATTRIBUTES if getattr(style, name))
-    return Look(attributes, _codes(style.color, system, foreground=True), background)
+    return CellStyle(attributes, _codes(style.color, system, foreground=True), background)
 
 
 def _codes(color: Color | None, system: ColorSystem | None, *, foreground: bool) -> str:
@@ -89,10 +89,10 @@ def cells_of(strip: Iterable[Segment], system: ColorSystem | None) -> Iterator[C
     for text, style, control in strip:
         if control:
             continue
-        look, empty = look_of(style, system, False), look_of(style, system, True)
+        cell_style, blank_style = style_of(style, system, False), style_of(style, system, True)
         if text.isascii() and text.isprintable():
             for character in text:
-                yield Cell(character, empty if character == " " else look)
+                yield Cell(character, blank_style if character == " " else cell_style)
             continue
         cell: Cell | None = None
         for character in text:
@@ -101,14 +101,14 @@ def cells_of(strip: Iterable[Segment], system: ColorSystem | None) -> Iterator[C
             if width == 0:
                 # A zero-width character joins the one before it; a control character is dropped.
                 if shown and cell is not None:
-                    cell = Cell(cell.text + character, cell.look)
+                    cell = Cell(cell.text + character, cell.style)
                 continue
             yield from _with_halves(cell)
             cell = None
             if not shown:
-                yield from [Cell("\ufffd", look)] * width
+                yield from [Cell("\ufffd", cell_style)] * width
                 continue
-            cell = Cell(character, empty if character == " " else look)
+            cell = Cell(character, blank_style if character == " " else cell_style)
         yield from _with_halves(cell)
 
 
@@ -117,11 +117,11 @@ def _with_halves(cell: Cell | None) -> Iterator[Cell]:
     if cell is not None:
         yield cell
         for _ in range(cell_len(cell.text[0]) - 1):
-            yield Cell("", cell.look)
+            yield Cell("", cell.style)
 
 
-class Wire:
-    """The screen as the terminal shows it."""
+class TerminalDiff:
+    """Remembers the screen as the terminal shows it, and makes the text that updates it."""
 
     def __init__(self) -> None:
         self._rows: list[Row] = []
@@ -144,23 +144,23 @@ class Wire:
             self._columns = columns
             self._rows = [[None] * columns for _ in range(rows)]
         sent: list[str] = []
-        pen = _Pen(sent)
+        writer = _Writer(sent)
         for y, x, strip in _pieces(update):
             if 0 <= y < rows and x < columns:
-                self._send(y, x, list(cells_of(strip, system))[: columns - x], pen)
-        pen.end()
+                self._send(y, x, list(cells_of(strip, system))[: columns - x], writer)
+        writer.end()
         return "".join(sent)
 
-    def _send(self, y: int, x: int, cells: list[Cell], pen: _Pen) -> None:
+    def _send(self, y: int, x: int, cells: list[Cell], writer: _Writer) -> None:
         """Draw the cells that differ, in runs."""
         row = self._rows[y]
         shown = row[x : x + len(cells)]
         start = 0
         for first, last in _runs(shown, cells):
             first = max(first, start)
-            pen.move(x + first, y)
+            writer.move(x + first, y)
             for cell in cells[first:last]:
-                pen.draw(cell)
+                writer.draw(cell)
             start = last
         row[x : x + len(cells)] = cells
 
@@ -210,42 +210,43 @@ def _half(cell: Cell | None) -> bool:
     return cell is not None and cell.text == ""
 
 
-class _Pen:
+class _Writer:
     """Writes cells in order, and moves or changes style only when needed."""
 
     def __init__(self, sent: list[str]) -> None:
         self._sent = sent
-        self._at: tuple[int, int] | None = None
-        """Where the next character would appear; None if terminals may disagree."""
-        self._want = (0, 0)
-        self._look: Look | None = None
+        self._cursor: tuple[int, int] | None = None
+        """Where the terminal would draw the next character; None if terminals may disagree."""
+        self._next = (0, 0)
+        """Where the next cell is to be drawn."""
+        self._style: CellStyle | None = None
 
     def move(self, x: int, y: int) -> None:
-        self._want = (x, y)
+        self._next = (x, y)
 
     def draw(self, cell: Cell) -> None:
-        x, y = self._want
-        self._want = (x + 1, y)
+        x, y = self._next
+        self._next = (x + 1, y)
         if not cell.text:
             return
-        if self._at != (x, y):
+        if self._cursor != (x, y):
             self._sent.append(f"\x1b[{y + 1};{x + 1}H")
-        self._restyle(cell.look)
+        self._restyle(cell.style)
         self._sent.append(cell.text)
-        self._at = (x + 1, y) if cell.text.isascii() or _narrow(cell.text) else None
+        self._cursor = (x + 1, y) if cell.text.isascii() or _narrow(cell.text) else None
 
-    def _restyle(self, look: Look) -> None:
-        now = self._look
+    def _restyle(self, style: CellStyle) -> None:
+        now = self._style
         if now is None:
             # The missing codes of a blank cell may be anything; take the plain ones.
             now = _PLAIN
-        attributes = now.attributes if look.attributes is None else look.attributes
-        if look.attributes is None and _marks_blanks(attributes or ""):
+        attributes = now.attributes if style.attributes is None else style.attributes
+        if style.attributes is None and _marks_blanks(attributes or ""):
             attributes = ""
-        foreground = now.foreground if look.foreground is None else look.foreground
-        wanted = Look(attributes, foreground, look.background)
+        foreground = now.foreground if style.foreground is None else style.foreground
+        wanted = CellStyle(attributes, foreground, style.background)
         if wanted == now:
-            self._look = now
+            self._style = now
             return
         pairs = ((wanted.foreground, now.foreground), (wanted.background, now.background))
         if wanted.attributes == now.attributes:
@@ -257,11 +258,11 @@ class _Pen:
             colours = ((wanted.foreground, "39"), (wanted.background, "49"))
             codes = ["0", wanted.attributes or "", *(c for c, plain in colours if c != plain)]
         self._sent.append(f"\x1b[{';'.join(code for code in codes if code)}m")
-        self._look = wanted
+        self._style = wanted
 
     def end(self) -> None:
         """Reset the style, because every update assumes a plain style."""
-        if self._look not in (None, _PLAIN):
+        if self._style not in (None, _PLAIN):
             self._sent.append("\x1b[0m")
 
 

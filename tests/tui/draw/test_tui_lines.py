@@ -22,7 +22,7 @@ from memconsole.tui.draw.gauges import (
     round_bytes,
     whole_line,
 )
-from memconsole.tui.draw.ink import Span, cleaned, fit, left, plain, right, rule, width_of, wrap
+from memconsole.tui.draw.lines import Span, cleaned, fit, left, plain, right, rule, width_of, wrap
 from memconsole.tui.widgets.choice_list import viewport
 from memconsole.tui.widgets.painted import _changed_span
 

@@ -7,11 +7,11 @@ import sys
 
 from memconsole.runs.read.shown.words import ended_words, resume_command
 from memconsole.sanitize import clean_line
-from memconsole.tui.draw.ink import cleaned
+from memconsole.tui.draw.lines import cleaned
 from memconsole.tui.views.run_view import RunView
 
 
-def parting_words(view: RunView, ascii_only: bool = False) -> list[str]:
+def closing_words(view: RunView, ascii_only: bool = False) -> list[str]:
     """The lines printed after the console: whether the run goes on, and how to come back."""
     run = view.snapshot
     if run is None:
