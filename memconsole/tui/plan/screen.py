@@ -34,9 +34,11 @@ from memconsole.tui.plan.pricing import (
     price,
     with_rows,
 )
-from memconsole.tui.plan.widgets.budget_bar import BudgetBar, PlannedSpeed
-from memconsole.tui.plan.widgets.memory_table import MemoryTableView, PhaseStrip, is_long
+from memconsole.tui.plan.widgets.budget_bar import BudgetBar
+from memconsole.tui.plan.widgets.memory_table import MemoryTableView, is_long
+from memconsole.tui.plan.widgets.phase_strip import PhaseStrip
 from memconsole.tui.plan.widgets.plan_summary import PlanSummary
+from memconsole.tui.plan.widgets.planned_speed import PlannedSpeed
 from memconsole.tui.plan.widgets.solved import Solution, Solved
 from memconsole.tui.plan.widgets.toggle_detail import ToggleDetail
 from memconsole.tui.plan.widgets.toggles import Toggles

@@ -17,18 +17,8 @@ def epoch_lines(view: RunView, width: int, height: int) -> list[Line]:
     expected = view.prediction.epoch_minutes if view.prediction else None
     note = f"~{minutes_word(expected)} min predicted" if expected is not None else ""
     lines = [rule("epochs", width, note)]
-    third = max(6, (width - 7) // 3)
-    lines.append(
-        [
-            Span(right("epoch", 6), "dim"),
-            Span(right("train", third), "dim"),
-            Span(
-                right("validation" if third > 10 else "valid." if third > 6 else "val.", third),
-                "dim",
-            ),
-            Span(right("minutes" if third > 7 else "min", third), "dim"),
-        ]
-    )
+    cells = max(6, (width - 7) // 3)
+    lines.append(_head(cells))
     epochs = run.epochs
     if not epochs:
         words = f"epoch {run.facts.epoch or 1} is running" if view.live else "no epoch was finished"
@@ -40,9 +30,9 @@ def epoch_lines(view: RunView, width: int, height: int) -> list[Line]:
         lines.append(
             [
                 Span(right(f"{epoch.epoch}", 6)),
-                Span(right(loss_word(epoch.train_loss, NOTHING_LEARNED), third), "train"),
-                Span(right(loss_word(epoch.validation_loss), third), "validation"),
-                Span(right(minutes_word(epoch.minutes), third)),
+                Span(right(loss_word(epoch.train_loss, NOTHING_LEARNED), cells), "train"),
+                Span(right(loss_word(epoch.validation_loss), cells), "validation"),
+                Span(right(minutes_word(epoch.minutes), cells)),
             ]
         )
     average = run.average_epoch_minutes
@@ -50,11 +40,18 @@ def epoch_lines(view: RunView, width: int, height: int) -> list[Line]:
         lines.append(
             [
                 Span(right("mean", 6), "dim"),
-                Span(" " * (2 * third)),
-                Span(right(minutes_word(average), third), "strong"),
+                Span(" " * (2 * cells)),
+                Span(right(minutes_word(average), cells), "strong"),
             ]
         )
     return lines[:height]
+
+
+def _head(cells: int) -> Line:
+    """The names of the columns. All but the first take `cells` cells."""
+    validation = "validation" if cells > 10 else "valid." if cells > 6 else "val."
+    names = ("train", validation, "minutes" if cells > 7 else "min")
+    return [Span(right("epoch", 6), "dim"), *(Span(right(name, cells), "dim") for name in names)]
 
 
 class EpochTable(Painted):

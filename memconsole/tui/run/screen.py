@@ -16,9 +16,9 @@ from memconsole.tui.draw.chart import GLYPHS
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.run.charts import charts_of, is_logarithmic, large_chart
 from memconsole.tui.run.epoch_table import EpochTable
-from memconsole.tui.run.gauge import MemoryGauges
 from memconsole.tui.run.header import RunHeader, header_lines
 from memconsole.tui.run.line_chart import LineChart
+from memconsole.tui.run.memory_gauges import MemoryGauges
 from memconsole.tui.run.output_pane import OutputPane
 from memconsole.tui.screens.base import ConsoleScreen
 from memconsole.tui.views.run_view import PANES, RunView

@@ -32,6 +32,10 @@ from memconsole.units import format_bytes, format_duration
 
 _NAMES = {"allocated": "memory peak", "device": "device peak", "host": "host RAM peak"}
 _HEAD = 17
+"""Cells of the names of rows."""
+
+Row = tuple[str, str, str]
+"""A name, a text and the text's role."""
 
 
 def summary_lines(view: RunView, width: int) -> list[Line]:
@@ -47,54 +51,21 @@ def summary_lines(view: RunView, width: int) -> list[Line]:
     return lines
 
 
-def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
+def summary_rows(view: RunView) -> list[Row]:
     """The final summary as (name, value, role)."""
     run = view.snapshot
     if run is None:
         return []
     facts = run.facts
-    ended = facts.ended
-    rows: list[tuple[str, str, str]] = []
-    best, final = run.best_validation_loss, run.final_validation_loss
-    if best is not None or run.evaluations:
-        text = f"best {marked(loss_word(best), 'best_validation_loss', run.uncertain)} · "
-        text += f"final {marked(loss_word(final), 'final_validation_loss', run.uncertain)}"
-        beside = run.evaluations[-1].train_loss if run.evaluations else None
-        if beside is not None:
-            text += f" · {loss_word(beside)} on training rows"
-        for found in figures(task_of(run.plan), run.evaluations[-1]) if run.evaluations else ():
-            words = (measure_word(found.value), found.measure.name)
-            text += f" · {' '.join(reversed(words) if found.baseline else words)}"
-        rows.append(("validation loss", text, "validation"))
-    by = best_evaluation(task_of(run.plan), run.evaluations)
-    if by is not None and by.measure.key != task_of(run.plan).loss.key:
-        text = marked(by.words, "evaluations", run.uncertain)
-        rows.append(("best checkpoint", text, "validation"))
-    if run.evaluations:
-        whole = figures(task_of(run.plan), run.evaluations[-1], summary=True)
-        simpler = [f for f in whole if not f.measure.headline]
-        if simpler:
-            text = " · ".join(f"{measure_word(f.value)} {f.measure.name}" for f in simpler)
-            rows.append(("beside it", text, "validation"))
-    train = run.final_train_loss
-    if facts.loss is not None or train is not None:
-        text = marked(loss_word(train, NOTHING_LEARNED), "final_train_loss", run.uncertain)
-        rows.append(("final train loss", text, "train"))
-    if ended is not None and ended.early:
-        rows.append(("ended", ended.early, ""))
-    minutes = run.average_epoch_minutes
-    time = marked(f"{minutes_word(run.minutes)} minutes trained", "total_minutes", run.uncertain)
-    if minutes is not None:
-        each = f"{minutes_word(minutes)} min/epoch"
-        time = f"{marked(each, 'average_epoch_minutes', run.uncertain)} · {time}"
-    if run.units_per_second is not None:
-        time += f" · {rate_word(run.units_per_second)} {task_of(run.plan).units}/s"
-    rows.append(("time", time, ""))
+    rows = _loss_rows(run)
+    if facts.ended is not None and facts.ended.early:
+        rows.append(("ended", facts.ended.early, ""))
+    rows.append(("time", _time_words(run), ""))
     device = facts.started.device_name if facts.started else run.plan.device.name
     rows.append(("device", f"{device} · {run.plan.backend}", ""))
     rows += memory_rows(view, run)
-    if run.facts.jump is not None:
-        rows.append(("jumps", jump_words(run.facts.jump), ""))
+    if facts.jump is not None:
+        rows.append(("jumps", jump_words(facts.jump), ""))
     by_phase = " · ".join(f"{name.strip(' ▸')} {words}" for name, words in phase_rows(view))
     rows += [("memory by phase", by_phase, "")] if by_phase else []
     rows.append(("run", f"{run.id} · step {facts.step:,} · attempts {run.attempt}", ""))
@@ -103,7 +74,57 @@ def summary_rows(view: RunView) -> list[tuple[str, str, str]]:
     return rows
 
 
-def memory_rows(view: RunView, run: RunSnapshot) -> list[tuple[str, str, str]]:
+def _loss_rows(run: RunSnapshot) -> list[Row]:
+    """The losses, and what evaluations measured beside them."""
+    task = task_of(run.plan)
+    rows: list[Row] = []
+    if run.best_validation_loss is not None or run.evaluations:
+        rows.append(("validation loss", _validation_words(run), "validation"))
+    best = best_evaluation(task, run.evaluations)
+    if best is not None and best.measure.key != task.loss.key:
+        text = marked(best.words, "evaluations", run.uncertain)
+        rows.append(("best checkpoint", text, "validation"))
+    if run.evaluations:
+        every = figures(task, run.evaluations[-1], summary=True)
+        others = [figure for figure in every if not figure.measure.headline]
+        if others:
+            text = " · ".join(f"{measure_word(f.value)} {f.measure.name}" for f in others)
+            rows.append(("beside it", text, "validation"))
+    train = run.final_train_loss
+    if run.facts.loss is not None or train is not None:
+        text = marked(loss_word(train, NOTHING_LEARNED), "final_train_loss", run.uncertain)
+        rows.append(("final train loss", text, "train"))
+    return rows
+
+
+def _validation_words(run: RunSnapshot) -> str:
+    """The best and the final validation loss, and the headline figures of the last evaluation."""
+    best, final = run.best_validation_loss, run.final_validation_loss
+    text = f"best {marked(loss_word(best), 'best_validation_loss', run.uncertain)} · "
+    text += f"final {marked(loss_word(final), 'final_validation_loss', run.uncertain)}"
+    if not run.evaluations:
+        return text
+    last = run.evaluations[-1]
+    if last.train_loss is not None:
+        text += f" · {loss_word(last.train_loss)} on training rows"
+    for figure in figures(task_of(run.plan), last):
+        words = (measure_word(figure.value), figure.measure.name)
+        text += f" · {' '.join(reversed(words) if figure.baseline else words)}"
+    return text
+
+
+def _time_words(run: RunSnapshot) -> str:
+    """The time of an epoch and in all, and the speed."""
+    words = marked(f"{minutes_word(run.minutes)} minutes trained", "total_minutes", run.uncertain)
+    if run.average_epoch_minutes is not None:
+        epoch = f"{minutes_word(run.average_epoch_minutes)} min/epoch"
+        words = f"{marked(epoch, 'average_epoch_minutes', run.uncertain)} · {words}"
+    if run.units_per_second is not None:
+        words += f" · {rate_word(run.units_per_second)} {task_of(run.plan).units}/s"
+    return words
+
+
+def memory_rows(view: RunView, run: RunSnapshot) -> list[Row]:
     """One row per measured or predicted figure, and the shortfall if the run ran out of memory."""
     rows = [
         (_NAMES[one.name], comparison_words(one, run.uncertain), _role(one))
@@ -113,10 +134,10 @@ def memory_rows(view: RunView, run: RunSnapshot) -> list[tuple[str, str, str]]:
     facts = run.facts
     error = facts.error
     if view.out_of_memory and error is not None and error.requested_bytes:
-        lacked = shortfall_of(facts)
+        shortfall = shortfall_of(facts)
         text = f"asked for {format_bytes(error.requested_bytes)} more {during(facts.phase)}"
-        if lacked is not None:
-            text += f": needed at least {format_bytes(lacked.needed_bytes)}"
+        if shortfall is not None:
+            text += f": needed at least {format_bytes(shortfall.needed_bytes)}"
         rows.insert(1, ("out of memory", text, "bad"))
     return rows
 

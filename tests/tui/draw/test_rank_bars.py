@@ -13,7 +13,7 @@ from memconsole.runs.read.state.ranks import Slowest
 from memconsole.tui.draw.gauges import Gauge
 from memconsole.tui.draw.lines import plain, width_of
 from memconsole.tui.draw.ranks import RankGauge, rank_head, rank_lines, rank_title
-from memconsole.tui.run.gauge import MemoryGauges, memory_lines
+from memconsole.tui.run.memory_gauges import MemoryGauges, memory_lines
 from memconsole.tui.run.run_gauges import run_gauges
 from memconsole.tui.views.run_view import RunView
 from tests.tui.harness import snapshot, with_ranks

@@ -22,9 +22,9 @@ from memconsole.tui.plan.dialogs.choices import choices_for
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.plan.widgets.memory_table import table_lines
 from memconsole.tui.run.epoch_table import epoch_lines
-from memconsole.tui.run.gauge import memory_lines
 from memconsole.tui.run.header import ended_lines, header_lines
 from memconsole.tui.run.line_chart import legend
+from memconsole.tui.run.memory_gauges import memory_lines
 from memconsole.tui.run.output_pane import OutputPane
 from memconsole.tui.run.remedies import choices_of
 from memconsole.tui.runs.rows import detail_lines, run_line

@@ -15,7 +15,7 @@ from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.draw.lines import plain
 from memconsole.tui.plan.pricing import price
-from memconsole.tui.run.gauge import MemoryGauges, memory_lines
+from memconsole.tui.run.memory_gauges import MemoryGauges, memory_lines
 from memconsole.tui.views.run_view import RunView
 from tests.tui.harness import Console, settle, snapshot
 

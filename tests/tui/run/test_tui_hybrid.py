@@ -15,7 +15,7 @@ from memconsole.tui.draw.comparing_runs import run_rows
 from memconsole.tui.draw.lines import Line
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.plan.screen import PlanScreen
-from memconsole.tui.run.gauge import figure_lines
+from memconsole.tui.run.figure_rows import figure_lines
 from memconsole.tui.run.header import header_lines
 from memconsole.tui.run.summary import summary_lines
 from memconsole.tui.views.run_view import RunView

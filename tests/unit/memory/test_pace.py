@@ -19,7 +19,7 @@ from memconsole.plan.plan import Plan, replace
 from memconsole.tui.draw.lines import plain as text_of
 from memconsole.tui.plan.dialogs.launching import launchable
 from memconsole.tui.plan.pricing import price
-from memconsole.tui.plan.widgets.budget_bar import speed_lines
+from memconsole.tui.plan.widgets.planned_speed import speed_lines
 from memconsole.tui.views.plan_view import PlanView
 
 HERE = Machine("this processor", {"torch": "2.13.0"})

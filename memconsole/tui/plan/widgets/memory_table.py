@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from memconsole.memory.exact.sharpen import alike
 from memconsole.memory.table import COMPONENTS, MemoryTable, Tier
-from memconsole.tui.draw.bars import bar
 from memconsole.tui.draw.lines import Line, Span, cut, left, right, rule, wrap
 from memconsole.tui.draw.words import signed_bytes
 from memconsole.tui.views.plan_view import PlanView
 from memconsole.tui.widgets.painted import Painted
 from memconsole.units import format_bytes
 
-_SHORT = {
+SHORT_PHASES = {
     "forward": "forward",
     "loss": "loss",
     "backward": "backward",
@@ -19,9 +20,10 @@ _SHORT = {
     "evaluation": "evaluate",
     "checkpoint": "save",
 }
+"""Names of phases in narrow columns."""
 CORRECTION = "correction by runs"
 """The row of a calibrated table that makes its components add up to the peak."""
-_NARROW = {
+_SHORT_NAMES = {
     "optimizer state": "optim. state",
     "logits and loss": "logits, loss",
     CORRECTION: "by runs",
@@ -57,8 +59,9 @@ def shown_phases(table: MemoryTable, width: int) -> tuple[str, ...]:
     return kept
 
 
-def _amount(count: int, tier: Tier) -> str:
-    return "—" if count == 0 else f"{tier} {format_bytes(count).rjust(NUMBER - 2)}"
+def amount_word(size: int, tier: Tier) -> str:
+    """Bytes with the sign of their tier, in `NUMBER` cells; a dash for none."""
+    return "—" if size == 0 else f"{tier} {format_bytes(size).rjust(NUMBER - 2)}"
 
 
 def progress_words(view: PlanView, width: int) -> str:
@@ -93,71 +96,74 @@ def table_lines(view: PlanView, width: int, height: int) -> list[Line]:
         rule(title, width, note),
         *_problem(view.problem and f"✗ {view.problem}", width, height - 1),
     ]
-    phases = shown_phases(table, width)
-    change_width = CHANGE if width >= 14 + NUMBER + CHANGE else 0
-    name_width = min(width - NUMBER - change_width - 1 - len(phases) * (NUMBER + 1), 28)
-    widths = name_width, change_width
-    if phases:
-        lines.append(_head(table, phases, widths))
-    changes = _changes(table, view.before)
-    parts = _component_rows(table, phases, widths, stale, changes)
-    totals = _totals(table, phases, widths, stale, changes)
-    lines += _largest(parts, height - len(lines) - len(totals))
+    columns = _columns(table, view.before, width, stale)
+    if columns.phases:
+        lines.append(_head(table, columns))
+    components = _component_rows(table, columns)
+    totals = _totals(table, columns)
+    lines += _largest(components, height - len(lines) - len(totals))
     lines += cut(totals, height - len(lines))
     lines += _remarks(view, table, width, height - len(lines))
     return lines[:height]
 
 
-Widths = tuple[int, int]
-"""Cells of the column of names, and of the column of changes, which is 0 if there is no room for it."""
+@dataclass(frozen=True)
+class _Columns:
+    """The columns of the table: names, bytes at the peak, changes, and a column for each of some phases."""
+
+    name_width: int
+    change_width: int
+    """0 if there is no room for changes."""
+    phases: tuple[str, ...]
+    changes: dict[str, int]
+    """By how much the last change of the plan moved each row."""
+    stale: bool
+    """Whether the numbers belong to an earlier plan."""
 
 
-def _head(table: MemoryTable, phases: tuple[str, ...], widths: Widths) -> Line:
+def _columns(table: MemoryTable, before: MemoryTable | None, width: int, stale: bool) -> _Columns:
+    phases = shown_phases(table, width)
+    change_width = CHANGE if width >= 14 + NUMBER + CHANGE else 0
+    name_width = min(width - NUMBER - change_width - 1 - len(phases) * (NUMBER + 1), 28)
+    return _Columns(name_width, change_width, phases, _changes(table, before), stale)
+
+
+def _head(table: MemoryTable, columns: _Columns) -> Line:
     """The names of the columns."""
-    name_width, change_width = widths
-    head = [Span(" " * (name_width + 1)), Span(right("at peak", NUMBER), "dim")]
-    head.append(Span(right("±", change_width), "dim"))
-    for phase in phases:
+    head = [Span(" " * (columns.name_width + 1)), Span(right("at peak", NUMBER), "dim")]
+    head.append(Span(right("±", columns.change_width), "dim"))
+    for phase in columns.phases:
         role = "strong" if phase == table.peak_phase else "dim"
-        head.append(Span(right(_SHORT.get(phase, phase), NUMBER + 1), role))
+        head.append(Span(right(SHORT_PHASES.get(phase, phase), NUMBER + 1), role))
     return head
 
 
-def _component_rows(
-    table: MemoryTable,
-    phases: tuple[str, ...],
-    widths: Widths,
-    stale: bool,
-    changes: dict[str, int],
-) -> list[tuple[int, Line]]:
+def _component_rows(table: MemoryTable, columns: _Columns) -> list[tuple[int, Line]]:
     """A row for each component, and one for a correction by runs, each with its bytes at the peak."""
     rows: list[tuple[int, Line]] = []
     by_name = {component.name: component for component in table.components}
-    for name, count in components_of(table).items():
+    for name, size in components_of(table).items():
         component = by_name[name]
-        amount = _amount(count, component.tier_at(table.peak_phase))
-        role = "dim" if stale or count == 0 else ""
-        line = _row(name, amount, changes.get(name, 0), widths, stale, role)
-        for phase in phases:
-            role = "dim" if stale or phase != table.peak_phase else "strong"
-            amount = _amount(component.at(phase), component.tier_at(phase))
+        amount = amount_word(size, component.tier_at(table.peak_phase))
+        line = _row(name, amount, name, columns, "dim" if columns.stale or size == 0 else "")
+        for phase in columns.phases:
+            role = "dim" if columns.stale or phase != table.peak_phase else "strong"
+            amount = amount_word(component.at(phase), component.tier_at(phase))
             line.append(Span(right(amount, NUMBER + 1), role))
-        rows.append((count, line))
+        rows.append((size, line))
     if table.correction_bytes:
         amount = f"{table.tier}{signed_bytes(table.correction_bytes).rjust(NUMBER - 1)}"
-        change = changes.get(CORRECTION, 0)
-        line = _row(CORRECTION, amount, change, widths, stale, "dim" if stale else "")
+        line = _row(CORRECTION, amount, CORRECTION, columns, "dim" if columns.stale else "")
         rows.append((abs(table.correction_bytes), line))
     return rows
 
 
-def _row(name: str, amount: str, change: int, widths: Widths, stale: bool, role: str) -> Line:
+def _row(name: str, amount: str, changes_key: str, columns: _Columns, role: str) -> Line:
     """The name of a row, its bytes at the peak, and by how much the last change of the plan moved them."""
-    name_width, change_width = widths
     return [
-        Span(" " + left(_narrow(name, name_width), name_width), role),
+        Span(" " + left(_narrow(name, columns.name_width), columns.name_width), role),
         Span(right(amount, NUMBER), role),
-        _change(change, change_width, stale),
+        _change(columns.changes.get(changes_key, 0), columns),
     ]
 
 
@@ -178,12 +184,12 @@ def _problem(words: str, width: int, room: int) -> list[Line]:
 
 def _narrow(name: str, width: int) -> str:
     """A component's name, short enough to leave a cell before its number."""
-    return name if len(name) < width else _NARROW.get(name, name)
+    return name if len(name) < width else _SHORT_NAMES.get(name, name)
 
 
 def _title(phase: str | None, width: int) -> str:
     if width < 50:
-        return "memory at peak" if phase is None else f"peak: {_SHORT.get(phase, phase)}"
+        return "memory at peak" if phase is None else f"peak: {SHORT_PHASES.get(phase, phase)}"
     return "memory at peak" + ("" if phase is None else f" · {phase}")
 
 
@@ -223,13 +229,8 @@ def _remarks(view: PlanView, table: MemoryTable, width: int, room: int) -> list[
     return [[Span(f" {text}", role)] for text in wrap(words, width - 2, min(2, room))]
 
 
-def _totals(
-    table: MemoryTable,
-    phases: tuple[str, ...],
-    widths: Widths,
-    stale: bool,
-    changes: dict[str, int],
-) -> list[Line]:
+def _totals(table: MemoryTable, columns: _Columns) -> list[Line]:
+    """The rows of what is allocated, reserved and taken; after the device's bytes, their band."""
     rows = [
         ("allocated", "peak_bytes", table.tier),
         ("reserved", "reserved_bytes", table.reserved_tier),
@@ -239,57 +240,30 @@ def _totals(
     lines: list[Line] = []
     for name, key, tier in rows:
         first = name == "allocated"
-        role = "dim" if stale else "strong" if first else ""
-        amount = _amount(getattr(table, key), tier)
-        line = _row(name, amount, changes.get(key, 0), widths, stale, role)
+        role = "dim" if columns.stale else "strong" if first else ""
+        line = _row(name, amount_word(getattr(table, key), tier), key, columns, role)
         if first:
-            for phase in phases:
-                peak = phase == table.peak_phase and not stale
-                count = table.phases.get(phase, 0)
-                amount = _amount(count, table.phase_tier(phase))
+            for phase in columns.phases:
+                peak = phase == table.peak_phase and not columns.stale
+                amount = amount_word(table.phases.get(phase, 0), table.phase_tier(phase))
                 line.append(Span(right(amount, NUMBER + 1), "strong" if peak else "dim"))
         lines.append(line)
         if key == "device_bytes":
             low, high = map(format_bytes, table.band_bytes)
-            name_width, change_width = widths
-            between = right(f"{low} – {high}", NUMBER + change_width)
-            lines.append([Span(" " + left("  between", name_width), "dim"), Span(between, "dim")])
+            between = right(f"{low} – {high}", NUMBER + columns.change_width)
+            lines.append(
+                [Span(" " + left("  between", columns.name_width), "dim"), Span(between, "dim")]
+            )
     return lines
 
 
-def _change(change: int, width: int, stale: bool) -> Span:
+def _change(change: int, columns: _Columns) -> Span:
+    width = columns.change_width
     if width == 0:
         return Span("")
-    if change == 0 or stale:
+    if change == 0 or columns.stale:
         return Span(" " * width)
     return Span(right(signed_bytes(change), width), "good" if change < 0 else "warn")
-
-
-def phase_lines(view: PlanView, width: int, height: int) -> list[Line]:
-    """Live bytes of every phase as bars; the peak is marked."""
-    if view.estimate is None or height <= 1:
-        return []
-    table = view.estimate.table
-    lines = [rule("phases", width, "outdated" if view.stale else "live bytes")]
-    phases = list(table.phases)
-    if height - 1 < len(phases):
-        # The highest ones, in order of time.
-        kept = sorted(phases, key=lambda p: -table.phases[p])[: height - 1]
-        phases = [p for p in phases if p in kept]
-    room = width - 16 - NUMBER
-    for phase in phases:
-        count = table.phases[phase]
-        peak = phase == table.peak_phase
-        role = "dim" if view.stale else "strong" if peak else ""
-        lines.append(
-            [
-                Span((" ▲ " if peak else "   "), "warn"),
-                Span(left(_SHORT.get(phase, phase), 9), role),
-                *bar(count, max(1, *table.phases.values()), room, role="warn" if peak else "train"),
-                Span(right(_amount(count, table.phase_tier(phase)), NUMBER + 2), role),
-            ]
-        )
-    return lines[:height]
 
 
 class MemoryTableView(Painted):
@@ -303,16 +277,3 @@ class MemoryTableView(Painted):
 
     def draw(self, width: int, height: int) -> list[Line]:
         return table_lines(self._view, width, height) if self._view else []
-
-
-class PhaseStrip(Painted):
-    """Live bytes over one training step."""
-
-    _view: PlanView | None = None
-
-    def show(self, view: PlanView) -> None:
-        self._view = view
-        self.repaint()
-
-    def draw(self, width: int, height: int) -> list[Line]:
-        return phase_lines(self._view, width, height) if self._view else []
