@@ -21,13 +21,14 @@ from memconsole.plan.tasks import task_of
 from memconsole.plan.toggles.optimizations import check_conflicts
 from memconsole.plan.training.origin import RANDOM, check_origin, checkpoint_of
 
-_LOCAL_KINDS = (
+_LOCAL_KINDS: tuple[tuple[re.Pattern[str], str | None], ...] = (
     (re.compile(r"auto"), None),
     (re.compile(r"cpu"), "cpu"),
     (re.compile(r"cuda(:\d{1,3})?"), "gpu"),
     (re.compile(r"mps"), "apple"),
     (re.compile(r"tpu(:\d{1,3})?"), "tpu"),
 )
+"""Names of this machine's devices, with their kind; None: the plan's backend picks it."""
 _UNSUPPORTED = {
     ("jax", "apple"): "the jax backend has no Apple GPU; use backend = torch, or device cpu",
     ("torch", "tpu"): "the torch backend has no TPU; use backend = jax",
@@ -39,8 +40,9 @@ _WITHOUT_TEXT = {
     "data.held_out": "has its own way to hold out, set it to spread",
 }
 """What a model that reads no text does in place of a setting of text."""
-_IN_VAIN = ("data.stride", "data.isolate_documents", "optimize.fused_loss")
-"""Settings that are refused where a task does not use them. Others say only how data are held, or what is shown."""
+_REFUSED_IF_UNUSED = ("data.stride", "data.isolate_documents", "optimize.fused_loss")
+"""Settings that are refused if a task does not use them. Other unused settings say only how data are held, or what is
+shown."""
 
 
 def check(plan: Plan) -> None:
@@ -161,7 +163,7 @@ def _check_without_text(plan: Plan) -> None:
         reason = _WITHOUT_TEXT.get(key, "reads none, leave it out")
         _refuse_set(plan, (key,), f"is for text; {{model}} {reason}")
     unused = task_of(plan).not_applicable(plan)
-    for key in _IN_VAIN:
+    for key in _REFUSED_IF_UNUSED:
         if key in unused:
             _refuse_set(plan, (key,), f"{unused[key]}; leave it out")
 
@@ -177,16 +179,16 @@ def _check_rows(plan: Plan) -> None:
 
 
 def _check_validation(plan: Plan) -> None:
-    held = plan.data.validation or plan.data.validation_fraction
-    if plan.train.save_only_best and not held:
+    validates = plan.data.validation or plan.data.validation_fraction
+    if plan.train.save_only_best and not validates:
         raise _error(
             "train.save_only_best",
             "true",
             "there is no evaluation to be the best; set data.validation, or data.validation_fraction above 0",
         )
     if plan.data.held_out == "last":
-        _check_last(plan)
-    if plan.train.early_stopping_patience and not held:
+        _check_held_out_last(plan)
+    if plan.train.early_stopping_patience and not validates:
         raise _error(
             "train.early_stopping_patience",
             f"{plan.train.early_stopping_patience:,}",
@@ -194,7 +196,7 @@ def _check_validation(plan: Plan) -> None:
         )
 
 
-def _check_last(plan: Plan) -> None:
+def _check_held_out_last(plan: Plan) -> None:
     """Refuse `data.held_out = last` for data whose end is not known."""
     for part in parts(plan):
         if part.plan.data.streaming and catalog.dataset(part.plan).kind == "hub":

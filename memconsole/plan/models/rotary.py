@@ -47,31 +47,32 @@ def angles(
         long = length > scaling.original_positions
         divisors = scaling.long_factors if long else scaling.short_factors
         return tuple(angle / by for angle, by in zip(plain, divisors, strict=True))
-    kept = _kept(plain, size, theta, scaling)
+    shares = _unscaled_shares(plain, size, theta, scaling)
     return tuple(
-        keep * angle + (1 - keep) * angle / scaling.factor
-        for keep, angle in zip(kept, plain, strict=True)
+        share * angle + (1 - share) * angle / scaling.factor
+        for share, angle in zip(shares, plain, strict=True)
     )
 
 
-def _kept(
+def _unscaled_shares(
     plain: tuple[float, ...], size: int, theta: float, scaling: RopeScaling
 ) -> Iterator[float]:
     """The share of each pair's angle that is not divided by the factor."""
     if scaling.kind == "linear":
         yield from (0.0 for _ in plain)
-    elif (
-        scaling.kind == "llama3"
-    ):  # a ramp over the turns that a pair makes in a row of pretraining
+    elif scaling.kind == "llama3":
+        # A ramp over the turns that a pair makes in a row of pretraining.
         low, span = scaling.low_freq_factor, scaling.high_freq_factor - scaling.low_freq_factor
         turns = (scaling.original_positions * angle / math.tau for angle in plain)
-        yield from (_limited((count - low) / span) for count in turns)
+        yield from (_within_0_and_1((count - low) / span) for count in turns)
     else:
-        first, last = _ramp(size, theta, scaling)
-        yield from (1 - _limited((pair - first) / (last - first)) for pair in range(len(plain)))
+        first, last = _yarn_ramp(size, theta, scaling)
+        yield from (
+            1 - _within_0_and_1((pair - first) / (last - first)) for pair in range(len(plain))
+        )
 
 
-def _ramp(size: int, theta: float, scaling: RopeScaling) -> tuple[float, float]:
+def _yarn_ramp(size: int, theta: float, scaling: RopeScaling) -> tuple[float, float]:
     """The pairs at which YaRN's ramp begins and ends (Peng et al. 2023, arXiv:2309.00071, §3.2)."""
     first, last = (
         size * math.log(scaling.original_positions / (turns * math.tau)) / (2 * math.log(theta))
@@ -83,7 +84,7 @@ def _ramp(size: int, theta: float, scaling: RopeScaling) -> tuple[float, float]:
     return first, last if last != first else last + 0.001
 
 
-def _limited(share: float) -> float:
+def _within_0_and_1(share: float) -> float:
     return min(max(share, 0.0), 1.0)
 
 

@@ -25,9 +25,9 @@ def rope(c: Config, layer_type: str, default_theta: float) -> tuple[float, RopeS
     older = Config(c.table("rope_scaling"), c.where)
     if parameters:
         nested = parameters.get(layer_type)
-        at = Config(nested if isinstance(nested, Mapping) else parameters, c.where)
-        theta = at.number("rope_theta", c.number("rope_theta", default_theta))
-        scaling = _scaling(at, c)
+        settings = Config(nested if isinstance(nested, Mapping) else parameters, c.where)
+        theta = settings.number("rope_theta", c.number("rope_theta", default_theta))
+        scaling = _scaling(settings, c)
         if layer_type == "full_attention" and c.table("rope_scaling") not in ({}, parameters):
             other = _scaling(older, c)
             if other != scaling:
@@ -42,84 +42,101 @@ def rope(c: Config, layer_type: str, default_theta: float) -> tuple[float, RopeS
     return theta, scaling
 
 
-def rotary_size(c: Config, head_size: int, key: str, usual: float) -> int | None:
-    """Elements of each head that rotate; None if all do. `key` names their share beside the scaling, which is `usual` if
-    the file does not say."""
-    at = Config(c.table("rope_parameters") or c.table("rope_scaling"), c.where)
-    inside = "partial_rotary_factor"
-    part = at.number(inside, c.number(key, usual))
-    size = int(head_size * part)
+def rotary_size(c: Config, head_size: int, key: str, default: float) -> int | None:
+    """Elements of each head that rotate; None if all do. `key` names their share beside the scaling, which is `default` if
+    the file does not say. Raises `PlanError`."""
+    settings = Config(c.table("rope_parameters") or c.table("rope_scaling"), c.where)
+    inner_key = "partial_rotary_factor"
+    share = settings.number(inner_key, c.number(key, default))
+    size = int(head_size * share)
     if not 2 <= size <= head_size or size % 2:
         expected = f"a share that leaves an even number of the {head_size} elements of a head"
-        raise refusal(c.where, key if at.missing(inside) else inside, part, expected)
+        raise refusal(c.where, key if settings.missing(inner_key) else inner_key, share, expected)
     return None if size == head_size else size
 
 
-def _scaling(at: Config, outer: Config) -> RopeScaling | None:
+def _scaling(settings: Config, outer: Config) -> RopeScaling | None:
+    """The scaling in a table of rotary settings of the file `outer`; None if there is none. Raises `PlanError`."""
     model_type = outer.text("model_type", "")
-    phi3 = model_type == "phi3"
-    part = at.number("partial_rotary_factor", 1.0)
-    if part != 1 and model_type not in PARTIAL:
-        raise refusal(at.where, "partial_rotary_factor", part, "1: anything else is not supported")
-    kind = at.text("rope_type", at.text("type", "default"))
-    if phi3 and kind in ("su", "yarn"):  # older names of what Phi-3 does
+    share = settings.number("partial_rotary_factor", 1.0)
+    if share != 1 and model_type not in PARTIAL:
+        raise refusal(
+            settings.where, "partial_rotary_factor", share, "1: anything else is not supported"
+        )
+    kind = settings.text("rope_type", settings.text("type", "default"))
+    if model_type == "phi3" and kind in ("su", "yarn"):  # older names of what Phi-3 does
         kind = "longrope"
     if kind not in KINDS:
-        raise refusal(at.where, "rope_type", kind, f"{', '.join(KINDS[:-1])} or {KINDS[-1]}")
+        expected = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}"
+        raise refusal(settings.where, "rope_type", kind, expected)
     if kind == "default":
         return None
     if kind == "linear":
-        return RopeScaling(kind="linear", factor=at.number("factor"))
-    # The longest rows of pretraining may be named beside the scaling, and that name comes first.
-    positions = outer.size("max_position_embeddings", 4096 if phi3 else 2048)
-    original = at.size("original_max_position_embeddings", 4096 if phi3 else positions)
-    original = outer.size("original_max_position_embeddings", 4096 if phi3 else original)
+        return RopeScaling(kind="linear", factor=settings.number("factor"))
+    positions, original = _positions(settings, outer)
     if kind == "llama3":
-        low, high = at.number("low_freq_factor"), at.number("high_freq_factor")
-        if high <= low:
-            raise refusal(at.where, "high_freq_factor", high, f"more than low_freq_factor = {low}")
-        return RopeScaling(
-            kind="llama3",
-            factor=at.number("factor"),
-            low_freq_factor=low,
-            high_freq_factor=high,
-            original_positions=original,
-        )
+        return _llama3(settings, original)
     if original == 1:
-        raise refusal(at.where, "original_max_position_embeddings", 1, "more than 1")
-    if kind == "yarn":
-        return _yarn(at, positions / original, original)
-    factor = at.number("factor", positions / original)
-    usual = longrope_attention_factor(factor, original)
+        raise refusal(settings.where, "original_max_position_embeddings", 1, "more than 1")
+    make = _yarn if kind == "yarn" else _longrope
+    return make(settings, positions / original, original)
+
+
+def _positions(settings: Config, outer: Config) -> tuple[int, int]:
+    """The longest rows of the model, and those of pretraining, which may be named beside the scaling: that name comes
+    first."""
+    phi3 = outer.text("model_type", "") == "phi3"
+    positions = outer.size("max_position_embeddings", 4096 if phi3 else 2048)
+    original = settings.size("original_max_position_embeddings", 4096 if phi3 else positions)
+    return positions, outer.size("original_max_position_embeddings", 4096 if phi3 else original)
+
+
+def _llama3(settings: Config, original: int) -> RopeScaling:
+    low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
+    if high <= low:
+        expected = f"more than low_freq_factor = {low}"
+        raise refusal(settings.where, "high_freq_factor", high, expected)
+    return RopeScaling(
+        kind="llama3",
+        factor=settings.number("factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_positions=original,
+    )
+
+
+def _longrope(settings: Config, lengthening: float, original: int) -> RopeScaling:
+    factor = settings.number("factor", lengthening)
+    default = longrope_attention_factor(factor, original)
     return RopeScaling(
         kind="longrope",
         factor=factor,
         original_positions=original,
-        attention_factor=at.number("attention_factor", usual),
-        short_factors=at.numbers("short_factor"),
-        long_factors=at.numbers("long_factor"),
+        attention_factor=settings.number("attention_factor", default),
+        short_factors=settings.numbers("short_factor"),
+        long_factors=settings.numbers("long_factor"),
     )
 
 
-def _yarn(at: Config, longer: float, original: int) -> RopeScaling:
-    factor = at.number("factor", longer)
-    usual = yarn_attention_factor(factor)
-    if not at.missing("mscale") and not at.missing("mscale_all_dim"):
-        above, below = (at.number(key) for key in ("mscale", "mscale_all_dim"))
-        usual = yarn_attention_factor(factor, above) / yarn_attention_factor(factor, below)
+def _yarn(settings: Config, lengthening: float, original: int) -> RopeScaling:
+    factor = settings.number("factor", lengthening)
+    default = yarn_attention_factor(factor)
+    if not settings.missing("mscale") and not settings.missing("mscale_all_dim"):
+        above, below = (settings.number(key) for key in ("mscale", "mscale_all_dim"))
+        default = yarn_attention_factor(factor, above) / yarn_attention_factor(factor, below)
     return RopeScaling(
         kind="yarn",
         factor=factor,
         original_positions=original,
-        beta_fast=_turns(at, "beta_fast", 32.0),
-        beta_slow=_turns(at, "beta_slow", 1.0),
-        truncate=at.flag("truncate", True),
-        attention_factor=at.number("attention_factor", usual),
+        beta_fast=_turns(settings, "beta_fast", 32.0),
+        beta_slow=_turns(settings, "beta_slow", 1.0),
+        truncate=settings.flag("truncate", True),
+        attention_factor=settings.number("attention_factor", default),
     )
 
 
-def _turns(at: Config, key: str, default: float) -> float:
-    value = at.number(key, default)
+def _turns(settings: Config, key: str, default: float) -> float:
+    value = settings.number(key, default)
     if not 1e-6 <= value <= 1e6:
-        raise refusal(at.where, key, value, "a number from 1e-6 to 1e6")
+        raise refusal(settings.where, key, value, "a number from 1e-6 to 1e6")
     return value

@@ -18,9 +18,11 @@ TOLERANCE = 0.02
 ASPECT = (32, 128)
 """Allowed hidden_size / layers (Kaplan et al. 2020, §3.1: loss is flat over a wide range of it)."""
 HEAD_SIZE = (32, 128)
+"""Allowed elements of a head."""
 MLP_RATIO = 8 / 3
 """intermediate / hidden of a gated MLP with the size of a plain 4x one (Shazeer 2020, §3)."""
 MLP_RATIO_RANGE = (1.0, 8.0)
+"""Allowed intermediate / hidden."""
 TIE_ABOVE = 0.1
 """Input and output embedding are tied if one of them is more than this share of the target."""
 SMALLEST_VOCABULARY = 257
@@ -42,12 +44,13 @@ def size(target_params: int, vocab_size: int, max_positions: int) -> Architectur
 
     If the embedding alone is too large, raises `PlanError` with a vocabulary that would fit.
     """
-    shape_or_vocabulary = _search(target_params, vocab_size, max_positions)
-    if isinstance(shape_or_vocabulary, Architecture):
-        return shape_or_vocabulary
+    shape = _best(target_params, vocab_size, max_positions)
+    if shape is not None:
+        return shape
+    fitting = _largest_vocabulary(target_params, vocab_size, max_positions)
     advice = (
-        f"a vocabulary of {shape_or_vocabulary:,} or less fits (data.vocab_size)"
-        if shape_or_vocabulary
+        f"a vocabulary of {fitting:,} or less fits (data.vocab_size)"
+        if fitting
         else "no vocabulary fits so small a model"
     )
     raise PlanError(
@@ -58,11 +61,8 @@ def size(target_params: int, vocab_size: int, max_positions: int) -> Architectur
 
 
 @lru_cache(maxsize=1024)
-def _search(target: int, vocab_size: int, max_positions: int) -> Architecture | int:
-    """The best shape, or the largest smaller vocabulary for which there is one (0: none)."""
-    shape = _best(target, vocab_size, max_positions)
-    if shape is not None:
-        return shape
+def _largest_vocabulary(target: int, vocab_size: int, max_positions: int) -> int:
+    """The largest vocabulary below `vocab_size` for which there is a shape (0: none)."""
     low, high = SMALLEST_VOCABULARY - 1, vocab_size
     while high - low > 1:
         middle = (low + high) // 2
@@ -73,7 +73,9 @@ def _search(target: int, vocab_size: int, max_positions: int) -> Architecture | 
     return low if low >= SMALLEST_VOCABULARY else 0
 
 
+@lru_cache(maxsize=1024)
 def _best(target: int, vocab_size: int, max_positions: int) -> Architecture | None:
+    """The shape with the lowest score; None if there is none."""
     scored = (
         (score, shape)
         for hidden in _widths(target, vocab_size)
@@ -124,12 +126,6 @@ def _shapes(
         error = abs(count - target) / target
         if error > TOLERANCE:
             continue
-        score = (
-            abs(math.log(ratio / MLP_RATIO))
-            + 0.5 * abs(math.log(hidden / layers / 64))
-            + (0.0 if hidden % 64 == 0 else 0.15 if hidden % 32 == 0 else 0.5)
-            + 5 * error
-        )
         shape = Architecture(
             family="llama",
             vocab_size=vocab_size,
@@ -142,7 +138,19 @@ def _shapes(
             max_positions=max_positions,
             tied_embeddings=tied,
         )
-        yield shape, score
+        yield shape, _score(shape, error)
+
+
+def _score(shape: Architecture, error: float) -> float:
+    """How far a shape is from the usual MLP ratio, from 64 elements of width a layer, from a width that kernels prefer, and
+    from the target."""
+    hidden = shape.hidden_size
+    return (
+        abs(math.log(shape.intermediate_size / hidden / MLP_RATIO))
+        + 0.5 * abs(math.log(hidden / shape.layers / 64))
+        + (0.0 if hidden % 64 == 0 else 0.15 if hidden % 32 == 0 else 0.5)
+        + 5 * error
+    )
 
 
 def _rounded(wanted: float, share_of_one: float) -> int:

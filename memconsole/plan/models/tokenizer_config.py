@@ -45,8 +45,8 @@ def _content(token: Any) -> str | None:
     """The text of a token, which files write alone or with its properties."""
     if isinstance(token, _Special):
         return token.content
-    found = token.get("content") if isinstance(token, dict) else token
-    return found if isinstance(found, str) and found else None
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) and text else None
 
 
 class TokenizerConfig(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -124,11 +124,12 @@ def read(directory: Path) -> TokenizerConfig:
 
 def model_type(directory: Path) -> str:
     """The `model_type` of the config.json beside it; empty if there is none."""
-    found = _decoded(directory / "config.json", _Model)
-    return found.model_type if found is not None else ""
+    config = _decoded(directory / "config.json", _Model)
+    return config.model_type if config is not None else ""
 
 
 def _decoded(path: Path, kind: Any) -> Any:
+    """The JSON of a file as a value of `kind`; None if there is no such file. Raises `PlanError`."""
     if not path.is_file():
         return None
     try:

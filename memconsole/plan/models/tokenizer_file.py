@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -39,8 +41,8 @@ class _Tokenizer(msgspec.Struct):
     added_tokens: list[_Added] = []
 
 
-class _Held(msgspec.Struct, frozen=True):
-    """What a tokenizer holds."""
+class _Contents(msgspec.Struct, frozen=True):
+    """What the files of a tokenizer hold."""
 
     entries: int
     """One more than its largest token id."""
@@ -50,6 +52,7 @@ class _Held(msgspec.Struct, frozen=True):
     """Ids and names of the added tokens, in order of id."""
     config: TokenizerConfig
     control: tuple[str, ...]
+    """Its control tokens."""
     tags: frozenset[str]
     """Its tokens that have the form of a `TAG`."""
 
@@ -59,32 +62,32 @@ def tokenizer_vocab_size(path: str) -> int:
 
     The file is read again only if it changes. Raises `PlanError`.
     """
-    return _readable(path).entries
+    return _contents(path).entries
 
 
 def vocabulary_size(path: str) -> int:
     """One more than the largest id of a tokenizer's vocabulary, without the tokens that were added to it. Raises
     `PlanError`."""
-    return _readable(path).vocabulary
+    return _contents(path).vocabulary
 
 
 def tokens_beyond(path: str, vocab_size: int) -> tuple[str, ...]:
     """The added tokens of a tokenizer whose ids are `vocab_size` or larger; none if it cannot be read."""
     try:
-        return tuple(name for index, name in _of(path).added if index >= vocab_size)
+        return tuple(name for index, name in _contents_of(path).added if index >= vocab_size)
     except (OSError, ValueError, RuntimeError, RecursionError):
         return ()
 
 
 def around_tokens(path: str) -> tuple[str, ...]:
     """The tokens that begin and end a text, of those that a tokenizer has. Raises `PlanError`."""
-    config = _readable(path).config
+    config = _contents(path).config
     return tuple(token for name in ("bos", "eos") if (token := config.token(name)) is not None)
 
 
-def _readable(path: str) -> _Held:
+def _contents(path: str) -> _Contents:
     try:
-        return _of(path)
+        return _contents_of(path)
     except PlanError:
         raise  # it names the file, which may be one beside the tokenizer
     except FileNotFoundError:
@@ -99,7 +102,7 @@ def _readable(path: str) -> _Held:
 def control_tokens(path: str) -> tuple[str, ...] | None:
     """The special tokens of a tokenizer; None if it cannot be read."""
     try:
-        return _of(path).control
+        return _contents_of(path).control
     except (OSError, ValueError, RuntimeError, RecursionError):
         return None
 
@@ -107,55 +110,81 @@ def control_tokens(path: str) -> tuple[str, ...] | None:
 def tag_tokens(path: str) -> frozenset[str] | None:
     """The tokens of a tokenizer that have the form of a `TAG`; None if it cannot be read."""
     try:
-        return _of(path).tags
+        return _contents_of(path).tags
     except (OSError, ValueError, RuntimeError, RecursionError):
         return None
 
 
-def _of(path: str) -> _Held:
+def _contents_of(path: str) -> _Contents:
     place = Path(path).expanduser()
     file = tokenizer_file(place) if place.is_dir() else place
     if file is None:
         raise FileNotFoundError
-    return _read(file)
+    return _read_file(file)
+
+
+class _Entries(NamedTuple):
+    """What one of the forms of a tokenizer's file holds."""
+
+    largest: int
+    """The largest id; -1 if there is none."""
+    names: Iterable[str]
+    control: Sequence[str] = ()
+    """Control tokens."""
+    added: dict[int, str] | None = None
+    """Tokens that were added to the vocabulary. If the file lists them, its control tokens are among them, whatever the
+    configuration beside it says."""
 
 
 @once_per_version(16)
-def _read(file: Path) -> _Held:
+def _read_file(file: Path) -> _Contents:
     config = tokenizer_config.read(file.parent)
-    named = (config.token(name) for name in ("bos", "eos", "unk", "pad"))
-    control = [token for token in named if token is not None]
-    decoder = config.added_tokens_decoder
-    control += [token.content for token in decoder.values() if token.special]
-    added = {int(i): token.content for i, token in decoder.items() if i.isdecimal()}
-    names: list[Iterable[str]] = [control]
     content = regular_file.read(file, TOKENIZER_BYTES)
     if file.name.endswith(Path(SENTENCEPIECE).suffix):
-        pieces = sentencepiece.parse(content).pieces
-        control += [p.text for p in pieces if p.kind == sentencepiece.CONTROL]
-        names.append(p.text for p in pieces)
-        largest = len(pieces) - 1
+        entries = _sentencepiece_entries(content)
     elif file.name == VOCABULARY:
-        entries = typed_json.decode(content, dict[str, int])
-        largest = max(entries.values(), default=-1)
-        names.append(entries)
+        entries = _vocabulary_entries(content)
     else:
-        tokenizer = typed_json.decode(content, _Tokenizer)
-        vocab = tokenizer.model.vocab
-        ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
-        largest = max(ids, default=-1)
-        control = [t.content for t in tokenizer.added_tokens if t.special]
-        names += [vocab if isinstance(vocab, dict) else (name for name, _ in vocab)]
-        added |= {t.id: t.content for t in tokenizer.added_tokens}
-    names.append(added.values())
-    if max((largest, *added)) < 0:
+        entries = _tokenizer_json_entries(content)
+    decoder = config.added_tokens_decoder
+    named = [config.token(name) for name in ("bos", "eos", "unk", "pad")]
+    of_config = [token for token in named if token is not None]
+    of_config += [token.content for token in decoder.values() if token.special]
+    control = [*of_config, *entries.control] if entries.added is None else entries.control
+    added = {int(i): token.content for i, token in decoder.items() if i.isdecimal()}
+    added |= entries.added or {}
+    largest = max((entries.largest, *added))
+    if largest < 0:
         raise ValueError("empty vocabulary")
-    tags = (name for part in names for name in part if name[:1] == "<" and TAG.fullmatch(name))
-    return _Held(
-        entries=max((largest, *added)) + 1,
-        vocabulary=largest + 1,
+    names = itertools.chain(of_config, entries.names, added.values())
+    return _Contents(
+        entries=largest + 1,
+        vocabulary=entries.largest + 1,
         added=tuple(sorted(added.items())),
         config=config,
         control=tuple(dict.fromkeys(token for token in control if token)),
-        tags=frozenset(tags),
+        tags=frozenset(name for name in names if name[:1] == "<" and TAG.fullmatch(name)),
+    )
+
+
+def _sentencepiece_entries(content: bytes) -> _Entries:
+    pieces = sentencepiece.parse(content).pieces
+    control = [piece.text for piece in pieces if piece.kind == sentencepiece.CONTROL]
+    return _Entries(len(pieces) - 1, [piece.text for piece in pieces], control)
+
+
+def _vocabulary_entries(content: bytes) -> _Entries:
+    ids = typed_json.decode(content, dict[str, int])
+    return _Entries(max(ids.values(), default=-1), ids)
+
+
+def _tokenizer_json_entries(content: bytes) -> _Entries:
+    tokenizer = typed_json.decode(content, _Tokenizer)
+    vocab = tokenizer.model.vocab
+    ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+    return _Entries(
+        max(ids, default=-1),
+        vocab if isinstance(vocab, dict) else [name for name, _ in vocab],
+        [token.content for token in tokenizer.added_tokens if token.special],
+        {token.id: token.content for token in tokenizer.added_tokens},
     )

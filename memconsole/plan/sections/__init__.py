@@ -14,6 +14,7 @@ from memconsole.plan.sections.section import Section, about
 from memconsole.plan.sections.train import OBJECTIVE_NAMES, TrainChoice
 
 BACKENDS = ("torch", "jax")
+"""The backends of this project; others may be installed."""
 
 
 class Plan(Section, frozen=True, kw_only=True):
@@ -45,6 +46,7 @@ class Plan(Section, frozen=True, kw_only=True):
 
     @property
     def tokens_per_step(self) -> int:
+        """Tokens per optimizer step over all devices."""
         return self.effective_batch * self.data.sequence_length
 
     @property
@@ -69,4 +71,5 @@ class Plan(Section, frozen=True, kw_only=True):
 
     @property
     def stride(self) -> int:
+        """Tokens between the starts of two rows."""
         return self.data.stride or self.data.sequence_length

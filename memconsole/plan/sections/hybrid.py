@@ -156,5 +156,5 @@ class HybridChoice(Section, frozen=True, kw_only=True):
 
     def precision_of(self, phase: PhaseName) -> PhasePrecision:
         """The precision of a phase."""
-        found: PhasePrecision = getattr(self, f"{phase}_precision")
-        return found
+        precision: PhasePrecision = getattr(self, f"{phase}_precision")
+        return precision

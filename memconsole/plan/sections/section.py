@@ -16,4 +16,5 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 def about(text: str, **limits: Any) -> Meta:
+    """A setting's help, and the limits of a number: `ge`, `gt`, `le`, `lt`."""
     return Meta(description=text, **limits)

@@ -116,7 +116,7 @@ def meant(word: str, keys: Iterable[str]) -> list[str]:
     keys = list(keys)
     for tried in (word, word.rpartition(".")[2]):
         name = written_alike(tried)
-        found = [key for key in keys if name in map(written_alike, WORDS.get(key, "").split())]
-        if found:
-            return found
+        meant_keys = [key for key in keys if name in map(written_alike, WORDS.get(key, "").split())]
+        if meant_keys:
+            return meant_keys
     return []

@@ -102,7 +102,7 @@ def _check_devices(plan: Plan) -> None:
     processes(plan)
 
 
-def press(row: Optimization, plan: Plan, value: Any) -> Plan:
+def with_value(row: Optimization, plan: Plan, value: Any) -> Plan:
     """`plan` with `row` set to `value`. Raises `PlanError` if another optimization of the plan excludes it."""
     changed = row.apply(plan, value)
     check_conflicts(changed)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from memconsole.memory.tracers.exact_book import ExactBook
     from memconsole.tui.screens.console import Console
 
-FIRST_LOOK_SECONDS = 0.1
+FIRST_CHECK_SECONDS = 0.1
 """Seconds between two checks for the probe's first reading."""
 STARTED_SECONDS = 2.0
 """Seconds after which the console has started: its screen is drawn and the first estimate is shown."""
@@ -135,17 +135,17 @@ class ConsoleApp(NavigatingApp, inherit_bindings=False):
 
         self._probe = Probe()
         self._probe.start()
-        self._look_for_devices()
+        self._await_devices()
 
-    def _look_for_devices(self) -> None:
+    def _await_devices(self) -> None:
         """Check often until the first reading arrives, then once per interval."""
-        self._look_at_devices()
+        self._read_devices()
         if self.devices is None:
-            self.set_timer(FIRST_LOOK_SECONDS, self._look_for_devices)
+            self.set_timer(FIRST_CHECK_SECONDS, self._await_devices)
         else:
-            self.set_interval(self.interval_seconds, self._look_at_devices)
+            self.set_interval(self.interval_seconds, self._read_devices)
 
-    def _look_at_devices(self) -> None:
+    def _read_devices(self) -> None:
         devices = self._probe.latest() if self._probe is not None else None
         if devices is None or devices == self.devices:
             return
@@ -270,7 +270,7 @@ class ConsoleApp(NavigatingApp, inherit_bindings=False):
 
 
 if TYPE_CHECKING:
-    _held: type[Console] = ConsoleApp  # checks that the app implements what screens need
+    _implements: type[Console] = ConsoleApp  # checks that the app implements what screens need
 
 
 def run_console(

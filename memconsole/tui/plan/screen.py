@@ -16,7 +16,7 @@ from textual.worker import get_current_worker
 from memconsole.devices.reading import Devices
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.toggles.optimization import Optimization
-from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS, press
+from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS, with_value
 from memconsole.runs.read.shown.words import state_word
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.keys.table import KeyTable
@@ -254,7 +254,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
 
     def _step(self, row: Optimization, direction: int) -> None:
         value = self.view.next_value(row) if direction > 0 else self.view.previous_value(row)
-        self.change(lambda plan: press(row, plan, value))
+        self.change(lambda plan: with_value(row, plan, value))
 
     def action_undo(self) -> None:
         self.notice("")

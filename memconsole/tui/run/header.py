@@ -20,9 +20,9 @@ SLOW_STEP_SECONDS = 2.0
 """Steps that take longer are counted in tenths."""
 LEAST_NAME = 20
 """Cells that a long name has at least, beside the model, the backend and the device."""
-_SOURCE = re.compile(r" \([^()]*\)$")
+_EVIDENCE_SOURCE = re.compile(r" \([^()]*\)$")
 """Where the evidence of a verdict comes from; the report says it, too."""
-_WORD = 16
+_UNUSED_CELLS = 16
 """Cells that a row may leave free because the next word does not fit."""
 
 
@@ -36,16 +36,7 @@ def header_lines(view: RunView, width: int, height: int = 2) -> list[Line]:
         return [[Span(f" {view.problem or 'reading the run …'}", "bad" if view.problem else "dim")]]
     mark, role = state_mark(run)
     line: Line = [Span(f" {mark} {state_word(run)} ", role)]
-    device = run.facts.started.device_name if run.facts.started else run.plan.device.name
-    about = f"  {run.plan.model.name} · {run.plan.backend} · {device}"
-    if run.job and run.state != "queued":
-        about += f" · {run.job}"
-    if run.attempt > 1:
-        about += f" · attempt {run.attempt}"
-    if run.pause_requested != paused(run) and view.live:
-        about += " · pauses after this step" if run.pause_requested else " · goes on"
-    if run.stop_requested_by and view.live:
-        about += f" · stop asked by {run.stop_requested_by}"
+    about = _about_words(view, run)
     missing = f"  ▲ {run.missing_records:,} records missing" if run.missing_records else ""
     room = width - width_of([*line, Span(missing + about)])
     line.append(Span(fit(f" {run.name or run.id}", max(room, LEAST_NAME)), "strong"))
@@ -57,6 +48,21 @@ def header_lines(view: RunView, width: int, height: int = 2) -> list[Line]:
     if height > len(lines) and (times := time_line(view, width)):
         lines.insert(2, times)
     return lines
+
+
+def _about_words(view: RunView, run: RunSnapshot) -> str:
+    """What runs where, and what has been asked of it."""
+    device = run.facts.started.device_name if run.facts.started else run.plan.device.name
+    words = f"  {run.plan.model.name} · {run.plan.backend} · {device}"
+    if run.job and run.state != "queued":
+        words += f" · {run.job}"
+    if run.attempt > 1:
+        words += f" · attempt {run.attempt}"
+    if run.pause_requested != paused(run) and view.live:
+        words += " · pauses after this step" if run.pause_requested else " · goes on"
+    if run.stop_requested_by and view.live:
+        words += f" · stop asked by {run.stop_requested_by}"
+    return words
 
 
 def symptom_lines(view: RunView, width: int) -> list[Line]:
@@ -148,7 +154,7 @@ def time_line(view: RunView, width: int) -> Line:
     return [Span(fit(words, width), "dim")]
 
 
-def _end(run_id: str) -> str:
+def _short_id(run_id: str) -> str:
     """The random end of a run's id, by which commands find it."""
     return run_id.rpartition("-")[2]
 
@@ -167,13 +173,13 @@ def ended_lines(view: RunView, run: RunSnapshot, width: int) -> list[Line]:
     if verdict.reason in OUT_OF_MEMORY:
         key = f" — {view.keys.shown('run', 'remedies')} lists what would have saved it"
     elif view.resumable and verdict.reason == "nan":
-        key = f" — {resume_command(_end(run.id), verdict.reason)} goes on"
+        key = f" — {resume_command(_short_id(run.id), verdict.reason)} goes on"
     elif view.resumable:
         key = f" — {view.keys.shown('run', 'resume')} resumes it"
     rows = 1 if good or view.symptom is not None else 2
-    room = rows * (width - 1) - (rows - 1) * _WORD - len(key)
+    room = rows * (width - 1) - (rows - 1) * _UNUSED_CELLS - len(key)
     if good and len(words) > room:
-        words = _SOURCE.sub("", words)
+        words = _EVIDENCE_SOURCE.sub("", words)
     wrapped = wrap(fit(words, room) + key, width - 1, rows)
     return [[Span(f" {row}", "good" if good else "bad")] for row in wrapped]
 

@@ -36,14 +36,14 @@ def sample_lines(view: RunView, width: int) -> list[Line]:
         words = f"no text is sampled: {why}" if why else "a text is sampled at each evaluation"
         return [[Span(fit(f" {words}", width), "dim")]]
     sample, words = run.facts.sample, ""
-    many = len(run.samples)
-    if many > 1:
-        at = max(0, many - 1 - view.sample)
-        sample = run.samples[at] if at < many - 1 else sample
-        words = f"  {at + 1} of {many}"
-    found = [e.loss for e in run.evaluations if e.step == sample.step and e.loss is not None]
-    if found:
-        words = f"  validation {measure_word(found[0])}{words}"
+    count = len(run.samples)
+    if count > 1:
+        index = max(0, count - 1 - view.sample)
+        sample = run.samples[index] if index < count - 1 else sample
+        words = f"  {index + 1} of {count}"
+    losses = [e.loss for e in run.evaluations if e.step == sample.step and e.loss is not None]
+    if losses:
+        words = f"  validation {measure_word(losses[0])}{words}"
     head = fit(f" step {sample.step:,}: {sample.prompt!r} …", max(12, width - len(words)))
     lines: list[Line] = [[Span(head, "accent"), Span(words, "dim")]]
     for row in (sample.prompt + sample.text).splitlines():

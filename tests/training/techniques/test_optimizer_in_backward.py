@@ -14,7 +14,7 @@ from memconsole.plan import plan as plans
 from memconsole.plan.check import check
 from memconsole.plan.models.architecture import Architecture, parameters
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.plan.toggles.optimizations import BY_KEY, press
+from memconsole.plan.toggles.optimizations import BY_KEY, with_value
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.tracing.trace_liveness import Liveness
 from memconsole_trainer.weights.initialize import InitialWeights
@@ -153,7 +153,7 @@ def test_what_needs_every_gradient_is_refused_with_the_reason(
         check(plan)
     assert error.value.key == KEY
     with pytest.raises(PlanError, match=reason):
-        press(BY_KEY[KEY], plans.replace(plan, {KEY: False}), True)
+        with_value(BY_KEY[KEY], plans.replace(plan, {KEY: False}), True)
 
 
 def test_jax_says_why_it_has_no_such_toggle() -> None:

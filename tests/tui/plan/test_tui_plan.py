@@ -12,7 +12,7 @@ import pytest
 from memconsole.plan import plan as plans
 from memconsole.plan.data.paths import load
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS, press
+from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS, with_value
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.processes import locks
 from memconsole.runs.record.run_store import create_run
@@ -71,7 +71,7 @@ async def test_each_optimization_is_stepped_by_its_own_key(make_console: Make) -
             assert app.plan_screen.view.row is row
             refused = ""
             try:
-                press(row, plan, wanted)
+                with_value(row, plan, wanted)
             except PlanError as error:
                 refused = str(error)[:100]
             if refused:

@@ -22,7 +22,7 @@ from memconsole.memory.tracers.thread import TimeLimits
 from memconsole.plan import plan as plans
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
-from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS, press
+from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS, with_value
 from memconsole.user_folders import cache_folder
 
 GIB = 2**30
@@ -471,7 +471,7 @@ def test_neighbours_are_the_next_key_presses_the_selected_row_first() -> None:
     for other in OPTIMIZATIONS:
         value = other.next_value(Plan())
         try:
-            pressed = press(other, Plan(), value)
+            pressed = with_value(other, Plan(), value)
         except PlanError:
             continue  # the key does nothing but say why
         assert (pressed in found) == (other.refusal(Plan(), value) is None)

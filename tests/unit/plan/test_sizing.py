@@ -102,5 +102,5 @@ def test_a_repeated_size_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) 
     def search(*_: int) -> None:
         raise AssertionError("searched again")
 
-    monkeypatch.setattr(sizing, "_best", search)
+    monkeypatch.setattr(sizing, "_shapes", search)
     assert sizes(size(7_654_321, 4096, 2048)).total == pytest.approx(7_654_321, rel=0.02)
