@@ -81,10 +81,10 @@ def _upwards(top: Path, group: str) -> list[Path]:
 
 
 def _limit_of(folder: Path, version: int, free_swap_bytes: int) -> MemoryLimit | None:
-    limit_name, usage_name, prefix = (
-        ("memory.max", "memory.current", ""),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
-    )[0 if version == 2 else 1]
+    """The limit of the control group in `folder`; None if it has none."""
+    limit_name, usage_name, prefix = "memory.max", "memory.current", ""
+    if version == 1:
+        limit_name, usage_name, prefix = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
     limit = _number(folder / limit_name)
     if limit is None or limit >= _NO_LIMIT:
         return None
@@ -111,18 +111,20 @@ def _swap_left(folder: Path, version: int, ram_left: int) -> int:
     return _NO_LIMIT if limit is None else max(0, limit - (_number(used) or 0) - ram_left)
 
 
-def _tighter(one: MemoryLimit | None, other: MemoryLimit) -> MemoryLimit:
-    if one is None:
-        return other
+def _tighter(tightest: MemoryLimit | None, limit: MemoryLimit) -> MemoryLimit:
+    """The lowest figures of both limits."""
+    if tightest is None:
+        return limit
     return MemoryLimit(
-        min(one.limit_bytes, other.limit_bytes),
-        min(one.free_bytes, other.free_bytes),
-        min(one.fillable_bytes, other.fillable_bytes),
-        one.version,
+        min(tightest.limit_bytes, limit.limit_bytes),
+        min(tightest.free_bytes, limit.free_bytes),
+        min(tightest.fillable_bytes, limit.fillable_bytes),
+        tightest.version,
     )
 
 
 def _field(stat: str, name: str) -> int:
+    """A number of memory.stat; 0 if it is not there."""
     match = re.search(rf"^{name} (\d+)$", stat, re.MULTILINE)
     return int(match[1]) if match else 0
 

@@ -19,11 +19,11 @@ _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 def decoder(kind: type[_Kind]) -> msgspec.json.Decoder[_Kind]:
     """The decoder of `kind`, created once."""
-    found = _decoders.get(kind)
-    if found is None:
+    known = _decoders.get(kind)
+    if known is None:
         with _learning:
-            found = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
-    return found
+            known = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
+    return known
 
 
 def decode(content: bytes | bytearray | memoryview | str, kind: type[_Kind]) -> _Kind:

@@ -144,16 +144,16 @@ def _ask_nvidia() -> Callable[[], Readings]:
     It imports NVML on its first call, in the driver's thread, because loading the library can already
     hang or crash.
     """
-    kept: list[Callable[[], Readings]] = []
+    opened: list[Callable[[], Readings]] = []
 
     def ask() -> Readings:
-        if not kept:
+        if not opened:
             try:
                 from memconsole.devices.nvidia import Nvidia
             except ImportError as error:
                 return [], [f"NVIDIA: nvidia-ml-py cannot be imported ({error})"]
-            kept.append(Nvidia(os.environ).read)
-        return kept[0]()
+            opened.append(Nvidia(os.environ).read)
+        return opened[0]()
 
     return ask
 

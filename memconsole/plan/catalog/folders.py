@@ -59,6 +59,9 @@ _SPLIT = re.compile(r"(train|test|validation|valid|val|dev|eval)([._-]|$)")
 """Files and folders of one split of a dataset, by the beginning of their name."""
 _SUFFIX = re.compile(r"\.[a-z0-9]{1,10}")
 
+_SizedFile = tuple[Path, int]
+"""A file and its bytes."""
+
 
 class Folder(NamedTuple):
     """The data files of a folder, all of one format, in a fixed order."""
@@ -109,15 +112,35 @@ def folder(path: Path, most: int | None = None) -> Folder | None:
     have to be dropped.
     """
 
+    saved = _saved(path)
+    if saved is not None:
+        return saved
+    left_out: Counter[str] = Counter()
+    by_kind = _files_by_kind(path, most, left_out)
+    if by_kind is None:
+        return None
+    kind, files = _data_files(path, by_kind, most, left_out)
+    form: DatasetFormat = TABLES.get(kind, "text")
+    return Folder(
+        form,
+        tuple(file for file, _ in files),
+        tuple(size for _, size in files),
+        tuple(sorted(left_out.items(), key=lambda item: (-item[1], item[0]))),
+        _splits(path, [file for file, _ in files if form != "text" or file.suffix == ".txt"]),
+    )
+
+
+def _files_by_kind(
+    path: Path, most: int | None, left_out: Counter[str]
+) -> dict[str, list[_SizedFile]] | None:
+    """The files in a folder by `_kind`, each with its bytes, in a fixed order. `left_out` counts the other ones by label.
+    None if the folder has more than `most` entries. Raises `PlanError`."""
+
     def refuse(error: OSError) -> NoReturn:
         place = "" if Path(error.filename) == path else f"{error.filename} "
         raise source_error(str(path), f"{place}cannot be read: {error.strerror}")
 
-    saved = _saved(path)
-    if saved is not None:
-        return saved
-    found: dict[str, list[tuple[Path, int]]] = {}
-    left_out: Counter[str] = Counter()
+    by_kind: dict[str, list[_SizedFile]] = {}
     known: set[tuple[int, int]] = set()
     seen = 0
     for where, names, entries in os.walk(path, onerror=refuse):
@@ -148,21 +171,30 @@ def folder(path: Path, most: int | None = None) -> Folder | None:
                 left_out["linked file"] += 1
             else:
                 known.add((status.st_dev, status.st_ino))
-                found.setdefault(kind, []).append((file, status.st_size))
-    beside, configuration = found.pop("beside", []), found.pop("configuration", [])
-    if not found:
+                by_kind.setdefault(kind, []).append((file, status.st_size))
+    return by_kind
+
+
+def _data_files(
+    path: Path, by_kind: dict[str, list[_SizedFile]], most: int | None, left_out: Counter[str]
+) -> tuple[str, list[_SizedFile]]:
+    """The kind and the files of a folder that are its data. `left_out` also counts those that are not. With `most`, only
+    the first texts are looked into. Raises `PlanError`."""
+    data = dict(by_kind)
+    beside, configuration = data.pop("beside", []), data.pop("configuration", [])
+    if not data:
         # If the folder has nothing else, these files are the data.
         if configuration and not beside:
-            found, configuration = {".json": configuration}, []
+            data, configuration = {".json": configuration}, []
         else:
-            found = {"text": []}
-    if len(found) > 1:
-        listed = ", ".join(f"{len(files):,} {kind}" for kind, files in sorted(found.items()))
+            data = {"text": []}
+    if len(data) > 1:
+        listed = ", ".join(f"{len(files):,} {kind}" for kind, files in sorted(data.items()))
         raise source_error(
             str(path),
             f"holds files of several kinds ({listed}): give one file or a folder of one kind",
         )
-    kind, files = next(iter(found.items()))
+    kind, files = next(iter(data.items()))
     if kind == "text":
         texts = sorted(files + beside)
         checked = len(texts) if most is None else MOST_HEADS
@@ -177,21 +209,14 @@ def folder(path: Path, most: int | None = None) -> Folder | None:
         )
     left_out.update(_label(file.name) for file, _ in beside)
     left_out.update(f"{_label(file.name)} of configuration" for file, _ in configuration)
-    form: DatasetFormat = TABLES.get(kind, "text")
-    return Folder(
-        form,
-        tuple(file for file, _ in files),
-        tuple(size for _, size in files),
-        tuple(sorted(left_out.items(), key=lambda item: (-item[1], item[0]))),
-        _splits(path, [file for file, _ in files if form != "text" or file.suffix == ".txt"]),
-    )
+    return kind, files
 
 
 def _splits(path: Path, files: Iterable[Path]) -> tuple[str, ...]:
     """The splits of a dataset that files in the folder `path` are named after; empty if there is one, or none."""
     names = (part.lower() for file in files for part in file.relative_to(path).parts)
-    found = sorted({match[1] for match in map(_SPLIT.match, names) if match})
-    return tuple(found) if len(found) > 1 else ()
+    splits = sorted({match[1] for match in map(_SPLIT.match, names) if match})
+    return tuple(splits) if len(splits) > 1 else ()
 
 
 def _saved(path: Path) -> Folder | None:

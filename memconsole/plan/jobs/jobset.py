@@ -47,33 +47,13 @@ def jobset(job: Job, image: str = IMAGE, nodes: Mapping[str, str] | None = None)
                 f"--install {word}: a file of this machine, which a pod does not have; give a URL, or a file "
                 f"under {ROOT}, where the volume is"
             )
-    limits: dict[str, Any] = {"memory": f"{job.host_gib}Gi"}
-    if job.accelerator is not None:
-        limits[_resource(job.accelerator)] = _count(job.plan)
-    container = {
-        "name": "trainer",
-        "image": image,
-        "command": ["bash", "-c"],
-        "args": [script(job, {}, pip(job.install))],
-        "resources": {"requests": {"memory": limits["memory"]}, "limits": limits},
-        "volumeMounts": [
-            {"name": "run", "mountPath": ROOT},
-            {"name": "shared-memory", "mountPath": "/dev/shm"},
-        ],
-    }
-    kept = {"persistentVolumeClaim": {"claimName": job.volume}} if job.volume else {"emptyDir": {}}
-    pod = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": GRACE_SECONDS,
-        **({"nodeSelector": dict(nodes)} if nodes else {}),
-        "containers": [container],
-        "volumes": [
-            {"name": "run", **kept},
-            {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
-        ],
-    }
     template = {
-        "spec": {"parallelism": 1, "completions": 1, "backoffLimit": 0, "template": {"spec": pod}}
+        "spec": {
+            "parallelism": 1,
+            "completions": 1,
+            "backoffLimit": 0,
+            "template": {"spec": _pod(job, image, nodes)},
+        }
     }
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -84,6 +64,40 @@ def jobset(job: Job, image: str = IMAGE, nodes: Mapping[str, str] | None = None)
             "failurePolicy": {"maxRestarts": RESTARTS if job.volume else 0},
             "replicatedJobs": [{"name": "train", "replicas": 1, "template": template}],
         },
+    }
+
+
+def _pod(job: Job, image: str, nodes: Mapping[str, str] | None) -> dict[str, Any]:
+    """A pod with the trainer, the volume of the run and memory to share between processes."""
+    volume: dict[str, Any] = {"emptyDir": {}}
+    if job.volume:
+        volume = {"persistentVolumeClaim": {"claimName": job.volume}}
+    return {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        **({"nodeSelector": dict(nodes)} if nodes else {}),
+        "containers": [_container(job, image)],
+        "volumes": [
+            {"name": "run", **volume},
+            {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
+        ],
+    }
+
+
+def _container(job: Job, image: str) -> dict[str, Any]:
+    limits: dict[str, Any] = {"memory": f"{job.host_gib}Gi"}
+    if job.accelerator is not None:
+        limits[_resource(job.accelerator)] = _count(job.plan)
+    return {
+        "name": "trainer",
+        "image": image,
+        "command": ["bash", "-c"],
+        "args": [script(job, {}, pip(job.install))],
+        "resources": {"requests": {"memory": limits["memory"]}, "limits": limits},
+        "volumeMounts": [
+            {"name": "run", "mountPath": ROOT},
+            {"name": "shared-memory", "mountPath": "/dev/shm"},
+        ],
     }
 
 

@@ -79,20 +79,20 @@ def rank_lines(
     return lines
 
 
-def _bar_line(one: RankGauge, scale: float, slow: Slowest | None, width: int, word: str) -> Line:
+def _bar_line(ranked: RankGauge, scale: float, slow: Slowest | None, width: int, word: str) -> Line:
     """``rank 3 ▕████▒▒┃··▏ 12.3 GiB   874 ms``; ▲ marks a rank that the others wait for."""
-    is_slow = slow is not None and slow.clearly and slow.rank == one.rank
-    name = f"{word} {one.rank}" if width >= 30 else str(one.rank)
+    is_slow = slow is not None and slow.clearly and slow.rank == ranked.rank
+    name = f"{word} {ranked.rank}" if width >= 30 else str(ranked.rank)
     head: Line = [Span(_SLOW if is_slow else " ", "warn"), Span(name, "strong")]
-    gauge = one.gauge
+    gauge = ranked.gauge
     if isinstance(gauge.used, Missing):
         return [*head, Span(fit(f" n/a — {gauge.used.reason}", width - width_of(head)), "dim")]
     tail: Line = [Span(" " + right(format_bytes(gauge.used), _AMOUNT))]
-    if one.silent_since is not None:
-        tail.append(Span(f" at step {one.silent_since:,}", "warn"))
-    elif width >= _WIDE and one.own_seconds is not None:
+    if ranked.silent_since is not None:
+        tail.append(Span(f" at step {ranked.silent_since:,}", "warn"))
+    elif width >= _WIDE and ranked.own_seconds is not None:
         tail.append(
-            Span(" " + right(step_word(one.own_seconds), _AMOUNT), "warn" if is_slow else "dim")
+            Span(" " + right(step_word(ranked.own_seconds), _AMOUNT), "warn" if is_slow else "dim")
         )
     length = max(4, width - width_of(head) - width_of(tail) - 3)
     row = bar(
@@ -101,7 +101,7 @@ def _bar_line(one: RankGauge, scale: float, slow: Slowest | None, width: int, wo
         length,
         tick=None if gauge.predicted is None else float(gauge.predicted),
         reached=None if gauge.peak is None else float(gauge.peak),
-        role="dim" if one.silent_since is not None else gauge.level[0],
+        role="dim" if ranked.silent_since is not None else gauge.level[0],
     )
     return [*head, Span(" ▕", "dim"), *row, Span("▏", "dim"), *tail]
 

@@ -14,11 +14,11 @@ from memconsole.tui.plan.pricing import price
 def predicted(run_id: str, plan: Plan, devices: Devices | None) -> tuple[Estimate | None, str]:
     """The estimate of a run, or None with the reason in one line."""
     try:
-        kept = kept_estimate(find_run(run_id))
+        stored = kept_estimate(find_run(run_id))
     except (RunError, OSError):
-        kept = None
-    if kept is not None:
-        return kept, ""
+        stored = None
+    if stored is not None:
+        return stored, ""
     priced = price(plan, devices)
     return priced.estimate, priced.problem
 

@@ -52,12 +52,12 @@ def rank_gauges(view: RunView, first: Gauge) -> list[RankGauge]:
     ]
 
 
-def _gauge(one: RankFacts, plain: Gauge, own: float | None, *, live: bool) -> RankGauge:
-    reading = one.reading
+def _gauge(facts: RankFacts, plain: Gauge, own: float | None, *, live: bool) -> RankGauge:
+    reading = facts.reading
     used = reading.allocated_bytes
     gauge = replace(
         plain,
         used=Missing("not reported here") if used is None else used,
         peak=reading.peak_bytes,
     )
-    return RankGauge(reading.rank, gauge, own, reading.step if one.silent and live else None)
+    return RankGauge(reading.rank, gauge, own, reading.step if facts.silent and live else None)

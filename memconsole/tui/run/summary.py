@@ -127,9 +127,9 @@ def _time_words(run: RunSnapshot) -> str:
 def memory_rows(view: RunView, run: RunSnapshot) -> list[Row]:
     """One row per measured or predicted figure, and the shortfall if the run ran out of memory."""
     rows = [
-        (_NAMES[one.name], comparison_words(one, run.uncertain), _role(one))
-        for one in compared(view, run)
-        if one.name in _NAMES
+        (_NAMES[figure.name], comparison_words(figure, run.uncertain), _role(figure))
+        for figure in compared(view, run)
+        if figure.name in _NAMES
     ]
     facts = run.facts
     error = facts.error
@@ -157,22 +157,22 @@ def compared(view: RunView, run: RunSnapshot) -> tuple[Comparison, ...]:
     return tuple(row for row in rows if not (on_cpu(facts) and row.name == "device"))
 
 
-def comparison_words(one: Comparison, uncertain: Collection[str] = ()) -> str:
+def comparison_words(figure: Comparison, uncertain: Collection[str] = ()) -> str:
     """``measured 171 MiB · predicted =168 MiB (2 % less), inside its band 160 MiB to 176 MiB``."""
-    seen = "n/a" if one.measured_bytes is None else format_bytes(one.measured_bytes)
-    text = "measured " + ("≥ " if one.at_least else "")
+    seen = "n/a" if figure.measured_bytes is None else format_bytes(figure.measured_bytes)
+    text = "measured " + ("≥ " if figure.at_least else "")
     text += marked(seen, "memory.measured", uncertain)
-    if one.estimated_bytes is None:
+    if figure.estimated_bytes is None:
         return text
-    text += f" · predicted {one.tier}{format_bytes(one.estimated_bytes)}"
-    if one.error_percent is not None and not one.at_least:
-        text += f" ({difference_word(one.error_percent)})"
-    if one.band_bytes is not None:
-        place = {True: "inside its", False: "outside its", None: "its"}[one.inside_band]
-        low, high = one.band_bytes
+    text += f" · predicted {figure.tier}{format_bytes(figure.estimated_bytes)}"
+    if figure.error_percent is not None and not figure.at_least:
+        text += f" ({difference_word(figure.error_percent)})"
+    if figure.band_bytes is not None:
+        place = {True: "inside its", False: "outside its", None: "its"}[figure.inside_band]
+        low, high = figure.band_bytes
         text += f", {place} band {format_bytes(low)} to {format_bytes(high)}"
     return text
 
 
-def _role(one: Comparison) -> str:
-    return {True: "good", False: "warn", None: ""}[one.inside_band]
+def _role(figure: Comparison) -> str:
+    return {True: "good", False: "warn", None: ""}[figure.inside_band]

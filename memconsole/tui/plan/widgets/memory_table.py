@@ -171,10 +171,10 @@ def _largest(parts: list[tuple[int, Line]], room: int) -> list[Line]:
     """The rows of components, each with its bytes; the smallest ones are left out if there is no room for all."""
     if len(parts) <= room:
         return [line for _, line in parts]
-    kept = sorted(parts, key=lambda part: -part[0])[: max(0, room - 1)]
-    left_out = len(parts) - len(kept)
+    largest = sorted(parts, key=lambda part: -part[0])[: max(0, room - 1)]
+    left_out = len(parts) - len(largest)
     more = [Span(f" … {left_out} smaller", "dim")]
-    return [*(part[1] for part in parts if part in kept), *([more] if room > 0 else [])]
+    return [*(part[1] for part in parts if part in largest), *([more] if room > 0 else [])]
 
 
 def _problem(words: str, width: int, room: int) -> list[Line]:
