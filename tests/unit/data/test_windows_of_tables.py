@@ -21,6 +21,12 @@ from memconsole_trainer.data.cutting.cutting import cut
 from memconsole_trainer.data.cutting.request import Cut
 from memconsole_trainer.data.make.bar import Bar
 from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.windows.column_names import (
+    ColumnNames,
+    check_inputs,
+    read_names,
+    write_names,
+)
 
 COLUMNS = ("x", "v", "u", "w")
 SERIES = (7, 40, 3, 25)
@@ -168,6 +174,8 @@ def test_the_command_writes_a_file_that_inspect_knows(tmp_path: Path) -> None:
     shown = CliRunner().invoke(cli, ["data", "inspect", str(out), "--json"])
     found = json.loads(shown.stdout)
     assert (found["kind"], found["documents"]) == ("windows", facts["windows"])
+    lines = found["sample"].splitlines()
+    assert [line.partition(":")[0] for line in lines[1:4]] == ["x", "v", "u"]
     no_windows = ["data", "windows", str(table), str(tmp_path / "w.npz"), "--inputs", "x"]
     for refused, told in (
         (words, "replace it with --force"),
@@ -178,3 +186,25 @@ def test_the_command_writes_a_file_that_inspect_knows(tmp_path: Path) -> None:
         assert isinstance(error, PlanError)
         assert told in str(error)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["table.csv", "w.h5"]
+
+
+def test_windows_with_other_inputs_are_not_predicted(tmp_path: Path) -> None:
+    """A model knows its inputs by their order alone."""
+    files = {}
+    for name, inputs in (("learned", ("x", "v")), ("same", ("x", "v")), ("other", ("v", "x"))):
+        files[name] = tmp_path / f"{name}.h5"
+        with h5py.File(files[name], "w") as file:
+            write_names(file, inputs, ("u",))
+    with h5py.File(files["same"]) as file:
+        same = read_names(file)
+    assert same == ColumnNames(("x", "v"), ("u",))
+    check_inputs(files["same"], same, files["learned"])
+    check_inputs(files["same"], same, tmp_path / "gone.h5")
+    check_inputs(files["same"], ColumnNames(), files["other"])
+    with pytest.raises(
+        DataError, match="its inputs are x, v; the run learned from v, x, in this order"
+    ):
+        check_inputs(files["same"], same, files["other"])
+    with h5py.File(files["other"], "w") as file:
+        file.attrs["inputs"] = "not JSON"
+        assert read_names(file) == ColumnNames()
