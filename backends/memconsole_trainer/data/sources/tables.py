@@ -194,11 +194,15 @@ def _repaired_lines(
 
 
 def _unreadable(kind: str, path: Path, error: Exception) -> DataError:
-    if cause_of(error) == NoRoomError.cause:
-        from datasets import config
+    from datasets import config
 
-        where = config.HF_DATASETS_CACHE
+    where = config.HF_DATASETS_CACHE
+    if cause_of(error) == NoRoomError.cause:
         return NoRoomError(f"{path}: no room for its table in {where}; free some there")
+    inner = error.__cause__ or error
+    if isinstance(inner, OSError) and inner.filename not in (None, str(path)):
+        why = f"its table cannot be written to {where}: {inner.strerror}"
+        return DataError(f"{path}: {why}; HF_DATASETS_CACHE names another folder")
     return DataError(f"{path}: cannot be read as {kind}: {reason(error)}")
 
 
