@@ -271,6 +271,8 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     os.mkfifo(pipe)
     (tmp_path / "link").symlink_to(pipe)
     unknown.write_text("1::99::5::1\n")
+    named = tmp_path / "named.csv"
+    named.write_text("who,what\n1,2\n")
     bare = create_run(runs.plan("regression", "torch"))
     text = create_run(replace(Plan(), {"data.source": str(tmp_path)}))
     shutil.copytree(regressor.checkpoints_path, text.checkpoints_path, dirs_exist_ok=True)
@@ -281,6 +283,8 @@ def test_what_cannot_be_used_is_refused_in_one_line(
         ((recommender.path, tmp_path / "absent.dat", new), "cannot be read: No such file"),
         ((recommender.path, windows, new), f"{windows}: line 1: "),
         ((recommender.path, unknown, new), "holds no item that the run knows"),
+        ((recommender.path, named, new), "users; set --user-column to one of: who, what"),
+        ((recommender.path, named, new, "--user-column=i"), f'--user-column = "i": {named} has'),
         ((regressor.path, ratings, new), f"{ratings}: not a readable HDF5 file"),
         ((regressor.path, tmp_path / "absent.h5", new), "the file does not exist"),
         ((regressor.path, windows, new, "--top=3"), "but the run learned regression"),
