@@ -76,7 +76,7 @@ def write(trained_model: TrainedModel, source: Path, out: Path, warn: Callable[[
                     break
         if raw.error is not None:
             raise raw.error
-    return f"outputs of {file.count:,} windows"
+    return f"outputs of {file.count:,} window{'s' if file.count != 1 else ''}"
 
 
 def _check_room(folder: Path, needed: int) -> None:
