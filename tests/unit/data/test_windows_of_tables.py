@@ -112,11 +112,11 @@ def test_windows_are_those_of_a_plain_loop_in_blocks_of_any_size(
 ) -> None:
     monkeypatch.setattr(cutting, "LEAST_ROWS", 5)
     table = write_table(tmp_path / f"table{suffix}")
-    request = Cut(table=table, out=tmp_path / "w.h5", inputs=("x", "v"), **settings)
+    request = Cut(table=str(table), out=str(tmp_path / "w.h5"), inputs=("x", "v"), **settings)
     wanted, left_out = expected(request)
     for block_bytes in (1, 1 << 20):
         monkeypatch.setattr(cutting, "BLOCK_BYTES", block_bytes)
-        facts = cut(request, request.out, Bar("windows", "rows", Silent()))  # type: ignore[arg-type]
+        facts = cut(request, Path(request.out), Bar("windows", "rows", Silent()))  # type: ignore[arg-type]
         assert facts["windows"] == len(wanted["input_sequences"])
         assert facts.get("left_out", "0 ").split()[0] == str(left_out)  # type: ignore[union-attr]
         with h5py.File(request.out) as file:
@@ -134,22 +134,22 @@ def test_windows_are_those_of_a_plain_loop_in_blocks_of_any_size(
         ({"length": 41, "group": "run"}, "its longest group has 40 rows; a window of 41 takes 41"),
         ({"length": 70, "ahead": 9}, "the table has 75 rows; a window of 70 and its outputs 9 rows ahead take 79"),
         ({"length": 75}, "each of its 1 windows lacks an input or all outputs"),
-        ({"table": Path("a.txt")}, "is no table"),
+        ({"table": "a.txt"}, "is no table"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_cut_is_refused_by_name(
     changes: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {
-        "table": write_table(tmp_path / "table.jsonl"),
+        "table": str(write_table(tmp_path / "table.jsonl")),
         "inputs": ("x", "v"),
         "outputs": ("u",),
         "length": 4,
         **changes,
     }
-    request = Cut(out=tmp_path / "w.h5", **settings)
+    request = Cut(out=str(tmp_path / "w.h5"), **settings)
     with pytest.raises(DataError) as raised:
-        cut(request, request.out, Bar("windows", "rows", Silent()))  # type: ignore[arg-type]
+        cut(request, Path(request.out), Bar("windows", "rows", Silent()))  # type: ignore[arg-type]
     assert words in str(raised.value)
 
 

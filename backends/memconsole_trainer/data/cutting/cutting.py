@@ -89,13 +89,13 @@ def cut(request: Cut, out: Path, bar: Bar) -> Facts:
 
 def _opened(request: Cut) -> Any:
     """The table with the columns of the request. Raises `DataError`."""
-    kind = TABLES.get(plain_suffix(request.table.name))
+    kind = TABLES.get(plain_suffix(Path(request.table).name))
     if kind is None:
         allowed = ", ".join(TABLES)
         raise DataError(f"{request.table}: is no table; expected a name that ends with {allowed}")
     group = () if request.group is None else (request.group,)
     wanted = dict.fromkeys((*request.inputs, *request.outputs, *group))
-    table = open_table(kind, [request.table], DataChoice(), used=wanted)
+    table = open_table(kind, [Path(request.table)], DataChoice(), used=wanted)
     types = column_types(table.features)
     for name in wanted:
         if name not in types:
