@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from memconsole import regular_file, typed_json
-from memconsole.memory.answers.pace import LEAST_STEPS, Slowdown, paced, slowdown
+from memconsole.memory.answers.pace import Slowdown, paced, slowdown
 from memconsole.memory.answers.receipts import Machine, Measured, calibrated, kin_of, setup_of
 from memconsole.memory.estimate import model_of, table_of
 from memconsole.memory.seconds import step_seconds
@@ -213,8 +213,8 @@ class Receipts:
         peak = (
             shortfall.needed_bytes if shortfall else max(priced, default=stored.measured.peak_bytes)
         )
-        # A short run may not have reached its peak, because the heap grows in the first steps, and a
-        # damaged log may lack the record of the peak.
+        # The first steps are slow, and while a heap grows a run has not reached its peak. A damaged log may lack the record
+        # of the peak.
         if not peak or stored.missing_records or (not ran_out and stored.steps < SETTLED_STEPS):
             return None
         return Measured(
@@ -225,7 +225,7 @@ class Receipts:
             versions=stored.versions,
             peak_bytes=peak,
             at_least=ran_out,
-            step_seconds=_step_seconds(stored, plan) if stored.steps >= LEAST_STEPS else None,
+            step_seconds=_step_seconds(stored, plan) if stored.steps >= SETTLED_STEPS else None,
         )
 
 

@@ -177,7 +177,10 @@ def _gpu(name: str, index: int) -> torch.device:
 
 
 def _absent(name: str, why: str) -> PlanError:
+    here = ["auto", "cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    if torch.backends.mps.is_available():
+        here.append("mps")
     return PlanError(
-        f'device.name = "{name}": {why}; run on a local device: auto | cpu | cuda:0 | mps',
+        f'device.name = "{name}": {why}; expected a device of this machine: {" | ".join(here)}',
         "device.name",
     )

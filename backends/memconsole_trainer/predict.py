@@ -50,7 +50,7 @@ def main() -> int:
             else:
                 said = windows.write(trained_model, options.input, out, warn)
     except (PlanError, ValueError, OSError) as error:
-        print(f"memconsole: {error}", file=sys.stderr)
+        print(f"memconsole: {_with_options(str(error))}", file=sys.stderr)
         return 2
     print(f"step {trained_model.checkpoint.step:,}{trained_model.note}: {said} in {options.output}")
     return 0
@@ -59,6 +59,13 @@ def main() -> int:
 def _option(column: str) -> str:
     """The option for a setting of `OF_RATINGS`, such as ``--user-column``."""
     return "--" + column.removeprefix("data.").replace("_", "-")
+
+
+def _with_options(words: str) -> str:
+    """An error that names settings of columns, with the options of this command in their place."""
+    for key in OF_RATINGS:
+        words = words.replace(key, _option(key))
+    return words
 
 
 def warn(words: str) -> None:

@@ -13,7 +13,9 @@ from memconsole.memory.activations.block_programs import is_traced
 from memconsole.memory.coefficients import runtime
 from memconsole.memory.host import (
     compiler_bytes,
+    evaluation_heap,
     heap_bytes,
+    heap_spread,
     host_of,
     returns_pages,
     runtime_bytes,
@@ -21,7 +23,14 @@ from memconsole.memory.host import (
     settled_bytes,
 )
 from memconsole.memory.state.step_sizes import Moment, StepSizes, step_of
-from memconsole.memory.table import BETWEEN_STEPS, COMPONENTS, Component, MemoryTable, Tier
+from memconsole.memory.table import (
+    BETWEEN_STEPS,
+    COMPONENTS,
+    EVALUATION,
+    Component,
+    MemoryTable,
+    Tier,
+)
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
@@ -47,7 +56,7 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
     on_cpu, compiler = budget.kind == "cpu", compiler_bytes(plan, costs)
     framework = runtime_bytes(step, costs)
     in_step = [moment for phase, moment in largest.items() if phase not in BETWEEN_STEPS]
-    heap_least, heap, heap_most = heap_bytes(step, costs, in_step)
+    heap = heap_bytes(step, costs, in_step)
     standing = compiler if on_cpu else 0
     own = framework + heap + standing
     owned = dict.fromkeys(largest, own)
@@ -66,7 +75,11 @@ def memory_table(plan: Plan, model: Model, budget: Budget, *, parts: bool = True
     if _in_general(plan, model):
         least, most = general.bounds(tuple(largest.values()), own)
         low, high, why = low * least, high * most, general.WHERE_FROM
-    lowest, highest = reserved * low - (heap - heap_least), reserved * high + (heap_most - heap)
+    kept = heap
+    if peak_phase == EVALUATION and isinstance(model, Architecture):
+        kept = max(heap, evaluation_heap(step, costs, largest[peak_phase], heap))
+    less, more = heap_spread(step, costs, kept)
+    lowest, highest = reserved * low - less, reserved * high + more
     highest = max(highest, torch_step.logits_after_forward(step, largest) + own)
     together = devices_of_each(plan)
     return MemoryTable(

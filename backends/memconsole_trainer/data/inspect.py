@@ -11,7 +11,7 @@ from memconsole.plan import catalog
 from memconsole.plan.catalog.folders import ROWS, TABLES, Folder, folder, plain_suffix
 from memconsole.plan.catalog.rating_tables import is_parquet
 from memconsole.plan.catalog.ratings import RATING_FILES, looks_like_ratings
-from memconsole.plan.catalog.windows import DATASETS
+from memconsole.plan.catalog.windows import DATASETS, shape_problem
 from memconsole.plan.data.lengths import Lengths
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.tasks import task_of
@@ -70,7 +70,7 @@ def inspect(plan: Plan, *, lengths: bool = False) -> Inspection:
     inside = folder(path) if path is not None and path.is_dir() else None
     files = inside.words if inside is not None else ""
     size = _size(path, inside) if path is not None else entry.bytes
-    if path is not None and {column.partition(" ")[0] for column in columns} >= set(DATASETS[:2]):
+    if path is not None and DATASETS[0] in {column.partition(" ")[0] for column in columns}:
         return _windows(plan.data.source, path, columns, size)
     try:
         found = sources.open_source(plan, ANY_TOKEN)
@@ -110,11 +110,14 @@ def inspect(plan: Plan, *, lengths: bool = False) -> Inspection:
 
 def _windows(source: str, path: Path, columns: tuple[str, ...], size: int | None) -> Inspection:
     """A file of windows: how many there are, and of which families of systems."""
-    problem, count, sample = "", None, ""
-    windows, controls = (Hdf5Dataset(path, name, None).shape for name in DATASETS[:2])
-    if len(windows) != 3 or len(controls) != 2:
-        problem = f"{path}: {DATASETS[0]} or {DATASETS[1]} has the wrong number of axes"
+    count, sample = None, ""
+    names = {column.partition(" ")[0] for column in columns}
+    shapes = {name: Hdf5Dataset(path, name, None).shape for name in DATASETS if name in names}
+    problem = shape_problem(shapes)
+    if problem is not None:
+        problem = f"{path}: {problem}"
     else:
+        windows, controls = (shapes[name] for name in DATASETS[:2])
         try:
             file = WindowFile(path, windows[2], controls[1], windows[1], None)
             count = file.count
@@ -129,7 +132,7 @@ def _windows(source: str, path: Path, columns: tuple[str, ...], size: int | None
         size_bytes=size,
         columns=tuple(line for line in columns if "/" not in line.partition(" ")[0]),
         sample=sample,
-        problem=problem,
+        problem=problem or "",
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.record.log import events
 
@@ -22,6 +24,8 @@ class Announcer:
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
         self._phase = "import"
+        self.report_memory: Callable[[str], None] | None = None
+        """Called with the phase at each `tick`, once the model is built."""
 
     def phase(
         self,
@@ -52,6 +56,8 @@ class Announcer:
     def tick(self) -> None:
         """Record that the process is alive. Raises `StopRequestedError`."""
         self._attempt.progress(self._phase, self._attempt.step)
+        if self.report_memory is not None:
+            self.report_memory(self._phase)
         if self._attempt.stop_requested or self._attempt.asked:
             raise StopRequestedError
 

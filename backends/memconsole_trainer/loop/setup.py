@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +46,7 @@ from memconsole_trainer.loop.resuming import (
     resumed,
 )
 from memconsole_trainer.loop.trained_rows import TrainedRows, evaluation_shape, trained_rows
+from memconsole_trainer.loop.watch import Watch
 from memconsole_trainer.tasks.opening import open_data
 from memconsole_trainer.tasks.task import Start, TaskData
 from memconsole_trainer.weights.checkpoint import Checkpoints
@@ -222,11 +224,20 @@ def _build(
         genuine=plan.model == source.model,
         changed=consents.agreed(attempt.run) is not None,
     )
+    say.report_memory = partial(_report_memory, Watch(attempt, engine, job.progress))
     job.data.measure_start(start, say)
+    say.report_memory = None
     if stored is not None:
         engine.load_state(stored)
     limit_steps(plan, engine)
     print(f"  Model initialized with {engine.parameters:,} parameters", flush=True)
+
+
+def _report_memory(watch: Watch, phase: str) -> None:
+    """Report the memory of a phase that may take minutes: that in which the reference scores answers."""
+    if phase == "reference":
+        watch.phase = phase
+        watch.report_memory(rate_limited=True)
 
 
 def _warnings(run: RunDirectory, plans: _Plans, engine: Engine) -> Iterator[str]:

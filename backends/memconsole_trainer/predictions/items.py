@@ -64,6 +64,7 @@ def write(
     with open(out, "x", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(COLUMNS)
+        written = 0
         for begin in range(0, len(histories), rows):
             numbers = range(begin, min(begin + rows, len(histories)))
             own = [histories.items[histories.starts[n] : histories.ends[n]] for n in numbers]
@@ -76,12 +77,16 @@ def write(
                     allowed[history - 1] = False
                 of_items = np.where(allowed, of_items, -np.inf)
                 best = np.argsort(-of_items, kind="stable")[: min(top, int(allowed.sum()))]
+                written += len(best)
                 user = ratings.user_id(int(users[histories.starts[n]]))
                 table.writerows(
                     (user, rank, ids[item], f"{of_items[item]:.6f}")
                     for rank, item in enumerate(best.tolist(), start=1)
                 )
-    return f"{top} items for each of {len(histories):,} users"
+    users_in_words = f"{len(histories):,} user{'s' if len(histories) != 1 else ''}"
+    if written < top * len(histories):
+        return f"{written:,} items for {users_in_words}, at most {top:,} for each"
+    return f"{top} items for each of {users_in_words}"
 
 
 def numbering_of(trained_model: TrainedModel) -> Numbering:

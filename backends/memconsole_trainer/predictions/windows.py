@@ -15,6 +15,7 @@ from memconsole.plan.models.regressor import Regressor
 from memconsole.units import format_bytes
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import BatchShape
+from memconsole_trainer.data.windows.column_names import check_inputs
 from memconsole_trainer.data.windows.file import WindowFile
 from memconsole_trainer.data.windows.standardization import FINGERPRINT, of_checkpoint
 from memconsole_trainer.tasks.regression import batch_of
@@ -38,12 +39,13 @@ def write(trained_model: TrainedModel, source: Path, out: Path, warn: Callable[[
     model, length = trained_model.model, trained_model.plan.data.sequence_length
     assert isinstance(model, Regressor)
     file = WindowFile(source, model.features, model.outputs, length, None, DATASETS[:1])
+    check_inputs(source, file.columns, Path(trained_model.plan.data.source).expanduser())
     scales = file.output_scales()
     standardization = of_checkpoint(
         trained_model.directory, trained_model.checkpoint.fingerprints.get(FINGERPRINT)
     )
     file.standardization = standardization
-    if scales is None and standardization is None:
+    if scales is None and standardization is None and not file.columns.inputs:
         warn(
             f"{source} does not say what controls were divided by (system_ids and normalization): "
             f"{OUTPUTS} are the {NORMALIZED}"
@@ -74,7 +76,7 @@ def write(trained_model: TrainedModel, source: Path, out: Path, warn: Callable[[
                     break
         if raw.error is not None:
             raise raw.error
-    return f"outputs of {file.count:,} windows"
+    return f"outputs of {file.count:,} window{'s' if file.count != 1 else ''}"
 
 
 def _check_room(folder: Path, needed: int) -> None:

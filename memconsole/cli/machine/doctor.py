@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 
@@ -179,6 +180,11 @@ def _runs() -> Finding:
         free = shutil.disk_usage(root).free
     except (UserError, OSError) as error:
         return "runs", "warning", str(error)
+    try:
+        with tempfile.TemporaryFile(dir=root):
+            pass
+    except OSError as error:
+        return "runs", "warning", f"{root}: no file can be written: {error.strerror}"
     words = f"{root}, {format_bytes(free)} free"
     if free < LOW_DISK:
         return "runs", "warning", f"{words}; checkpoints may not fit"

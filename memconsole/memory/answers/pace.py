@@ -25,8 +25,6 @@ from memconsole.memory.table import Estimate, Tier
 from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, PlanError
 
-LEAST_STEPS = 5
-"""The rate of a shorter run is not used: its first steps are slow."""
 MOST_BY_ONE = 2.0
 """The largest factor, either way, by which one run of another setup corrects a plan."""
 

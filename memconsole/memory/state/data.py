@@ -9,7 +9,7 @@ from pathlib import Path
 from memconsole.plan import catalog
 from memconsole.plan.catalog.entries import DatasetEntry
 from memconsole.plan.catalog.folders import PACKED, known_folder
-from memconsole.plan.catalog.line_sizes import share_of_first
+from memconsole.plan.catalog.line_sizes import line_bytes, share_of_first
 from memconsole.plan.catalog.parquet_sizes import ColumnSize, column_size
 from memconsole.plan.catalog.sources import BYTES_PER_TOKEN, PIECE_BYTES
 from memconsole.plan.data.counted import counted_tokens
@@ -144,7 +144,9 @@ def training_tokens(plan: Plan) -> int | None:
     is used instead of a guess."""
     trained: float | None = counted_tokens(plan)
     if trained is None:
-        tokens = _source_tokens(plan.data)
+        pairs = _records(plan.data) if plan.learns_pairs else None
+        # Each answer of a pair has a row of its own, which is padded.
+        tokens = 2 * pairs * plan.stride if pairs is not None else _source_tokens(plan.data)
         trained = None if tokens is None else _train_share(plan) * tokens
     if trained is None:
         return None
@@ -201,6 +203,22 @@ def _source_tokens(data: DataChoice) -> int | None:
     if entry.documents:
         return int(entry.tokens * min(1.0, data.max_examples / entry.documents))
     return _first_records(entry, data.max_examples)
+
+
+@lru_cache(maxsize=256)
+def _records(data: DataChoice) -> float | None:
+    """About the records of `data.source`; None if nothing tells before a run."""
+    try:
+        entry = catalog.dataset(Plan(data=data))
+        found: float | None = entry.documents
+        if found is None and entry.kind == "file" and entry.format in ("jsonl", "csv"):
+            path = Path(entry.where)
+            each = line_bytes(path)
+            text_bytes = (entry.bytes or 0) * PACKED.get(path.suffix.lower(), 1.0)
+            found = None if each is None else text_bytes / each
+    except (PlanError, OSError):
+        return None
+    return found if found is None or data.max_examples is None else min(found, data.max_examples)
 
 
 def _first_records(entry: DatasetEntry, records: int) -> int | None:

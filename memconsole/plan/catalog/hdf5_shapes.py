@@ -1,4 +1,5 @@
-"""Reads the shapes of the datasets in an HDF5 file without h5py, which the console does not need to have.
+"""Reads the shapes of the datasets in an HDF5 file, and whether it is whole, without h5py, which the console does not
+need to have.
 
 Follows "HDF5 File Format Specification Version 3.0" (The HDF Group) for what h5py and other writers usually make: 8-byte
 addresses, and groups whose links are in a symbol table or in the group's header.
@@ -6,6 +7,7 @@ addresses, and groups whose links are in a symbol table or in the group's header
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Collection, Iterator
 from io import BufferedReader
@@ -23,14 +25,39 @@ _MOST_BYTES = 1 << 20
 _NAME_BYTES = 1 << 10
 
 
-def dataset_shapes(path: Path, names: Collection[str]) -> dict[str, tuple[int, ...]]:
-    """The shapes of those of the datasets that are at the top of a file; empty if this reader does not understand the
+def dataset_shapes(path: Path, names: Collection[str]) -> dict[str, tuple[int, ...]] | None:
+    """The shapes of those of the datasets that are at the top of a file; None if this reader does not understand the
     file, such as one whose top group is in dense storage. Raises `OSError` if it cannot be opened."""
     with open_regular(path) as file:
         try:
             return _Reader(file).shapes(names)
         except (OSError, ValueError, IndexError, OverflowError, RecursionError, struct.error):
-            return {}
+            return None
+
+
+def damage(path: Path) -> str | None:
+    """Why a file is no whole HDF5 file; None if its beginning does not tell. Raises `OSError` if it cannot be opened."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(64)
+        if start[:8] == _SIGNATURE:
+            try:
+                version = start[8]
+                (end,) = struct.unpack_from("<Q", start, {0: 40, 1: 44}.get(version, 28))
+                sizes = start[13:15] if version < 2 else start[9:11]
+            except (IndexError, struct.error):
+                return f"the file is truncated: it has {size:,} bytes; copy or make it again"
+            if version > 3 or sizes != b"\x08\x08" or end <= size:
+                return None
+            return f"the file is truncated: it has {size:,} of {end:,} bytes; copy or make it again"
+        # The signature may also follow a block of the user's, of 512 bytes or a power of two times as many (section II.A).
+        place = 512
+        while place < size:
+            file.seek(place)
+            if file.read(8) == _SIGNATURE:
+                return None
+            place *= 2
+    return "not an HDF5 file"
 
 
 class _Reader:
@@ -38,13 +65,17 @@ class _Reader:
         self._file, self._reads = file, 0
 
     def shapes(self, names: Collection[str]) -> dict[str, tuple[int, ...]]:
-        found = {}
-        for name, header in self._links(self._root()):
-            for kind, body in self._messages(header) if name in names else ():
-                if kind == _DATASPACE:
-                    version, rank = body[0], body[1]
-                    found[name] = struct.unpack_from(f"<{rank}Q", body, 8 if version == 1 else 4)
-        return found
+        links = list(self._links(self._root()))
+        if not links:
+            raise ValueError("no links, or links in dense storage")
+        return {name: self._shape(header) for name, header in links if name in names}
+
+    def _shape(self, header: int | None) -> tuple[int, ...]:
+        for kind, body in self._messages(header) if header is not None else ():
+            if kind == _DATASPACE:
+                version, rank = body[0], body[1]
+                return struct.unpack_from(f"<{rank}Q", body, 8 if version == 1 else 4)
+        raise ValueError("a link to elsewhere, or no dataset")
 
     def _root(self) -> int:
         """The address of the root group's header (section II)."""
@@ -83,8 +114,8 @@ class _Reader:
                 elif not flags & _SHARED:
                     yield kind, body
 
-    def _links(self, group: int) -> Iterator[tuple[str, int]]:
-        """Name and header address of each object in a group."""
+    def _links(self, group: int) -> Iterator[tuple[str, int | None]]:
+        """Name and header address of each object in a group; None as the address of a soft or an external link."""
         for kind, body in self._messages(group):
             if kind == _SYMBOLS:
                 tree, heap = struct.unpack_from("<QQ", body)
@@ -98,8 +129,10 @@ class _Reader:
                 size = 1 << (flags & 3)
                 length = int.from_bytes(body[place : place + size], "little")
                 name = body[place + size : place + size + length].decode()
-                if not link:  # a hard link
-                    yield name, struct.unpack_from("<Q", body, place + size + length)[0]
+                address = (
+                    struct.unpack_from("<Q", body, place + size + length)[0] if not link else None
+                )
+                yield name, address
 
     def _symbols(self, node: int, names: int) -> Iterator[tuple[str, int]]:
         """Name and header address of the symbols below a node of a B-tree (section III.A); `names` is the address of

@@ -33,6 +33,8 @@ KNOWN = {
 """Names by which columns are found without a setting: in lower case, without underscores, hyphens and spaces."""
 MOVIELENS = ("user", "item", "rating", "timestamp")
 """The columns of a file without a header."""
+_WIDE_MARKS = ("\\xff\\xfe", "\\xfe\\xff")
+"""Byte order marks of UTF-16 and UTF-32 as they are read with `backslashreplace`."""
 MOST_CHARACTERS = 1 << 20
 """Characters of a line that are read at once; the rest of a longer line counts as another line."""
 
@@ -155,11 +157,14 @@ class TextTable:
     def __init__(
         self, path: Path, file: io.BufferedReader[Any] | io.BytesIO, data: DataChoice
     ) -> None:
-        """Reads the first row. Raises `PlanError` for columns that are not there, `RowError` for an empty file."""
+        """Reads the first row. Raises `PlanError` for columns that are not there, `RowError` for a file that is
+        empty or not UTF-8."""
         self._path = path
         text = io.TextIOWrapper(file, "utf-8-sig", "backslashreplace", newline="")
         lines = iter(partial(text.readline, MOST_CHARACTERS), "")
         first = next(lines, "")
+        if first[:10].lstrip("\0").startswith(_WIDE_MARKS):
+            raise RowError(f"{path}: is UTF-16 or UTF-32; save it as UTF-8")
         self.separator = "::" if "::" in first else max("\t;,", key=first.count)
         lines = chain([first], lines)
         if self.separator == "::":

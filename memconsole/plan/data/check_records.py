@@ -17,7 +17,7 @@ from memconsole.plan.catalog.encodings import HEAD_BYTES, encoding_of, is_binary
 from memconsole.plan.catalog.entries import DatasetEntry
 from memconsole.plan.catalog.folders import folder, plain_suffix
 from memconsole.plan.models.files import tokenizer_file
-from memconsole.plan.plan import Plan, PlanError, quote
+from memconsole.plan.plan import Plan, PlanError, printable, quote
 from memconsole.plan.templates.chat import CHOSEN, COLUMNS, REJECTED, RecordError, is_chat
 from memconsole.plan.templates.choice import (
     KEY,
@@ -152,6 +152,12 @@ def _check_first(plan: Plan, entry: DatasetEntry, template: Template | None) -> 
     if column not in columns:
         listed = advice(dict.fromkeys(columns), MODEL if has_own(plan) else "chatml")
         raise PlanError(f"{path}: no column {quote(column)}; {listed}", "data.text_column")
+    value = record.get(column)
+    if value is not None and not isinstance(value, str):
+        raise PlanError(
+            f'{path}: line 1: field "{column}" holds {printable(str(value)):.40}, expected text',
+            "data.text_column",
+        )
 
 
 def _check_columns(columns: Mapping[str, None], template: Template, is_pair: bool) -> None:

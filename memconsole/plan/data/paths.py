@@ -32,9 +32,12 @@ Place = Callable[[str, Path], str]
 def load(file: Path) -> Plan:
     """Read a plan file; ``~`` is a home directory. Its relative paths start from its own folder.
 
-    Raises `PlanError`, also when the file cannot be read.
+    Raises `PlanError`, also when the file cannot be read, or is empty, as a command that failed leaves it.
     """
-    plan = plan_file.loads(plan_file.text_of(file), str(file))
+    text = plan_file.text_of(file)
+    if not text.strip():
+        raise PlanError(f'{file}: is empty; expected settings, such as backend = "torch"')
+    plan = plan_file.loads(text, str(file))
     folder = file.expanduser().parent
     return plan if folder == Path() else _in_folder(plan, folder.absolute(), _source)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from memconsole.plan import catalog
+from memconsole.plan.catalog.item_counts import item_count
 from memconsole.plan.catalog.ratings import NAMES, RATING_FILES, check_ratings, rating_file
 from memconsole.plan.errors import PlanError, quote
 from memconsole.plan.models.model import Model, Parameter
@@ -102,7 +103,8 @@ class Recommendation:
         }
 
     def check(self, plan: Plan, model: Model) -> None:
-        """Raise `PlanError` for adapters, rows that are too long, or data that are not ratings."""
+        """Raise `PlanError` for adapters, rows that are too long, or data that are not ratings, or of more items than the
+        model's."""
         assert isinstance(model, Recommender)
         known = catalog.datasets().get(plan.data.source)
         file = rating_file(plan.data.source if known is None else known.where, plan.data)
@@ -117,6 +119,12 @@ class Recommendation:
             raise PlanError(
                 f"optimize.lora_rank: {self.not_applicable(plan)['optimize.lora_rank']}",
                 "optimize.lora_rank",
+            )
+        count = item_count(file, plan.data) if plan.model.items is not None else None
+        if count is not None and count > model.items:
+            raise PlanError(
+                f"model.items = {model.items:,}: {file} holds {count:,} items; expected at least {count:,}, or none",
+                "model.items",
             )
         counting = catalog.ratings_to_count(plan) and catalog.assumed_items(plan)
         if model.clusters > model.items and not counting:

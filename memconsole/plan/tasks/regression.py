@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from memconsole.plan import catalog
-from memconsole.plan.catalog.windows import DATASETS, WINDOW_FILES, too_long, window_sizes
+from memconsole.plan.catalog.windows import (
+    DATASETS,
+    WINDOW_FILES,
+    too_long,
+    window_problem,
+    window_sizes,
+)
 from memconsole.plan.errors import PlanError, quote
 from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.models.regressor import Regressor
@@ -129,7 +135,7 @@ class Regression:
 
     def check(self, plan: Plan, model: Model) -> None:
         """Raise `PlanError` for heads that do not share the width equally, a frozen base, a window that is longer than the
-        model's positions or the file's windows, or data that are not windows."""
+        model's positions or the file's windows, or data that are no windows to learn from."""
         known = catalog.datasets().get(plan.data.source)
         where = plan.data.source if known is None else known.where or ""
         if not where.lower().endswith(WINDOW_FILES):
@@ -140,6 +146,8 @@ class Regression:
                 "(rows, outputs)",
                 "data.source",
             )
+        if (problem := window_problem(where)) is not None:
+            raise PlanError(f"{where}: {problem}", "data.source")
         assert isinstance(model, Regressor)
         if model.hidden_size % model.heads:
             raise PlanError(

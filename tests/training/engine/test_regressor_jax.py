@@ -28,6 +28,7 @@ from memconsole_trainer.host import mapped
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness import jax_comparison as comparison
 from tests.training.harness.step_memory import step_memory
+from tests.unit.window_file import window_file
 
 LENGTH, ROWS, STEPS = 8, 4, 400
 MODEL = Regressor(
@@ -441,8 +442,7 @@ def test_what_is_released_leaves_the_device_and_is_missed_by_name(
 
 
 def test_the_tracer_asks_xla_about_windows(tmp_path: Path) -> None:
-    windows = tmp_path / "windows.h5"
-    windows.write_bytes(b"\x89HDF")
+    windows = window_file(tmp_path / "windows.h5")
     plan = plan_with(
         data__source=str(windows),
         data__sequence_length=32,

@@ -15,6 +15,7 @@ from memconsole.runs.record.log import events
 from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.schedule import learning_rate
 from tests.training.harness.runs import attempt, plan, told
+from tests.unit.window_file import window_file
 
 
 def nanogpt(step: int, peak: float, low: float, warmup: int, decay: int) -> float:
@@ -96,6 +97,6 @@ def test_what_cannot_be_is_refused_in_one_sentence(
     changes: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "windows.h5").touch()
+    window_file(tmp_path / "windows.h5", length=128)
     with pytest.raises(PlanError, match=words):
         check(replace(Plan(), changes))

@@ -73,6 +73,8 @@ def test_a_run_on_preferences_learns_them_and_a_resumed_one_is_the_same(
         w.message for w in told(whole, events.Warning) if "longer than a row" in w.message
     ]
     assert warning.startswith("1 of ")
+    scoring = [m for m in told(whole, events.Memory) if m.phase == "reference"]
+    assert scoring, "the gauges show memory while answers are scored"
     first, last = told(whole, events.Evaluation)
     assert first.metrics["reference_loss"] == pytest.approx(np.log(2.0))
     assert last.loss < first.loss < first.metrics["reference_loss"]

@@ -159,7 +159,7 @@ def test_a_run_from_anothers_weights_knows_its_items_after_the_ratings_have_grow
     [
         ("1::2::3\n", {}, "{path}: line 1: has 3 fields, expected 4: 1::2::3"),
         ("1::2::3::4\n5::6::7::8\n", {}, "{path}: no user has two interactions to train on"),
-        ("".join(f"1::{i}::3::4\n" for i in range(9)), {"model__items": 8}, "set model.items = 9"),
+        ("".join(f"1::{i}::3::4\n" for i in range(9)), {"model__items": 8}, "{path} holds 9 items"),
     ],
     ids=("malformed", "too short", "too many items"),
 )

@@ -243,9 +243,9 @@ def test_both_backends_learn_the_same_and_measure_control_of_unseen_families(
     [
         ({"control_masks": np.zeros((800, OUTPUTS), np.float32)}, "control_masks is 0"),
         ({"controls": None}, "lacks controls"),
-        ({"controls": np.zeros((800, 5), np.float32)}, "controls has shape (800, 5)"),
-        ({"input_sequences": np.zeros((800, 19), np.float32)}, "expected (800, length, 19)"),
-        ({"input_sequences": np.zeros((700, 8, 19), np.float32)}, "expected (700, 6)"),
+        ({"controls": np.zeros((800, 5), np.float32)}, "expected (800, 5), as controls has"),
+        ({"input_sequences": np.zeros((800, 19), np.float32)}, "has shape (800, 19)"),
+        ({"input_sequences": np.zeros((700, 8, 19), np.float32)}, "input_sequences 700"),
         ({"input_sequences": np.zeros((800, 4, 19), np.float32)}, "hold 4 steps"),
         ({"trajectory_ids": np.zeros(799, np.int64)}, "trajectory_ids has shape (799,)"),
     ],

@@ -28,6 +28,7 @@ from memconsole_trainer.weights.initialize import InitialWeights
 from tests.accuracy import torch_exact
 from tests.training.harness.grids import spread
 from tests.training.harness.step_memory import step_memory
+from tests.unit.window_file import window_file
 
 CPU = Budget(
     name="cpu", kind="cpu", memory_label="host RAM", total_bytes=2**34, usable_bytes=2**34, why="test"
@@ -199,8 +200,7 @@ def test_an_evaluation_of_a_recommender_takes_no_more_than_the_rule_says(
 
 
 def test_a_table_with_traced_numbers_has_every_phase_and_every_part(tmp_path: Path) -> None:
-    windows = tmp_path / "windows.h5"
-    windows.write_bytes(b"pricing reads no rows")
+    windows = window_file(tmp_path / "windows.h5", length=128)
     plan = plan_with({"data.source": str(windows)})
     answer = trace.Tracer().answer(TracerQuestion(id=1, plan=dumps(plan), kind="cpu"))
     assert answer.exact is not None, answer.problem

@@ -223,10 +223,13 @@ def test_users_get_new_items_and_unknown_items_are_named_once(
         f"warning: {source}: left out items that the run does not know (2): 98, 99; "
         "left out users without other items: 1\n"
     )
-    assert said.out.endswith(f": 10 items for each of 2 users in {tmp_path / 'all.csv'}\n")
+    assert said.out.endswith(
+        f": 14 items for 2 users, at most 10 for each in {tmp_path / 'all.csv'}\n"
+    )
     assert {item for item, _ in everything["7"]} == {"11", "12", "13", "14"}
     assert "3" not in dict(everything["8"])
     few = recommended(predicted(run, source, tmp_path / "few.csv", "--top=2"))
+    assert f": 2 items for each of 2 users in {tmp_path / 'few.csv'}" in capsys.readouterr().out
     assert few["8"] == everything["8"][:2]
     # Only the last items are the context, in the order of time.
     source.write_text("\n".join([lines[0], *(f"7,{item},{item}" for item in range(10, 2, -1))]))
@@ -268,6 +271,8 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     os.mkfifo(pipe)
     (tmp_path / "link").symlink_to(pipe)
     unknown.write_text("1::99::5::1\n")
+    named = tmp_path / "named.csv"
+    named.write_text("who,what\n1,2\n")
     bare = create_run(runs.plan("regression", "torch"))
     text = create_run(replace(Plan(), {"data.source": str(tmp_path)}))
     shutil.copytree(regressor.checkpoints_path, text.checkpoints_path, dirs_exist_ok=True)
@@ -278,6 +283,8 @@ def test_what_cannot_be_used_is_refused_in_one_line(
         ((recommender.path, tmp_path / "absent.dat", new), "cannot be read: No such file"),
         ((recommender.path, windows, new), f"{windows}: line 1: "),
         ((recommender.path, unknown, new), "holds no item that the run knows"),
+        ((recommender.path, named, new), "users; set --user-column to one of: who, what"),
+        ((recommender.path, named, new, "--user-column=i"), f'--user-column = "i": {named} has'),
         ((regressor.path, ratings, new), f"{ratings}: not a readable HDF5 file"),
         ((regressor.path, tmp_path / "absent.h5", new), "the file does not exist"),
         ((regressor.path, windows, new, "--top=3"), "but the run learned regression"),
@@ -361,8 +368,21 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def alone(folder: Path, *arguments: object) -> str:
     """What the program of an exported model prints, in a process of its own."""
+    done = _alone(folder, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refused_alone(folder: Path, *arguments: object) -> str:
+    """What the program of an exported model says about arguments that it cannot use."""
+    done = _alone(folder, *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    return done.stderr
+
+
+def _alone(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-I", "-c", ALONE, str(folder / "model.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
@@ -383,6 +403,8 @@ def test_an_exported_recommender_recommends_the_same_without_memconsole(
     assert [item for item, _ in found] == [item for item, _ in expected]
     scores = [float(score) for _, score in found]
     assert scores == pytest.approx([score for _, score in expected], abs=2e-5)
+    assert refused_alone(out) == "usage: python model.py ITEM...   (the last one is the newest)\n"
+    assert refused_alone(out, "none") == "the history holds no item that the model knows\n"
 
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
@@ -398,6 +420,7 @@ def test_an_exported_regressor_gives_the_same_outputs_without_memconsole(
     with h5py.File(made) as file:
         expected = file["normalized_outputs"][:]
     np.testing.assert_allclose(np.load(tmp_path / "outputs.npy"), expected, atol=2e-5)
+    assert refused_alone(out) == "usage: python model.py WINDOWS.npy OUTPUTS.npy\n"
 
 
 def test_exports_hold_the_constants_of_the_data_and_refuse_what_is_of_language(

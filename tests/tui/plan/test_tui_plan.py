@@ -357,6 +357,30 @@ async def test_a_setting_is_found_changed_and_refused_with_its_reason(make_conso
         assert abs(app.plan_screen.view.estimate.parameters / 5e6 - 1) < 0.02
 
 
+@pytest.mark.parametrize(
+    ("key", "pressed", "value"),
+    [
+        ("train.objective", ["down"], "dpo"),
+        ("train.objective", [*"dpo"], "dpo"),
+        ("train.schedule", [], "cosine"),
+        ("train.preflight", ["down"], False),
+    ],
+)
+async def test_a_setting_with_named_values_is_picked_among_them(
+    key: str, pressed: list[str], value: object, make_console: Make
+) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("s", *key, "enter")
+        await settle(pilot)
+        assert f"● {plans.written(plans.get(app.plan_screen.view.plan, key))}" in screen_text(app)
+        assert plans.SETTINGS[key].help.split()[0] in screen_text(app)
+        await pilot.press(*pressed, "enter")
+        await settle(pilot)
+        assert plans.get(app.plan_screen.view.plan, key) == value
+
+
 async def test_keys_typed_at_once_keep_their_order(make_console: Make) -> None:
     from textual import events
 

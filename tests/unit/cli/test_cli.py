@@ -1,9 +1,11 @@
 """The commands' documents, exit codes and error lines."""
 
+import errno
 import json
 import os
 import pwd
 import signal
+import tempfile
 from pathlib import Path
 
 import click
@@ -157,6 +159,18 @@ def test_attach_in_readonly_leaves_an_interrupt_to_this_command(
     monkeypatch.setattr(train, "follow", followed)
     assert run("attach").exit_code == 0
     assert "Aborted" in run(*arguments).output
+
+
+def test_doctor_says_that_the_folder_of_runs_is_read_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(dir: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    found = {f["what"]: f for f in json.loads(run("doctor", "--json", "--no-steps").output)}
+    assert found["runs"]["state"] == "warning"
+    assert found["runs"]["found"].endswith("no file can be written: Read-only file system")
 
 
 def test_doctor_lists_frameworks() -> None:

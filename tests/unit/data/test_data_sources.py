@@ -200,6 +200,21 @@ def hdf5(path: Path, **content: Any) -> Path:
     return path
 
 
+def test_a_cache_that_cannot_be_written_is_not_blamed_on_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.csv").write_text("text\nsome words\n")
+    (tmp_path / "file").touch()
+    tables = tmp_path / "file" / "tables"  # below a file nothing can be made, by root neither
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tables)
+    with pytest.raises(DataError) as refused:
+        open_source(replace(Plan(), {"data.source": str(tmp_path / "a.csv")}), 300)
+    assert str(refused.value) == (
+        f"{tmp_path}/a.csv: its table cannot be written to {tables}: Not a directory; "
+        "HF_DATASETS_CACHE names another folder"
+    )
+
+
 def test_hdf5_integers_are_token_rows_and_strings_are_texts(tmp_path: Path) -> None:
     rows = np.arange(60, dtype=np.int64).reshape(10, 6)
     source = opened(hdf5(tmp_path / "rows.h5", tokens=rows))

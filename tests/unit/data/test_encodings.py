@@ -16,7 +16,7 @@ from memconsole.plan.check import check
 from memconsole.plan.data.check_records import check_records
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole_trainer.data.inspect import inspect
-from memconsole_trainer.data.sources.documents import FileDocuments
+from memconsole_trainer.data.sources.documents import DataError, FileDocuments
 from memconsole_trainer.data.sources.opening import open_source
 from memconsole_trainer.tasks.language import open_data
 from tests.unit.data.quiet import Quiet
@@ -171,10 +171,22 @@ def test_a_table_in_utf_16_is_refused_before_launch_and_one_in_latin_1_is_read(
     for path in (wide, lines):
         with pytest.raises(PlanError, match="is UTF-16-LE; save it as UTF-8"):
             check_records(replace(Plan(), {"data.source": str(path)}))
+    with pytest.raises(DataError, match=r"wide\.csv: is UTF-16-LE; save it as UTF-8"):
+        inspect(replace(Plan(), {"data.source": str(wide)}))
     plan = replace(Plan(), {"data.source": str(latin)})
     check_records(plan)
     source = open_source(plan, 300)
     assert source.read(0, 1)[0] == "caf\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_ratings_in_utf_16_or_utf_32_are_refused(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "ratings.csv"
+    path.write_text("\ufeffuser,item\n1,2\n1,3\n", encoding)
+    made = replace(catalog.preset("efficientids"), {"data.source": str(path)})
+    with pytest.raises(PlanError, match=r"ratings\.csv: is UTF-16 or UTF-32; save it as UTF-8"):
+        check(made)
+    assert inspect(made).problem == f"{path}: is UTF-16 or UTF-32; save it as UTF-8"
 
 
 def test_a_header_that_no_table_has_is_left_to_the_trainer(tmp_path: Path) -> None:

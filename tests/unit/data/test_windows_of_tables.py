@@ -21,6 +21,12 @@ from memconsole_trainer.data.cutting.cutting import cut
 from memconsole_trainer.data.cutting.request import Cut
 from memconsole_trainer.data.make.bar import Bar
 from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.windows.column_names import (
+    ColumnNames,
+    check_inputs,
+    read_names,
+    write_names,
+)
 
 COLUMNS = ("x", "v", "u", "w")
 SERIES = (7, 40, 3, 25)
@@ -106,11 +112,11 @@ def test_windows_are_those_of_a_plain_loop_in_blocks_of_any_size(
 ) -> None:
     monkeypatch.setattr(cutting, "LEAST_ROWS", 5)
     table = write_table(tmp_path / f"table{suffix}")
-    request = Cut(table=table, out=tmp_path / "w.h5", inputs=("x", "v"), **settings)
+    request = Cut(table=str(table), out=str(tmp_path / "w.h5"), inputs=("x", "v"), **settings)
     wanted, left_out = expected(request)
     for block_bytes in (1, 1 << 20):
         monkeypatch.setattr(cutting, "BLOCK_BYTES", block_bytes)
-        facts = cut(request, request.out, Bar("windows", "rows", Silent()))  # type: ignore[arg-type]
+        facts = cut(request, Path(request.out), Bar("windows", "rows", Silent()))  # type: ignore[arg-type]
         assert facts["windows"] == len(wanted["input_sequences"])
         assert facts.get("left_out", "0 ").split()[0] == str(left_out)  # type: ignore[union-attr]
         with h5py.File(request.out) as file:
@@ -128,22 +134,22 @@ def test_windows_are_those_of_a_plain_loop_in_blocks_of_any_size(
         ({"length": 41, "group": "run"}, "its longest group has 40 rows; a window of 41 takes 41"),
         ({"length": 70, "ahead": 9}, "the table has 75 rows; a window of 70 and its outputs 9 rows ahead take 79"),
         ({"length": 75}, "each of its 1 windows lacks an input or all outputs"),
-        ({"table": Path("a.txt")}, "is no table"),
+        ({"table": "a.txt"}, "is no table"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_cut_is_refused_by_name(
     changes: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {
-        "table": write_table(tmp_path / "table.jsonl"),
+        "table": str(write_table(tmp_path / "table.jsonl")),
         "inputs": ("x", "v"),
         "outputs": ("u",),
         "length": 4,
         **changes,
     }
-    request = Cut(out=tmp_path / "w.h5", **settings)
+    request = Cut(out=str(tmp_path / "w.h5"), **settings)
     with pytest.raises(DataError) as raised:
-        cut(request, request.out, Bar("windows", "rows", Silent()))  # type: ignore[arg-type]
+        cut(request, Path(request.out), Bar("windows", "rows", Silent()))  # type: ignore[arg-type]
     assert words in str(raised.value)
 
 
@@ -168,6 +174,8 @@ def test_the_command_writes_a_file_that_inspect_knows(tmp_path: Path) -> None:
     shown = CliRunner().invoke(cli, ["data", "inspect", str(out), "--json"])
     found = json.loads(shown.stdout)
     assert (found["kind"], found["documents"]) == ("windows", facts["windows"])
+    lines = found["sample"].splitlines()
+    assert [line.partition(":")[0] for line in lines[1:4]] == ["x", "v", "u"]
     no_windows = ["data", "windows", str(table), str(tmp_path / "w.npz"), "--inputs", "x"]
     for refused, told in (
         (words, "replace it with --force"),
@@ -178,3 +186,25 @@ def test_the_command_writes_a_file_that_inspect_knows(tmp_path: Path) -> None:
         assert isinstance(error, PlanError)
         assert told in str(error)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["table.csv", "w.h5"]
+
+
+def test_windows_with_other_inputs_are_not_predicted(tmp_path: Path) -> None:
+    """A model knows its inputs by their order alone."""
+    files = {}
+    for name, inputs in (("learned", ("x", "v")), ("same", ("x", "v")), ("other", ("v", "x"))):
+        files[name] = tmp_path / f"{name}.h5"
+        with h5py.File(files[name], "w") as file:
+            write_names(file, inputs, ("u",))
+    with h5py.File(files["same"]) as file:
+        same = read_names(file)
+    assert same == ColumnNames(("x", "v"), ("u",))
+    check_inputs(files["same"], same, files["learned"])
+    check_inputs(files["same"], same, tmp_path / "gone.h5")
+    check_inputs(files["same"], ColumnNames(), files["other"])
+    with pytest.raises(
+        DataError, match="its inputs are x, v; the run learned from v, x, in this order"
+    ):
+        check_inputs(files["same"], same, files["other"])
+    with h5py.File(files["other"], "w") as file:
+        file.attrs["inputs"] = "not JSON"
+        assert read_names(file) == ColumnNames()

@@ -55,6 +55,43 @@ def test_the_heap_keeps_no_more_of_an_evaluation_than_it_frees() -> None:
     assert 0 < own(fast, "evaluation") - own(tight, "evaluation") <= freed
 
 
+EVALUATED = [
+    ({"train.evaluation_batch_size": 64, "train.batch_size": 4}, 99.0),
+    ({"train.evaluation_batch_size": 128}, 209.9),
+    ({"train.evaluation_batch_size": 256, "train.batch_size": 1}, 419.3),
+    (
+        {"train.evaluation_batch_size": 256, "train.batch_size": 2, "data.sequence_length": 64},
+        218.8,
+    ),
+    (
+        {
+            "train.evaluation_batch_size": 128, "train.batch_size": 2, "data.vocab_size": 8000,
+            "model.target_params": 3_000_000,
+        },
+        263.6,
+    ),
+    (
+        {
+            "train.evaluation_batch_size": 64, "train.batch_size": 2, "optimize.precision": "bf16",
+            "model.target_params": 5_000_000,
+        },
+        212.1,
+    ),
+]  # fmt: skip
+"""Plans whose evaluation has more rows than a step, and MiB at their peak in runs of 12 and 15 steps with six evaluations."""
+
+
+@pytest.mark.parametrize(("changes", "measured"), EVALUATED)
+def test_an_evaluation_of_many_rows_keeps_a_heap_of_its_own(
+    changes: dict[str, Any], measured: float
+) -> None:
+    found = table("torch", changes)
+    assert found.peak_phase == "evaluation"
+    low, high = (size / 2**20 for size in found.band_bytes)
+    assert low < measured < high
+    assert found.peak_bytes / 2**20 == pytest.approx(measured, rel=0.3)
+
+
 def test_a_compiler_that_takes_more_than_training_sets_the_peak_of_the_host() -> None:
     costs = runtime("jax", "cpu")
     small, large = table("jax"), table("jax", {"train.batch_size": 128})

@@ -41,6 +41,7 @@ from memconsole.plan.tasks import REGRESSION, Input, task_of
 from memconsole.plan.toggles.optimizations import BY_KEY
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.engine import Batch
+from tests.unit.window_file import window_file
 
 KINDS = {"torch": ("cpu", "gpu", "rocm", "apple"), "jax": ("cpu", "gpu", "rocm", "tpu")}
 PARAMETERS = 208_774
@@ -62,10 +63,10 @@ def device(kind: str, usable: int = 2**34) -> Budget:
 
 @pytest.fixture(scope="module", autouse=True)
 def windows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Pricing reads no rows: any bytes stand for windows."""
+    """Pricing reads no rows, only their number and widths."""
     folder = tmp_path_factory.mktemp("windows")
-    (folder / "windows.h5").write_bytes(b"windows")
-    (folder / "large.h5").write_bytes(bytes(50 * ROW))
+    window_file(folder / "windows.h5", length=128)
+    window_file(folder / "large.h5", rows=50)
     with contextlib.chdir(folder):
         yield folder
 

@@ -10,12 +10,13 @@ import pytest
 
 from memconsole.calibration import Receipts
 from memconsole.devices.budget import budget
-from memconsole.memory.answers.pace import LEAST_STEPS, Slowdown, likeness, paced, slowdown
+from memconsole.memory.answers.pace import Slowdown, likeness, paced, slowdown
 from memconsole.memory.answers.receipts import Machine, Measured
 from memconsole.memory.estimate import estimate
 from memconsole.memory.table import Tier
 from memconsole.plan.data.paths import anywhere
 from memconsole.plan.plan import Plan, replace
+from memconsole.runs.read.report.measured import SETTLED_STEPS
 from memconsole.tui.draw.lines import plain as text_of
 from memconsole.tui.plan.dialogs.launching import launchable
 from memconsole.tui.plan.pricing import price
@@ -131,7 +132,7 @@ def test_only_runs_of_the_same_kind_of_plan_mark_the_time_as_calibrated(
     monkeypatch.setattr(
         Receipts, "_machine", lambda self, name, kind: Machine(HOST.name, HERE.versions)
     )
-    written(tmp_path, "run", OTHER, estimate(OTHER, HOST).tokens_per_second / 2, LEAST_STEPS)
+    written(tmp_path, "run", OTHER, estimate(OTHER, HOST).tokens_per_second / 2, SETTLED_STEPS)
     receipts = Receipts(tmp_path)
     receipts.refresh()
 
@@ -175,8 +176,8 @@ def test_receipts_of_whole_runs_are_read_and_those_of_a_few_steps_are_not(
         receipts.refresh()
         return receipts.calibrate(PLAN, plain).step_seconds
 
-    assert seconds(LEAST_STEPS) == pytest.approx(2 * plain.step_seconds)
-    assert seconds(LEAST_STEPS - 1) == plain.step_seconds
+    assert seconds(SETTLED_STEPS) == pytest.approx(2 * plain.step_seconds)
+    assert seconds(SETTLED_STEPS - 1) == plain.step_seconds
 
 
 def test_a_launch_tells_the_time_and_the_memory_that_the_plan_told(
@@ -187,7 +188,7 @@ def test_a_launch_tells_the_time_and_the_memory_that_the_plan_told(
     )
     monkeypatch.setattr("memconsole.tui.plan.pricing._receipts", lambda: Receipts(tmp_path))
     plain = estimate(PLAN, HOST)
-    written(tmp_path, "run", PLAN, plain.tokens_per_second / 2, LEAST_STEPS)
+    written(tmp_path, "run", PLAN, plain.tokens_per_second / 2, SETTLED_STEPS)
     said, launched = price(PLAN, None).estimate, launchable(PLAN, None, None)
     assert said is not None
     assert launched.step_seconds == said.step_seconds == pytest.approx(2 * plain.step_seconds)

@@ -331,7 +331,7 @@ def test_receipts_are_read_from_the_folder_of_runs_and_damaged_ones_left_out(
     def receipt(**changes: Any) -> bytes:
         known = {
             "device_name": name, "versions": {"torch": "1"}, "plan": msgspec.to_builtins(plan),
-            "steps": 9, "measured": {"peak_bytes": measured},
+            "steps": 12, "measured": {"peak_bytes": measured},
         }  # fmt: skip
         return msgspec.json.encode(known | changes)
 
@@ -368,7 +368,7 @@ def test_a_deleted_receipt_counts_no_more_and_a_rewritten_one_is_read_again(
     def leave(run: str, ratio: float) -> None:
         receipt = {
             "device_name": HOST.name, "versions": {"torch": version("torch")},
-            "plan": msgspec.to_builtins(plan), "steps": 9, "tokens_per_second": 100.0 / ratio,
+            "plan": msgspec.to_builtins(plan), "steps": 12, "tokens_per_second": 100.0 / ratio,
             "measured": {"peak_bytes": int(found.table.peak_bytes * ratio)},
         }  # fmt: skip
         path = tmp_path / run / "receipt.json"
@@ -408,7 +408,7 @@ def test_a_launched_run_keeps_the_calibrated_estimate_that_was_shown(
     machine = plain.table.budget.name
     receipt = {
         "device_name": machine, "versions": {"torch": version("torch")},
-        "plan": msgspec.to_builtins(plan), "steps": 9,
+        "plan": msgspec.to_builtins(plan), "steps": 12,
         "measured": {"peak_bytes": int(plain.table.peak_bytes * 1.3)},
     }  # fmt: skip
     (folder / "receipt.json").write_bytes(msgspec.json.encode(receipt))

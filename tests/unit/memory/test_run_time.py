@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memconsole.memory.estimate import estimate, model_of
-from memconsole.memory.run_time import START_SECONDS, run_seconds, start_seconds
+from memconsole.memory.run_time import START_SECONDS, run_seconds, run_steps, start_seconds
 from memconsole.memory.seconds import step_seconds
 from memconsole.plan.plan import Plan, replace
 from tests.unit.memory.cards import card
@@ -63,6 +66,20 @@ def test_the_start_is_part_of_the_run() -> None:
     assert found.run_seconds == run_seconds(plan, model_of(plan), budget)
     begun = start_seconds(plan, model_of(plan), budget)
     assert found.run_seconds == pytest.approx(begun + 10 * found.step_seconds)
+
+
+def test_a_pair_is_two_rows_however_short_its_answers_are(tmp_path: Path) -> None:
+    pair = {"prompt": "Where does the heron live?", "chosen": "At the pond.", "rejected": "No."}
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps({**pair, "id": n}) + "\n" for n in range(20_000)))
+    changes = {
+        "data.source": str(path), "data.template": "chatml", "data.validation_fraction": 0.1,
+        "train.objective": "dpo", "train.epochs": 3, "train.batch_size": 16,
+    }  # fmt: skip
+    plan = replace(Plan(), changes)
+    assert run_steps(plan, model_of(plan)) == pytest.approx(3 * 0.9 * 20_000 / 8, rel=0.01)
+    few = replace(plan, {"data.max_examples": 100})
+    assert run_steps(few, model_of(few)) == 3 * math.ceil(0.9 * 100 / 8)
 
 
 def test_dpo_scores_the_pairs_that_it_trains_before_it_begins() -> None:

@@ -69,6 +69,13 @@ def test_a_recommender_has_the_items_of_its_data(tmp_path: Path) -> None:
     assert setup_of(plan(path)) == setup_of(catalog.with_sizes(plan(path)))
 
 
+def test_a_model_with_too_few_places_for_the_items_of_its_data_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "ratings.csv", 30)
+    check(plan(path, model__items=30))
+    with pytest.raises(PlanError, match=r"model.items = 29: .*ratings.csv holds 30 items; exp"):
+        check(plan(tmp_path, model__items=29))
+
+
 def test_a_large_file_is_counted_by_the_reader_once_for_each_state_of_it(
     tmp_path: Path, large: None
 ) -> None:

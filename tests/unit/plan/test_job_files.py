@@ -30,6 +30,7 @@ from memconsole.plan.jobs.skypilot import GPUS, TPUS, skypilot
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.plan_file import dumps, loads
 from memconsole.runs.record.run_store import create_run
+from tests.unit.window_file import window_file
 
 ON_H100 = {"device.name": "h100-80gb", "train.max_steps": 20}
 MADE = {
@@ -139,6 +140,8 @@ def test_a_preset_with_its_own_data_takes_the_file_along(
     assert f"{file} is not in this folder" in str(export(plan, *on, "skypilot").exception)
     (tmp_path / "ratings").mkdir()
     Path(file).write_text(ROWS.get(preset, "a row"))
+    if preset == "lqr":
+        window_file(Path(file))
     (tmp_path / "ratings" / "movies.dat").write_text("2::A title::Drama\n")
     task = reference.safe_load(export(plan, *on, "skypilot").stdout)
     there = f"/memconsole/inputs/data.source/{Path(file).name}"

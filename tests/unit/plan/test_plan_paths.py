@@ -88,6 +88,18 @@ def test_a_mistyped_name_in_a_plan_file_still_has_a_hint(elsewhere: Path) -> Non
         check(load(plan_file(elsewhere, {"model.name": "gtp2"})))
 
 
+def test_a_plan_file_that_a_failed_fit_left_empty_is_not_taken_for_the_default_plan(
+    elsewhere: Path,
+) -> None:
+    fitted = CliRunner().invoke(
+        cli, ["fit", "--set", "device.name=cpu", "--budget", "1MiB", "--toml"]
+    )
+    assert (fitted.exit_code, fitted.stdout) == (3, "")
+    (elsewhere / "p.toml").write_text(fitted.stdout)
+    with pytest.raises(PlanError, match=r"p\.toml: is empty; expected settings"):
+        load(elsewhere / "p.toml")
+
+
 def test_a_printed_plan_can_be_kept_in_any_folder(elsewhere: Path) -> None:
     given = ["--set", "data.source=same.txt"]
     for command in (["plan"], ["fit", "--budget", "8GiB"]):

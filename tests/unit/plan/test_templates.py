@@ -575,6 +575,16 @@ def test_plan_tells_what_chats_need_and_texts_have_no_records(tmp_path: Path) ->
         check(plan(tmp_path / "a.txt", template="chatml"))
 
 
+@pytest.mark.parametrize("value", [5, ["a"], {"a": 1}, True])
+def test_plan_refuses_a_text_that_is_none(value: object, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": value}) + "\n")
+    with pytest.raises(PlanError, match=r'a\.jsonl: line 1: field "text" holds .*, expected text'):
+        check(plan(path))
+    path.write_text('{"text": null}\n{"text": "words"}\n')
+    check(plan(path))
+
+
 def test_plan_refuses_a_file_whose_beginning_tells_that_no_run_can_read_it(tmp_path: Path) -> None:
     def refused(name: str, content: bytes, **settings: Any) -> str:
         (tmp_path / name).write_bytes(content)

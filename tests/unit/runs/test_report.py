@@ -341,7 +341,7 @@ def test_a_run_that_died_of_memory_measured_only_a_lower_bound() -> None:
     assert (high.at_least, high.inside_band) == (True, False)
 
 
-@pytest.mark.parametrize(("kind", "judged"), [("cuda", 1), ("cpu", 5)])
+@pytest.mark.parametrize(("kind", "judged"), [("cuda", 1), ("cpu", 10)])
 def test_a_run_is_judged_after_its_first_steps(run: RunDirectory, kind: str, judged: int) -> None:
     """A start measures a part of what a step needs, and the heap of a CPU run grows in its first steps."""
     made = create_run(run.read_plan(), "short")

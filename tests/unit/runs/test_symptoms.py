@@ -18,6 +18,7 @@ from memconsole.runs.read.shown.snapshot import Symptom
 from memconsole.runs.read.shown.symptoms import symptoms_of
 from memconsole.runs.read.state.reduce import RunState, reduce
 from memconsole.runs.record.log import events
+from tests.unit.window_file import window_file
 
 PLAN = replace(Plan(), {"train.warmup_steps": 20})
 
@@ -138,7 +139,10 @@ def test_every_task_is_offered_something(model: str, tmp_path: Path) -> None:
     task = task_of(plan)
     if task.files:
         source = tmp_path / f"data{task.files[0]}"
-        source.write_bytes(b"1,2,5,1\n")  # a rating
+        if task.name == "regression":
+            window_file(source)
+        else:
+            source.write_bytes(b"1,2,5,1\n")  # a rating
         plan = replace(plan, {"data.source": str(source), "data.sequence_length": 8})
     found = only(symptoms_of(plan, state_of(*noisy(60, 3.0, waited=0.035))))
     assert found.helps

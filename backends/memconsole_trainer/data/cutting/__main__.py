@@ -6,9 +6,9 @@ Prints its facts as JSON, or ``{"error": …}`` and exits with the trainer's cod
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-import msgspec
-
+from memconsole import typed_json
 from memconsole.plan.plan import PlanError
 from memconsole_trainer.data.cutting.request import Cut
 from memconsole_trainer.data.make.bar import Bar
@@ -20,8 +20,8 @@ def main() -> int:
     if len(sys.argv) != 2:
         print("usage: python -m memconsole_trainer.data.cutting REQUEST", file=sys.stderr)
         return 2
-    request = msgspec.json.decode(sys.argv[1], type=Cut, dec_hook=lambda type, value: type(value))
-    return answer(request.out, lambda: _cut(request))
+    request = typed_json.decode(sys.argv[1], Cut)
+    return answer(Path(request.out), lambda: _cut(request))
 
 
 def _cut(request: Cut) -> Facts:
@@ -31,7 +31,7 @@ def _cut(request: Cut) -> Facts:
 
     bar = Bar("windows", "rows", sys.stderr)
     try:
-        return written(request.out, bar, lambda part: cut(request, part, bar))
+        return written(Path(request.out), bar, lambda part: cut(request, part, bar))
     except DataError as error:
         raise PlanError(str(error)) from None
 

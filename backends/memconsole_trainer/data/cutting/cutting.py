@@ -7,7 +7,6 @@ two groups.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from memconsole_trainer.data.make.maker import Facts
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.sources.opening import open_table
 from memconsole_trainer.data.sources.tables import TEXT_TYPES, column_types
+from memconsole_trainer.data.windows.column_names import write_names
 from memconsole_trainer.data.windows.file import MASK, TRAJECTORIES
 
 BLOCK_BYTES, CHUNK_BYTES = 64 << 20, 2 << 20
@@ -58,10 +58,9 @@ def cut(request: Cut, out: Path, bar: Bar) -> Facts:
     table = _opened(request)
     series, left_out = _Series(request), 0
     with h5py.File(out, "w", libver="latest") as file:
+        write_names(file, request.inputs, request.outputs)
         file.attrs.update(
             {
-                "inputs": json.dumps(request.inputs),
-                "outputs": json.dumps(request.outputs),
                 "sequence_length": request.length,
                 "sequence_stride": request.stride,
                 "steps_ahead": request.ahead,
@@ -90,13 +89,13 @@ def cut(request: Cut, out: Path, bar: Bar) -> Facts:
 
 def _opened(request: Cut) -> Any:
     """The table with the columns of the request. Raises `DataError`."""
-    kind = TABLES.get(plain_suffix(request.table.name))
+    kind = TABLES.get(plain_suffix(Path(request.table).name))
     if kind is None:
         allowed = ", ".join(TABLES)
         raise DataError(f"{request.table}: is no table; expected a name that ends with {allowed}")
     group = () if request.group is None else (request.group,)
     wanted = dict.fromkeys((*request.inputs, *request.outputs, *group))
-    table = open_table(kind, [request.table], DataChoice(), used=wanted)
+    table = open_table(kind, [Path(request.table)], DataChoice(), used=wanted)
     types = column_types(table.features)
     for name in wanted:
         if name not in types:

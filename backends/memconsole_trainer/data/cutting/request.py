@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
     """Which windows to cut from a table."""
 
-    table: Path
+    table: str
     """A CSV, TSV, Parquet, JSON or JSON Lines file, which may be compressed."""
-    out: Path
+    out: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...] = ()
     """Without any, the file has no targets: it is for predictions alone."""

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from memconsole.plan.catalog.encodings import HEAD_BYTES, encoding_of
 from memconsole.regular_file import check_regular
 from memconsole.runs.record.failures.failure import cause_of
 from memconsole_trainer.data.sources import csv_cells, json_lines, json_nulls, records
@@ -34,8 +35,12 @@ def load_table(
     for path in files:
         try:
             check_regular(path)
+            with path.open("rb") as file:
+                encoding = encoding_of(file.read(HEAD_BYTES))
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        if encoding != "utf-8":
+            raise DataError(f"{path}: is {encoding.upper()}; save it as UTF-8")
         if "::" in str(path):
             raise DataError(f'{path}: "::" in the name of a table cannot be read; rename it')
     apart = kind == "csv" or (kind == "parquet" and not only)
@@ -49,7 +54,12 @@ def load_table(
         if kind == "jsonl":
             return _repaired_lines(files, used)
         if kind == "csv" and isinstance(error.__cause__ or error, UnicodeDecodeError):
-            return _built(kind, files, None, csv_cells.REPLACING)
+            try:
+                return _built(kind, files, None, csv_cells.REPLACING)
+            except DataError:
+                raise
+            except Exception as again:
+                raise _unreadable(kind, files[0], again) from again
         if len(files) == 1 or kind == "arrow":
             raise _unreadable(kind, files[0], error) from error
     return _joined(kind, files, used)
@@ -194,11 +204,15 @@ def _repaired_lines(
 
 
 def _unreadable(kind: str, path: Path, error: Exception) -> DataError:
-    if cause_of(error) == NoRoomError.cause:
-        from datasets import config
+    from datasets import config
 
-        where = config.HF_DATASETS_CACHE
+    where = config.HF_DATASETS_CACHE
+    if cause_of(error) == NoRoomError.cause:
         return NoRoomError(f"{path}: no room for its table in {where}; free some there")
+    inner = error.__cause__ or error
+    if isinstance(inner, OSError) and inner.filename not in (None, str(path)):
+        why = f"its table cannot be written to {where}: {inner.strerror}"
+        return DataError(f"{path}: {why}; HF_DATASETS_CACHE names another folder")
     return DataError(f"{path}: cannot be read as {kind}: {reason(error)}")
 
 

@@ -22,6 +22,7 @@ from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.sources.hashes import DataHashes
 from memconsole_trainer.data.sources.hdf5 import Hdf5Dataset, describe
 from memconsole_trainer.data.spread import spread_order
+from memconsole_trainer.data.windows.column_names import ColumnNames, read_names
 from memconsole_trainer.data.windows.standardization import Standardization
 from memconsole_trainer.data.windows.systems import (
     StoredFamily,
@@ -117,6 +118,8 @@ class WindowFile:
         """The systems that the file holds; empty if it holds only windows."""
         self.noise: float = self._parts[0].of_file(process_noise)
         """Process noise of a step, as a share of the states' range."""
+        self.columns: ColumnNames = self._parts[0].of_file(read_names)
+        """The names of features and outputs, if the file was cut from a table."""
         self._variants = variants if self.systems else None
         self.families: tuple[str, ...] = self._family_names()
         """Names of the families; empty if the file does not say to which a row belongs."""

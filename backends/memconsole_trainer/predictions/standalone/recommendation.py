@@ -143,5 +143,11 @@ class Recommender:
 
 
 if __name__ == "__main__":
-    for item, score in Recommender().recommend(sys.argv[1:]):
+    if not sys.argv[1:]:
+        sys.exit("usage: python model.py ITEM...   (the last one is the newest)")
+    try:
+        found = Recommender().recommend(sys.argv[1:])
+    except ValueError as error:
+        sys.exit(str(error))
+    for item, score in found:
         print(f"{item}\t{score:.6f}")

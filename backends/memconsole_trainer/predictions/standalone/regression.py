@@ -82,5 +82,7 @@ class Regressor:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python model.py WINDOWS.npy OUTPUTS.npy")
     windows = torch.from_numpy(np.load(sys.argv[1]))
     np.save(sys.argv[2], Regressor().predict(windows).numpy())

@@ -85,7 +85,7 @@ class Pickers:
         self._owner.open(PickScreen("start from a preset", choices), picked)
 
     def setting(self) -> None:
-        """Find a setting, then type its value; the prompt stays until the value is allowed."""
+        """Find a setting, then pick its value, or type it; the prompt stays until the value is allowed."""
         from memconsole.tui.screens.pick import Choice, PickScreen
 
         plan = self._owner.view.plan
@@ -109,6 +109,7 @@ class Pickers:
     def _edit_setting(self, key: str) -> None:
         from memconsole.plan import catalog
         from memconsole.plan.data.paths import FILES
+        from memconsole.tui.screens.pick import Choice, PickScreen
         from memconsole.tui.screens.prompt import PromptScreen
 
         setting = plans.SETTINGS[key]
@@ -127,6 +128,11 @@ class Pickers:
                     lambda plan: catalog.choose(plan, key, plans.parse_value(key, word))
                 )
 
+        switch = ("true", "false") if setting.holds is bool and not setting.optional else ()
+        if named := setting.choices or switch:
+            choices = [Choice(name, name, sentence=setting.help) for name in named]
+            self._owner.open(PickScreen(key, choices, text), entered)
+            return
         about = f"{setting.help} — {setting.expects}"
         suffixes = () if key in FILES else None
         self._owner.open(PromptScreen(key, text, about, refusal, suffixes), entered)
