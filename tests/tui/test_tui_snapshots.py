@@ -99,7 +99,7 @@ def _given_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
             return Priced(plan, None, "train.batch_size = 999: a reason in one line", 0.0)
         return Priced(plan, given(plan, 1 if plan.train.batch_size < 64 else 40), "", 0.0)
 
-    monkeypatch.setattr("memconsole.tui.plan.screen.price", price)
+    monkeypatch.setattr("memconsole.tui.plan.priced_screen.price", price)
     monkeypatch.setattr("memconsole.tui.run.predictions.price", price)
     monkeypatch.setattr(runs_screen.time, "time", lambda: NOW)
     LISTED.clear()

@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from textual import on, work
+from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
-from textual.message import Message
 from textual.screen import Screen
-from textual.worker import get_current_worker
 
-from memconsole.devices.reading import Devices
-from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimization import Optimization
 from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS, with_value
 from memconsole.runs.read.shown.words import state_word
 from memconsole.tui.keys.rows import bindings
 from memconsole.tui.keys.table import KeyTable
 from memconsole.tui.plan.ahead import LookAhead
-from memconsole.tui.plan.counting import ItemCounts, counted
 from memconsole.tui.plan.dialogs.pickers import Pickers
 from memconsole.tui.plan.dialogs.plan_files import PlanFiles
 from memconsole.tui.plan.dialogs.solving import Solver
 from memconsole.tui.plan.exact import ExactNumbers
-from memconsole.tui.plan.pricing import (
-    LOOP_SECONDS,
-    Priced,
-    budget_moved,
-    devices_awaited,
-    price,
-    with_rows,
-)
+from memconsole.tui.plan.priced_screen import PricedScreen
+from memconsole.tui.plan.pricing import devices_awaited
 from memconsole.tui.plan.widgets.budget_bar import BudgetBar
 from memconsole.tui.plan.widgets.memory_table import MemoryTableView, is_long
 from memconsole.tui.plan.widgets.phase_strip import PhaseStrip
@@ -42,7 +32,7 @@ from memconsole.tui.plan.widgets.planned_speed import PlannedSpeed
 from memconsole.tui.plan.widgets.solved import Solution, Solved
 from memconsole.tui.plan.widgets.toggle_detail import ToggleDetail
 from memconsole.tui.plan.widgets.toggles import Toggles
-from memconsole.tui.screens.base import SMALLEST, ConsoleScreen
+from memconsole.tui.screens.base import SMALLEST
 from memconsole.tui.views.plan_view import ExactState, PlanView
 from memconsole.units import value_word
 
@@ -56,16 +46,8 @@ keys. From here on the right column describes the selected optimization; a still
 description under the list."""
 
 
-@dataclass
-class PriceReady(Message, bubble=False):
-    """A plan was priced in a worker. `generation` is the number of the request."""
-
-    generation: int
-    priced: Priced
-
-
-class PlanScreen(ConsoleScreen, inherit_bindings=False):
-    """Owns the `PlanView`; its widgets show it."""
+class PlanScreen(PricedScreen, inherit_bindings=False):
+    """Shows the `PlanView` in its widgets, and changes it by keys and dialogs."""
 
     SCREEN = "plan"
     BINDINGS = bindings("plan")
@@ -78,19 +60,12 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
     ]
 
     def __init__(self, plan: Plan, keys: KeyTable) -> None:
-        super().__init__()
-        self.view = PlanView(plan, keys=keys)
-        self.touched = False
-        """Whether the user has changed anything yet."""
+        super().__init__(plan, keys)
         self._exact = ExactNumbers(self)
         self._ahead = LookAhead(self)
-        self._counts = ItemCounts()
         self._solver = Solver(self)
         self._pickers = Pickers(self)
         self._files = PlanFiles(self)
-        self._generation = 0
-        self._slow = True
-        """The last pricing took longer than a frame, or there was none yet."""
         self._launch_waits = False
         """The launch key was pressed before the device's driver had answered."""
 
@@ -123,12 +98,17 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
 
     # State
 
-    def _show(self, view: PlanView) -> None:
-        """Change the view and update the widgets. The view changes only here."""
-        self.view = view = with_rows(view, self.lookup)
-        if self.redraw():
-            self._exact.follow(view)
-            self._ahead.follow(view)
+    def view_shown(self, view: PlanView) -> None:
+        self._exact.follow(view)
+        self._ahead.follow(view)
+
+    def plan_changed(self) -> None:
+        self._solver.plan_changed()
+
+    def plan_priced(self) -> None:
+        self._solver.priced()
+        if self._launch_waits and not devices_awaited(self.view):
+            self.call_later(self.action_launch)
 
     def draw_body(self) -> None:
         view = self.view
@@ -156,76 +136,6 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
 
     def reasons(self) -> dict[str, str]:
         return {"undo": "nothing to undo", "redo": "nothing to redo"}
-
-    def change(self, make: Callable[[Plan], Plan]) -> None:
-        """Change the plan and price it. If that is not allowed, show why and change nothing."""
-        self.notice("")
-        self.touched = True
-        try:
-            plan = make(self.view.plan)
-        except PlanError as error:
-            self.notice(str(error), "bad")
-            return
-        self._settle(self.view.changed(plan))
-
-    def _settle(self, view: PlanView) -> None:
-        if view.plan != self.view.plan:
-            self.view = view
-            self._solver.plan_changed()
-            self._reprice()
-
-    def devices_changed(self, devices: Devices) -> None:
-        """Store a new probe reading. The budget is checked once this screen is shown."""
-        self.view = replace(self.view, devices=devices)
-        if self.is_current:
-            self._follow_budget()
-
-    def _follow_budget(self) -> None:
-        """Price again if the budget changed noticeably."""
-        if budget_moved(self.view):
-            self._reprice()
-
-    # Pricing
-
-    def _reprice(self) -> None:
-        """Price the plan now if that is quick, else in a worker while the numbers are outdated."""
-        self._generation += 1
-        if self._slow:
-            self._show(replace(self.view, stale=True))
-            self._price_in_worker(self._generation, self.view.plan, self.view.devices)
-        else:
-            self._priced(price(self.view.plan, self.view.devices, self.lookup))
-
-    @work(thread=True, exclusive=True, group="pricing", exit_on_error=False)
-    def _price_in_worker(self, generation: int, plan: Plan, devices: Devices | None) -> None:
-        priced = price(plan, devices, self.lookup)
-        if not get_current_worker().is_cancelled:
-            self.post_message(PriceReady(generation, priced))
-
-    @on(PriceReady)
-    def _price_ready(self, message: PriceReady) -> None:
-        if message.generation == self._generation:
-            self._priced(message.priced)
-
-    def _priced(self, priced: Priced) -> None:
-        # The first pricing also reads the catalogs, so it may be slow without consequences.
-        warm = self.view.estimate is not None
-        self._slow = priced.seconds > LOOP_SECONDS * (1 if warm else 20)
-        if priced.estimate is None:
-            self._show(replace(self.view, problem=priced.problem, stale=True))
-        else:
-            view = replace(self.view, estimate=priced.estimate, cards=priced.cards)
-            self._show(replace(view, problem="", stale=False))
-            if name := self._counts.wanted(priced.plan):
-                self._count_items(priced.plan, name)
-        self._solver.priced()
-        if self._launch_waits and not devices_awaited(self.view):
-            self.call_later(self.action_launch)
-
-    @work(exit_on_error=False, group="counting")
-    async def _count_items(self, plan: Plan, name: str) -> None:
-        if await counted(plan, name):
-            self._reprice()
 
     # The list
 
@@ -320,10 +230,7 @@ class PlanScreen(ConsoleScreen, inherit_bindings=False):
     def exact_news(self) -> None:
         """Price again without an outdated mark; only the numbers change."""
         self._exact.refresh()
-        view = self.view
-        if view.estimate is None or view.stale or view.problem or not self.composed:
-            return
-        self._priced(price(view.plan, view.devices, self.lookup))
+        self._price_again()
 
     # Solving
 

@@ -37,34 +37,34 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
     """
 
     SCREEN: ClassVar[str] = ""
-    COMPONENT_CLASSES: ClassVar[set[str]] = {f"ink--{role}" for role in (*ROLES, "cursor")}
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"role--{role}" for role in (*ROLES, "cursor")}
     """The style of every role. `Painted` widgets read it here, so it is computed once per
     screen.
     """
     DEFAULT_CSS = """
     ConsoleScreen {
-        & > .ink--dim { color: $foreground 66%; }
-        & > .ink--strong { text-style: bold; }
-        & > .ink--good { color: $success; text-style: bold; }
-        & > .ink--bad { color: $error; text-style: bold; }
-        & > .ink--warn { color: $warning; }
-        & > .ink--accent { color: $accent; text-style: bold; }
-        & > .ink--key { color: $accent; }
-        & > .ink--title { color: $secondary; text-style: bold; }
-        & > .ink--train { color: $primary; }
-        & > .ink--validation { color: $warning; text-style: bold; }
-        & > .ink--baseline { color: $foreground 50%; }
-        & > .ink--tick { color: $warning; text-style: bold; }
-        & > .ink--part-a { color: $primary; }
-        & > .ink--part-b { color: $success; }
-        & > .ink--part-c { color: $warning; }
-        & > .ink--part-d { color: $secondary; }
-        & > .ink--cursor { background: $primary 22%; }
+        & > .role--dim { color: $foreground 66%; }
+        & > .role--strong { text-style: bold; }
+        & > .role--good { color: $success; text-style: bold; }
+        & > .role--bad { color: $error; text-style: bold; }
+        & > .role--warn { color: $warning; }
+        & > .role--accent { color: $accent; text-style: bold; }
+        & > .role--key { color: $accent; }
+        & > .role--title { color: $secondary; text-style: bold; }
+        & > .role--train { color: $primary; }
+        & > .role--validation { color: $warning; text-style: bold; }
+        & > .role--baseline { color: $foreground 50%; }
+        & > .role--tick { color: $warning; text-style: bold; }
+        & > .role--part-a { color: $primary; }
+        & > .role--part-b { color: $success; }
+        & > .role--part-c { color: $warning; }
+        & > .role--part-d { color: $secondary; }
+        & > .role--cursor { background: $primary 22%; }
     }
     ConsoleScreen:ansi {
-        & > .ink--dim { color: ansi_default; text-style: dim; }
-        & > .ink--baseline { color: ansi_default; text-style: dim; }
-        & > .ink--cursor { background: ansi_default; text-style: reverse; }
+        & > .role--dim { color: ansi_default; text-style: dim; }
+        & > .role--baseline { color: ansi_default; text-style: dim; }
+        & > .role--cursor { background: ansi_default; text-style: reverse; }
     }
     """
     AUTO_FOCUS = ""

@@ -117,10 +117,10 @@ class Painted(Widget):
         name, _, where = role.partition("@")
         own = style = self._style("")
         if name:
-            ink = self.screen.get_component_rich_style(f"ink--{name}")
-            style = style + Style(color=ink.color, bold=ink.bold, dim=ink.dim)
+            role_style = self.screen.get_component_rich_style(f"role--{name}")
+            style = style + Style(color=role_style.color, bold=role_style.bold, dim=role_style.dim)
         if where:
-            cursor = self.screen.get_component_rich_style("ink--cursor")
+            cursor = self.screen.get_component_rich_style("role--cursor")
             if cursor.reverse:
                 # Reversing the colours of several roles would give a patchwork.
                 return own + Style(bold=style.bold, reverse=True)

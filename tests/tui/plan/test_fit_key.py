@@ -23,6 +23,7 @@ from memconsole.plan.differences import differing
 from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimization import Result
 from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS
+from memconsole.runs.read.report.measured import SETTLED_STEPS
 from memconsole.tui.plan.dialogs import solving
 from memconsole.tui.plan.dialogs.choices import choices_for
 from memconsole.tui.plan.pricing import Priced, price
@@ -205,7 +206,7 @@ def test_the_largest_sizes_are_those_of_fit_where_finished_runs_correct_them(
     room = msgspec.structs.replace(host, usable_bytes=priced.device_bytes)
     monkeypatch.setattr("memconsole.devices.budget.budget", lambda *_: room)
     receipt = {
-        "device_name": host.name, "versions": {"torch": version("torch")}, "steps": 9,
+        "device_name": host.name, "versions": {"torch": version("torch")}, "steps": SETTLED_STEPS,
         "plan": msgspec.to_builtins(plan), "measured": {"peak_bytes": priced.peak_bytes // 2},
     }  # fmt: skip
     (tmp_path / "run").mkdir()
@@ -269,7 +270,7 @@ def hold_pricing(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         assert go_on.wait(30)
         return price(*arguments)
 
-    monkeypatch.setattr("memconsole.tui.plan.screen.price", late)
+    monkeypatch.setattr("memconsole.tui.plan.priced_screen.price", late)
     return go_on
 
 

@@ -40,7 +40,7 @@ async def test_a_number_is_assumed_until_the_items_are_counted(
         await begun.wait()
         return await counting.counted(plan, name)
 
-    monkeypatch.setattr("memconsole.tui.plan.screen.counted", later)
+    monkeypatch.setattr("memconsole.tui.plan.priced_screen.counted", later)
     app = make_console(replace(catalog.preset("efficientids"), changes))
     async with app.run_test(size=(120, 40)) as pilot:
         await until(pilot, lambda: "items assumed" in screen_text(app))

@@ -124,8 +124,8 @@ async def test_a_number_is_never_stale_without_a_mark(make_console: Make) -> Non
 
 
 async def test_an_answer_to_an_older_question_is_ignored(make_console: Make) -> None:
+    from memconsole.tui.plan.priced_screen import PriceReady
     from memconsole.tui.plan.pricing import price
-    from memconsole.tui.plan.screen import PriceReady
 
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:
