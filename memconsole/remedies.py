@@ -13,20 +13,20 @@ from memconsole.runs.record.failures.shortfall import Shortfall
 
 
 def remedies_of(
-    plan: Plan, lacked: Shortfall | None, devices: Devices | None
+    plan: Plan, shortfall: Shortfall | None, devices: Devices | None
 ) -> tuple[Remedy, ...]:
     """Every change that lowers the plan's memory on its device, in the order to try them.
 
     Estimates are calibrated. The bytes are relative to what the failed run needed. Raises `PlanError` for an absent device.
     """
-    return remedies(plan, budget(plan, devices), died(lacked), calibrated_price())
+    return remedies(plan, budget(plan, devices), out_of_memory_run(shortfall), calibrated_price())
 
 
-def died(lacked: Shortfall | None) -> OutOfMemoryRun | None:
+def out_of_memory_run(shortfall: Shortfall | None) -> OutOfMemoryRun | None:
     """The run's shortfall in the form that the estimator takes; None if nothing was measured."""
-    if lacked is None:
+    if shortfall is None:
         return None
-    phases = measured_phases([lacked.phase])
-    phase = next((name for name, told in phases.items() if lacked.phase in told), "")
-    held = lacked.peak_bytes or lacked.held_bytes or 0
-    return OutOfMemoryRun(needed_bytes=lacked.needed_bytes, held_bytes=held, phase=phase)
+    phases = measured_phases([shortfall.phase])
+    phase = next((name for name, names in phases.items() if shortfall.phase in names), "")
+    held = shortfall.peak_bytes or shortfall.held_bytes or 0
+    return OutOfMemoryRun(needed_bytes=shortfall.needed_bytes, held_bytes=held, phase=phase)

@@ -77,38 +77,30 @@ def _steps(devices: Devices, silent: bool) -> Iterator[Finding]:
 
 
 def _terminal() -> list[Finding]:
-    size = shutil.get_terminal_size()
-    encoding = locale.getpreferredencoding(False)
+    """What the terminal is, and how it is reached."""
+    environment, size = os.environ, shutil.get_terminal_size()
+    size_words = f"{size.columns}x{size.lines}"
     small = size.columns < 80 or size.lines < 24
+    encoding = locale.getpreferredencoding(False)
+    unicode = "utf" in encoding.lower()
+    colour = environment.get("COLORTERM") or "COLORTERM not set: 256 colours assumed"
+    if environment.get("NO_COLOR"):
+        colour = "NO_COLOR"
+    remote = bool(environment.get("SSH_CONNECTION"))
+    multiplexer = "screen" if environment.get("STY") else "none"
+    if environment.get("TMUX"):
+        multiplexer = "tmux"
     return [
-        ("terminal", "info", os.environ.get("TERM", "not set")),
-        (
-            "size",
-            "warning" if small else "ok",
-            f"{size.columns}x{size.lines}" + ("; 80x24 shows everything" if small else ""),
-        ),
-        (
-            "encoding",
-            "ok" if "utf" in encoding.lower() else "warning",
-            encoding + ("" if "utf" in encoding.lower() else "; use --ascii"),
-        ),
-        (
-            "colour",
-            "info",
-            "NO_COLOR"
-            if os.environ.get("NO_COLOR")
-            else os.environ.get("COLORTERM") or "COLORTERM not set: 256 colours assumed",
-        ),
-        (
-            "link",
-            "info",
-            "SSH: slow-link mode; ssh -C helps" if os.environ.get("SSH_CONNECTION") else "local",
-        ),
-        (
-            "multiplexer",
-            "info",
-            "tmux" if os.environ.get("TMUX") else "screen" if os.environ.get("STY") else "none",
-        ),
+        ("terminal", "info", environment.get("TERM", "not set")),
+        ("size", "warning", f"{size_words}; 80x24 shows everything")
+        if small
+        else ("size", "ok", size_words),
+        ("encoding", "ok", encoding)
+        if unicode
+        else ("encoding", "warning", f"{encoding}; use --ascii"),
+        ("colour", "info", colour),
+        ("link", "info", "SSH: slow-link mode; ssh -C helps" if remote else "local"),
+        ("multiplexer", "info", multiplexer),
     ]
 
 

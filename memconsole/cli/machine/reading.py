@@ -20,10 +20,10 @@ def read_devices(plan: Plan | None = None) -> Devices:
     if plan is not None and not names_driver(plan):
         return read_once(QUIET_SECONDS)
     words = f"memconsole: waiting for the device drivers, {ONCE_SECONDS:g} s at most"
-    said = threading.Timer(QUIET_SECONDS, click.echo, (words,), {"err": True})
-    said.daemon = True
-    said.start()
+    notice = threading.Timer(QUIET_SECONDS, click.echo, (words,), {"err": True})
+    notice.daemon = True
+    notice.start()
     try:
         return read_once(ONCE_SECONDS)
     finally:
-        said.cancel()
+        notice.cancel()

@@ -23,9 +23,9 @@ def left_out_shortly(plan: Plan) -> str:
     """A few words for a narrow place; empty if there is nothing to say. Raises `PlanError`."""
     folders = [files for _, files in _folders(plan, known_folder)]
     count = sum(number for files in folders for _, number in files.left_out)
-    said = [f"{count:,} left out"] if count else []
-    said += ["several splits"] if any(files.splits for files in folders) else []
-    return ", ".join(said)
+    phrases = [f"{count:,} left out"] if count else []
+    phrases += ["several splits"] if any(files.splits for files in folders) else []
+    return ", ".join(phrases)
 
 
 def _folders(plan: Plan, read: Reader) -> Iterator[tuple[str, Folder]]:

@@ -14,14 +14,14 @@ from memconsole.regular_file import open_descriptor
 
 def check_readable(plan: Plan) -> None:
     """Open each file of the plan's data, the first ones of a large folder. Raises `PlanError` if one cannot be read."""
-    for one in sources(plan):
-        entry = catalog.dataset(one)
+    for source in sources(plan):
+        entry = catalog.dataset(source)
         if entry.kind != "file":
             continue
         path, files = Path(entry.where), [Path(entry.where)]
         if path.is_dir():
-            found = known_folder(path)
-            files = list(found.files[:MOST_HEADS]) if found is not None else []
+            folder = known_folder(path)
+            files = list(folder.files[:MOST_HEADS]) if folder is not None else []
         for file in files:
             try:
                 os.close(open_descriptor(file))

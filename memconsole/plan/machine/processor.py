@@ -24,15 +24,15 @@ _NAMES = ("model name", "Hardware", "cpu model", "uarch")
 
 def name(cpuinfo: Path = _CPUINFO) -> str:
     """The model name, as the maker spells it; the architecture if the system does not tell it."""
-    known = _facts(cpuinfo)
-    told = next((known[key] for key in _NAMES if known.get(key)), "")
-    return told or platform.processor() or platform.machine() or "processor"
+    facts = _facts(cpuinfo)
+    model_name = next((facts[key] for key in _NAMES if facts.get(key)), "")
+    return model_name or platform.processor() or platform.machine() or "processor"
 
 
 def flags(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
     """The instruction sets; empty if the system does not tell them."""
-    known = _facts(cpuinfo)
-    return frozenset(known.get("flags", known.get("Features", "")).split())
+    facts = _facts(cpuinfo)
+    return frozenset(facts.get("flags", facts.get("Features", "")).split())
 
 
 def megahertz(cpuinfo: Path = _CPUINFO) -> float | None:

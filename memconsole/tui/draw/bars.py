@@ -12,7 +12,9 @@ from collections.abc import Iterable, Sequence
 from memconsole.tui.draw.lines import Line, Span
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
+"""A cell of which so many eighths are filled from the left."""
 _LEVELS = "▁▂▃▄▅▆▇█"
+"""A cell of which one to eight eighths are filled from below."""
 FULL, EMPTY, TICK, REACHED = "█", "·", "┃", "▒"
 
 
@@ -47,8 +49,8 @@ def bar(
     row[filled:most] = [REACHED] * max(0, most - filled)
     roles = [role if n < max(filled, most) else "dim" for n in range(width)]
     if tick is not None and scale > 0 and math.isfinite(tick) and tick >= 0:
-        at = min(width - 1, int(cells(tick, scale, width)))
-        row[at], roles[at] = TICK, "tick"
+        cell = min(width - 1, int(cells(tick, scale, width)))
+        row[cell], roles[cell] = TICK, "tick"
     return _joined(row, roles)
 
 
@@ -76,21 +78,21 @@ def area(
     highest: dict[int, float] = {}
     for x, value in points:
         if math.isfinite(value) and width > 0:
-            at = min(width - 1, int(cells(x, end, width)))
-            highest[at] = max(value, highest.get(at, value))
+            column = min(width - 1, int(cells(x, end, width)))
+            highest[column] = max(value, highest.get(column, value))
     dotted = None if line is None else rows - 1 - min(rows - 1, int(cells(line, scale, rows)))
     grid = [["┄" if y == dotted else " "] * width for y in range(rows)]
     roles = [["tick" if y == dotted else "dim"] * width for y in range(rows)]
     value = 0.0
-    for at in range(min(highest), max(highest) + 1) if highest else ():
-        value = highest.get(at, value)
+    for column in range(min(highest), max(highest) + 1) if highest else ():
+        value = highest.get(column, value)
         eighths = max(1, round(cells(value, scale, rows) * 8))
         for y in range(rows):
-            level = min(8, eighths - 8 * (rows - 1 - y))
-            if level > 0:
-                grid[y][at] = _LEVELS[level - 1]
-                roles[y][at] = "warn" if most is not None and value > most else "train"
-    return [_joined(row, of) for row, of in zip(grid, roles, strict=True)]
+            filled = min(8, eighths - 8 * (rows - 1 - y))
+            if filled > 0:
+                grid[y][column] = _LEVELS[filled - 1]
+                roles[y][column] = "warn" if most is not None and value > most else "train"
+    return [_joined(row, row_roles) for row, row_roles in zip(grid, roles, strict=True)]
 
 
 def stacked(
@@ -117,12 +119,13 @@ def stacked(
     if total > 0 and start == 0:
         row[0], roles[0] = "▏", parts[0][2] if parts else "dim"
     if limit is not None:
-        at = min(width - 1, int(cells(limit, scale, width)))
-        row[at], roles[at] = TICK, "tick"
+        cell = min(width - 1, int(cells(limit, scale, width)))
+        row[cell], roles[cell] = TICK, "tick"
     return _joined(row, roles)
 
 
 def _joined(row: Sequence[str], roles: Sequence[str]) -> Line:
+    """The characters of a row as spans, one for each stretch of the same role."""
     line: Line = []
     for character, role in zip(row, roles, strict=True):
         if line and line[-1].role == role:

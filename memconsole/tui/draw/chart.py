@@ -183,8 +183,8 @@ def plot(
         height - (1 if height > 2 else 0),
     )
     canvas = _Canvas(max(1, body_width), max(1, body_height), glyphs)
-    for one in series:
-        _draw_series(one, axes, canvas)
+    for curve in series:
+        _draw_series(curve, axes, canvas)
     if baseline is not None and math.isfinite(baseline) and axes.holds(baseline, baseline):
         _draw_baseline(baseline, axes, canvas)
     labels = y_labels(axes, body_height) if margin else {}

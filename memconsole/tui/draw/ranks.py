@@ -71,9 +71,9 @@ def rank_lines(
         lines += [_bar_line(one, scale, slow, width, word) for one in ranks]
     else:
         lines += _strip_lines(ranks, scale, width)
-    told = [one for one in ranks if isinstance(one.gauge.used, int)]
-    if told:
-        lines += _fullest_lines(told, width, word, name_lowest=len(ranks) > MOST_BARS)
+    reporting = [one for one in ranks if isinstance(one.gauge.used, int)]
+    if reporting:
+        lines += _fullest_lines(reporting, width, word, name_lowest=len(ranks) > MOST_BARS)
     if slow is not None:
         lines.append(slow_line(slow, width, word))
     return lines
@@ -128,13 +128,13 @@ def _strip_lines(ranks: Sequence[RankGauge], scale: float, width: int) -> list[L
 
 
 def _fullest_lines(
-    told: Sequence[RankGauge], width: int, word: str, *, name_lowest: bool
+    reporting: Sequence[RankGauge], width: int, word: str, *, name_lowest: bool
 ) -> list[Line]:
     """The highest peak with its rank, and the prediction; if there are many ranks, also the lowest peak."""
-    fullest = max(told, key=lambda one: (one.gauge.highest, -one.rank))
+    fullest = max(reporting, key=lambda one: (one.gauge.highest, -one.rank))
     lines = [peak_line(fullest.gauge, width, f"{word} {fullest.rank}")]
     if name_lowest:
-        least = min(told, key=lambda one: (one.gauge.highest, one.rank))
+        least = min(reporting, key=lambda one: (one.gauge.highest, one.rank))
         words = f" lowest peak {format_bytes(least.gauge.highest)} ({word} {least.rank})"
         lines.append([Span(fit(words, width), "dim")])
     return lines

@@ -36,7 +36,7 @@ class Chart:
         """Whether its values span orders of magnitude."""
         if not self.may_be_logarithmic:
             return False
-        values = [y for one in self.series for _, y in one.points if math.isfinite(y)]
+        values = [y for series in self.series for _, y in series.points if math.isfinite(y)]
         return bool(values) and min(values) > 0 and max(values) >= ORDERS * min(values)
 
 
@@ -99,9 +99,9 @@ def _measures(run: RunSnapshot) -> Iterable[Chart]:
     task = task_of(run.plan)
     for measure in (*task.measures, *task.derived):
         points = tuple(
-            (float(one.step), value)
-            for one in run.evaluations
-            if (value := _value(measure, one.metrics, one.bits_per_byte)) is not None
+            (float(evaluation.step), value)
+            for evaluation in run.evaluations
+            if (value := _value(measure, evaluation.metrics, evaluation.bits_per_byte)) is not None
         )
         if points and measure.headline:
             marks = Series(points, "validation", marker="◆")

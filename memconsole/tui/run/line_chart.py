@@ -75,8 +75,10 @@ def _legend(
 def start_lines(run: RunSnapshot, live: bool, width: int, height: int) -> list[Line]:
     """In place of an empty chart: the stages of the start-up, each with its time."""
     lines: list[Line] = [[]]
-    took = [(format_clock if one.running else format_duration)(one.seconds) for one in run.stages]
-    clock = max(map(len, took), default=0)
+    times = [
+        (format_clock if stage.running else format_duration)(stage.seconds) for stage in run.stages
+    ]
+    clock = max(map(len, times), default=0)
     for n, stage in enumerate(run.stages, 1):
         mark = Span(" ● ", "accent") if stage.running else Span(" ✓ ", "good")
         if n == len(run.stages) and not live and not run.facts.step:
@@ -84,7 +86,7 @@ def start_lines(run: RunSnapshot, live: bool, width: int, height: int) -> list[L
         words = stage_words(stage.phase, stage.detail, run.plan)
         role = "strong" if stage.running else ""
         room = max(0, width - clock - 5)
-        lines.append([mark, Span(left(words, room), role), Span(" " + right(took[n - 1], clock))])
+        lines.append([mark, Span(left(words, room), role), Span(" " + right(times[n - 1], clock))])
     told = "the loss follows with the first steps" if live else "no loss was logged"
     return [*lines[-max(0, height - 2) :], [], [Span(fit(f" {told}", width), "dim")]][:height]
 
@@ -134,14 +136,14 @@ class LineChart(Painted):
             title = legend(run, False, width)
             return [title, *start_lines(run, view.live, width, height - 1)]
         charts = charts_of(view)
-        at = view.chart % len(charts)
+        index = view.chart % len(charts)
         count, rows = small_charts(width, height, len(charts) - 1)
-        large, others = charts[at], [*charts[at + 1 :], *charts[:at]][:count]
+        large, others = charts[index], [*charts[index + 1 :], *charts[:index]][:count]
         log = is_logarithmic(large, view)
         if large.name == LOSS:
             title = legend(run, log, width)
         else:
-            title = _title(large, log, width, f"{at + 1} of {len(charts)}")
+            title = _title(large, log, width, f"{index + 1} of {len(charts)}")
         lines = [title, *self._plotted(run, large, log, width, height - rows - 1)]
         if not others:
             return lines

@@ -27,10 +27,10 @@ def phase_rows(view: RunView) -> list[Row]:
         return []
     seen = run.facts.peaks_by_phase
     guessed = view.prediction.table.phases if view.prediction is not None else {}
-    told = measured_phases((*seen, *guessed))
+    measured_names = measured_phases((*seen, *guessed))
     rows = []
     for phase in PHASES:
-        peak = max((seen[p] for p in told.get(phase, ()) if p in seen), default=None)
+        peak = max((seen[p] for p in measured_names.get(phase, ()) if p in seen), default=None)
         if peak is None and phase not in guessed:
             continue
         words = "—" if peak is None else format_bytes(peak)

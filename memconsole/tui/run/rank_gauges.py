@@ -40,13 +40,13 @@ def rank_gauges(view: RunView, first: Gauge) -> list[RankGauge]:
     """A gauge for each rank, also for those that have reported nothing yet."""
     assert view.snapshot is not None
     facts = view.snapshot.facts
-    told = {one.reading.rank: one for one in facts.ranks}
+    by_rank = {rank.reading.rank: rank for rank in facts.ranks}
     own = own_seconds(facts.ranks)
     plain = replace(first, peak=None, history=Curve())
     nothing = Missing("no reading yet" if view.live else "left no reading")
     return [
-        _gauge(told[rank], plain, own.get(rank), live=view.live)
-        if rank in told
+        _gauge(by_rank[rank], plain, own.get(rank), live=view.live)
+        if rank in by_rank
         else RankGauge(rank, replace(plain, used=nothing))
         for rank in range(facts.rank_count)
     ]

@@ -220,8 +220,8 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
                 self.console.edit_plan(plans.replace(run.given_plan, changes))
 
         choices = [
-            Choice(str(n), one.label, one.words, label_width=36)
-            for n, one in enumerate(symptom.helps)
+            Choice(str(n), setting.label, setting.words, label_width=36)
+            for n, setting in enumerate(symptom.helps)
         ]
         heading = f"{symptom.name.replace('_', ' ')}: open the plan with"
         self.app.push_screen(PickScreen(heading, choices), picked)

@@ -100,7 +100,9 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
         being removed, when timers, workers and resizes may still draw. A widget that is not
         mounted only keeps what it is told to show.
         """
-        return next(one for one in self._parts if isinstance(one, kind) and id in ("", one.id))
+        return next(
+            widget for widget in self._parts if isinstance(widget, kind) and id in ("", widget.id)
+        )
 
     def compose(self) -> ComposeResult:
         parts = []

@@ -17,7 +17,8 @@ from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan
-from memconsole.remedies import died, remedies_of
+from memconsole.remedies import out_of_memory_run, remedies_of
+from memconsole.runs.read.report.measured import SETTLED_STEPS
 from memconsole.runs.record.failures.shortfall import shortfall
 from memconsole.runs.record.run_store import runs_root
 
@@ -92,11 +93,11 @@ def test_a_death_in_evaluation_is_held_against_the_estimate_of_evaluation() -> N
     table = table_of(PLAN, device(12 * GIB))
     need = int(table.phases["evaluation"] * 1.5)
     lacked = shortfall("evaluate", need, None, None)
-    ran = died(lacked)
+    ran = out_of_memory_run(lacked)
     assert ran is not None
     assert ran.phase == "evaluation"
     assert correction(table, ran).factor == pytest.approx(1.5, rel=1e-6)
-    assert died(None) is None
+    assert out_of_memory_run(None) is None
 
 
 def test_a_change_that_a_finished_run_has_tried_is_judged_by_what_it_measured(
@@ -118,7 +119,7 @@ def test_a_change_that_a_finished_run_has_tried_is_judged_by_what_it_measured(
         folder.mkdir(parents=True)
         receipt = {
             "device_name": host.name, "versions": {"torch": version("torch")},
-            "plan": msgspec.to_builtins(of), "steps": 9, **measured,
+            "plan": msgspec.to_builtins(of), "steps": SETTLED_STEPS, **measured,
         }  # fmt: skip
         (folder / "receipt.json").write_bytes(msgspec.json.encode(receipt))
     shown = calibrated_here(chunked, estimate(chunked, room)).table
