@@ -13,8 +13,8 @@ from memconsole.plan.toggles.optimization import (
     Result,
     always,
     fixed,
-    kept,
-    switched,
+    switched_off,
+    unchanged,
 )
 
 _KEPT = {
@@ -24,7 +24,7 @@ _KEPT = {
 }
 
 
-def _checkpointing_said(plan: Plan, kind: str) -> str | None:
+def _checkpointing_log_line(plan: Plan, kind: str) -> str | None:
     what = _KEPT.get(plan.optimize.gradient_checkpointing)
     return what and f"Gradient checkpointing (remat) enabled - keeps {what}"
 
@@ -42,8 +42,8 @@ CHECKPOINTING = Optimization(
     reach=Reach.STEP,
     touches=("activations",),
     remedy=RemedyRule(rank=60),
-    says=_checkpointing_said,
-    evaluating=kept,
+    says=_checkpointing_log_line,
+    evaluating=unchanged,
 )
 
 
@@ -72,7 +72,7 @@ def _larger_or_copied(present: Plan, changed: Plan) -> str:
     return "the gradient copy of accumulation outweighs the smaller micro-batch"
 
 
-def _accumulation_said(plan: Plan, kind: str) -> str | None:
+def _accumulation_log_line(plan: Plan, kind: str) -> str | None:
     steps = plan.optimize.accumulation_steps
     if steps == 1:
         return None
@@ -96,8 +96,8 @@ ACCUMULATION = Optimization(
     touches=("activations", "logits and loss"),
     outweighed=_larger_or_copied,
     remedy=RemedyRule(rank=20, values=more_steps),
-    says=_accumulation_said,
-    evaluating=switched({"optimize.accumulation_steps": 1}),
+    says=_accumulation_log_line,
+    evaluating=switched_off({"optimize.accumulation_steps": 1}),
 )
 
 
@@ -119,7 +119,7 @@ def _out_of_reach(plan: Plan) -> str | None:
     return None
 
 
-def _offload_said(plan: Plan, kind: str) -> str | None:
+def _offload_log_line(plan: Plan, kind: str) -> str | None:
     if not plan.optimize.activation_offload:
         return None
     where = "on disk" if kind in ("cpu", "apple") else "in pinned host memory"
@@ -139,6 +139,6 @@ ACTIVATION_OFFLOAD = Optimization(
     reach=Reach.STEP,
     touches=("activations",),
     remedy=RemedyRule(rank=62),
-    says=_offload_said,
-    evaluating=switched({"optimize.activation_offload": False}),
+    says=_offload_log_line,
+    evaluating=switched_off({"optimize.activation_offload": False}),
 )

@@ -16,7 +16,7 @@ from memconsole.plan.toggles.optimization import (
     Result,
     always,
     fixed,
-    switched,
+    switched_off,
 )
 from memconsole.plan.training.origin import frozen_at_random, refused_base
 from memconsole.plan.training.trained import adapter_scale
@@ -69,7 +69,7 @@ def _whole_model(plan: Plan, kind: str) -> str | None:
     return "without adapters the whole model has gradients and optimizer state"
 
 
-def _adapters_said(plan: Plan, kind: str) -> str | None:
+def _adapters_log_line(plan: Plan, kind: str) -> str | None:
     rank = plan.optimize.lora_rank
     if not rank:
         return None
@@ -102,8 +102,8 @@ LORA = Optimization(
     saves_nothing=_whole_model,
     remedy=RemedyRule(rank=69, values=_ranks_worth_offering),
     notes=_random_base,
-    says=_adapters_said,
-    evaluating=switched({"optimize.lora_rank": 0, "optimize.freeze_base": False}),
+    says=_adapters_log_line,
+    evaluating=switched_off({"optimize.lora_rank": 0, "optimize.freeze_base": False}),
 )
 
 
@@ -117,7 +117,7 @@ def _base_is_trained(plan: Plan) -> str | None:
     return absent or f"only a frozen base can be stored in codes; set optimize.{needed} too"
 
 
-def _codes_said(plan: Plan, kind: str) -> str | None:
+def _codes_log_line(plan: Plan, kind: str) -> str | None:
     codes = plan.optimize.base_storage
     return None if codes == "none" else f"Frozen matrices stored in {codes} codes (QLoRA)"
 
@@ -135,6 +135,6 @@ BASE_STORAGE = Optimization(
     reach=Reach.STEP,
     touches=("weights",),
     remedy=RemedyRule(rank=68),
-    says=_codes_said,
-    evaluating=switched({"optimize.base_storage": "none"}),
+    says=_codes_log_line,
+    evaluating=switched_off({"optimize.base_storage": "none"}),
 )

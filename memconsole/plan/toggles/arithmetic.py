@@ -12,8 +12,8 @@ from memconsole.plan.toggles.optimization import (
     Result,
     always,
     fixed,
-    kept,
-    switched,
+    switched_off,
+    unchanged,
 )
 
 
@@ -65,7 +65,7 @@ PRECISION = Optimization(
 )
 
 
-def _chunks_said(plan: Plan, kind: str) -> str | None:
+def _chunks_log_line(plan: Plan, kind: str) -> str | None:
     if not plan.optimize.fused_loss:
         return None
     return "Chunked loss enabled - the full logits never exist"
@@ -84,8 +84,8 @@ FUSED_LOSS = Optimization(
     reach=Reach.STEP,
     touches=("logits and loss",),
     remedy=RemedyRule(rank=50),
-    says=_chunks_said,
-    evaluating=kept,
+    says=_chunks_log_line,
+    evaluating=unchanged,
 )
 
 
@@ -131,5 +131,5 @@ COMPILE = Optimization(
     saves_nothing=_compiler_memory,
     remedy=None,  # its purpose is to save time, and it needs a compiler on the machine
     says=None,  # each backend logs itself what it compiles
-    evaluating=switched({"optimize.compile": False}),
+    evaluating=switched_off({"optimize.compile": False}),
 )

@@ -13,7 +13,7 @@ from memconsole.plan.toggles.optimization import (
     Result,
     always,
     fixed,
-    kept,
+    unchanged,
 )
 from memconsole.plan.toggles.sizes import none_or
 
@@ -39,7 +39,7 @@ STRIDE = Optimization(
     touches=(HOST_MEMORY,),
     remedy=None,  # it shortens an epoch and saves no memory
     says=None,
-    evaluating=kept,
+    evaluating=unchanged,
 )
 
 ISOLATE_DOCUMENTS = Optimization(
@@ -56,7 +56,7 @@ ISOLATE_DOCUMENTS = Optimization(
     touches=("activations",),
     remedy=RemedyRule(rank=72, values=fixed(False)),
     says=None,
-    evaluating=kept,
+    evaluating=unchanged,
 )
 
 STREAMING = Optimization(
@@ -73,7 +73,7 @@ STREAMING = Optimization(
     touches=(HOST_MEMORY,),
     remedy=RemedyRule(rank=10),
     says=None,
-    evaluating=kept,
+    evaluating=unchanged,
 )
 
 
@@ -100,7 +100,7 @@ SHUFFLE_BUFFER = Optimization(
     touches=(HOST_MEMORY,),
     remedy=RemedyRule(rank=85, values=_smaller_buffers),
     says=None,
-    evaluating=kept,
+    evaluating=unchanged,
 )
 
 
@@ -129,5 +129,5 @@ MAX_EXAMPLES = Optimization(
     touches=(HOST_MEMORY,),
     remedy=RemedyRule(rank=90, values=_fewer_documents),
     says=None,
-    evaluating=kept,
+    evaluating=unchanged,
 )

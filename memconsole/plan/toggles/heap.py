@@ -13,7 +13,7 @@ from memconsole.plan.toggles.optimization import (
     Result,
     always,
     fixed,
-    kept,
+    unchanged,
 )
 
 INSTALL = "no libjemalloc.so.2 on this machine (Debian, Ubuntu: apt install libjemalloc2)"
@@ -31,7 +31,7 @@ def _needs_library(plan: Plan) -> str | None:
     return f"{INSTALL}; set optimize.heap = fast or tight"
 
 
-def _said(plan: Plan, kind: str) -> str | None:
+def _log_line(plan: Plan, kind: str) -> str | None:
     if kind != "cpu":
         return None
     return {
@@ -59,6 +59,6 @@ HEAP = Optimization(
     touches=("runtime",),
     saves_nothing=_elsewhere,
     remedy=RemedyRule(rank=5, values=_without_library),
-    says=_said,
-    evaluating=kept,
+    says=_log_line,
+    evaluating=unchanged,
 )

@@ -16,7 +16,7 @@ from memconsole.plan.toggles.optimization import (
     Result,
     always,
     fixed,
-    switched,
+    switched_off,
 )
 
 GUESSED = 1.25
@@ -30,7 +30,7 @@ _STATE = {
 }
 
 
-def _said(plan: Plan, kind: str) -> str | None:
+def _log_line(plan: Plan, kind: str) -> str | None:
     h = plan.hybrid
     if not h.on:
         return None
@@ -111,6 +111,6 @@ HYBRID = Optimization(
     saves_nothing=_at_the_peak,
     remedy=RemedyRule(rank=12, values=fixed("off")),
     notes=_notes,
-    says=_said,
-    evaluating=switched({"hybrid.mode": "off"}),
+    says=_log_line,
+    evaluating=switched_off({"hybrid.mode": "off"}),
 )

@@ -190,11 +190,11 @@ def always(result: Result) -> Callable[[Any, Any], Result]:
     return lambda before, after: result
 
 
-def kept(plan: Plan) -> dict[str, Any]:
+def unchanged(plan: Plan) -> dict[str, Any]:
     """For `evaluating`: nothing is switched off."""
     return {}
 
 
-def switched(settings: dict[str, Any]) -> Callable[[Plan], dict[str, Any]]:
+def switched_off(settings: dict[str, Any]) -> Callable[[Plan], dict[str, Any]]:
     """For `evaluating`: the same settings for every plan."""
     return lambda plan: settings

@@ -10,7 +10,7 @@ from memconsole.plan.toggles.optimization import (
     Result,
     always,
     fixed,
-    switched,
+    switched_off,
 )
 
 _WHOLE_MATRICES = {
@@ -140,5 +140,5 @@ SHARDING = Optimization(
     saves_nothing=_one_device,
     remedy=None,  # a plan that does not fit gives the machine no more devices
     says=_log_line,
-    evaluating=switched({"optimize.sharding": "none"}),
+    evaluating=switched_off({"optimize.sharding": "none"}),
 )

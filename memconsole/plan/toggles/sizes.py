@@ -13,7 +13,7 @@ from memconsole.plan.toggles.optimization import (
     RemedyRule,
     Result,
     always,
-    kept,
+    unchanged,
 )
 
 
@@ -42,7 +42,7 @@ BATCH_SIZE = Optimization(
     touches=("activations", "logits and loss"),
     remedy=None,  # the accumulation remedy reduces it and keeps the effective batch
     says=None,
-    evaluating=kept,
+    evaluating=unchanged,
 )
 
 
@@ -69,7 +69,7 @@ EVALUATION_BATCH_SIZE = Optimization(
     touches=("activations",),
     remedy=RemedyRule(rank=15, values=_fewer_rows),
     says=None,
-    evaluating=kept,
+    evaluating=unchanged,
 )
 
 
@@ -134,6 +134,6 @@ SEQUENCE_LENGTH = Optimization(
     touches=("activations", "logits and loss"),
     remedy=RemedyRule(rank=70, values=_shorter),
     says=None,
-    evaluating=kept,
+    evaluating=unchanged,
     notes=_length_notes,
 )

@@ -13,7 +13,7 @@ from memconsole.plan.toggles.optimization import (
     Result,
     always,
     fixed,
-    switched,
+    switched_off,
 )
 
 
@@ -26,7 +26,7 @@ def _adapters_alone(plan: Plan, kind: str) -> str | None:
     return "adapters keep their optimizer state in 32 bits" if narrow else None
 
 
-def _optimizer_said(plan: Plan, kind: str) -> str:
+def _optimizer_log_line(plan: Plan, kind: str) -> str:
     return f"Optimizer: {plan.optimize.optimizer}"
 
 
@@ -45,9 +45,11 @@ OPTIMIZER = Optimization(
     reach=Reach.UPDATE,
     touches=("optimizer state",),
     remedy=RemedyRule(rank=40, values=fixed(*EIGHT_BIT, "apollo-mini", "adafactor")),
-    says=_optimizer_said,
+    says=_optimizer_log_line,
     saves_nothing=_adapters_alone,
-    evaluating=switched({"optimize.optimizer": "sgd", "train.beta1": 0.0}),  # has no state at all
+    evaluating=switched_off(
+        {"optimize.optimizer": "sgd", "train.beta1": 0.0}
+    ),  # has no state at all
 )
 
 
@@ -82,7 +84,7 @@ def _already_in_host_memory(plan: Plan, kind: str) -> str | None:
     return None
 
 
-def _offload_said(plan: Plan, kind: str) -> str | None:
+def _offload_log_line(plan: Plan, kind: str) -> str | None:
     o = plan.optimize
     if o.optimizer_offload == "none":
         return None
@@ -105,8 +107,8 @@ OPTIMIZER_OFFLOAD = Optimization(
     touches=("optimizer state",),
     saves_nothing=_already_in_host_memory,
     remedy=RemedyRule(rank=64),
-    says=_offload_said,
-    evaluating=switched({"optimize.optimizer_offload": "none"}),
+    says=_offload_log_line,
+    evaluating=switched_off({"optimize.optimizer_offload": "none"}),
 )
 
 
@@ -127,7 +129,7 @@ def _needs_every_gradient(plan: Plan) -> str | None:
     return None
 
 
-def _in_backward_said(plan: Plan, kind: str) -> str | None:
+def _in_backward_log_line(plan: Plan, kind: str) -> str | None:
     if not plan.optimize.optimizer_in_backward:
         return None
     return "Optimizer in backward: each weight is updated as soon as its gradient is there"
@@ -151,6 +153,6 @@ OPTIMIZER_IN_BACKWARD = Optimization(
     remedy=RemedyRule(
         rank=66, along={"train.grad_clip": 0.0}, along_costs="gradients are not clipped"
     ),
-    says=_in_backward_said,
-    evaluating=switched({"optimize.optimizer_in_backward": False}),
+    says=_in_backward_log_line,
+    evaluating=switched_off({"optimize.optimizer_in_backward": False}),
 )
