@@ -241,7 +241,6 @@ LATER = (
     "training/techniques/test_optimizer_offload.py::test_torch_takes_the_same_steps_clipped_scheduled_and_accumulated[pinned-{'optimize.precision': 'bf16-sr'}]",
     "training/techniques/test_optimizer_offload.py::test_weights_and_moments_are_rounded_alike_whether_the_state_moves_or_not[compressed]",
     "training/techniques/test_optimizer_offload.py::test_weights_and_moments_are_rounded_alike_whether_the_state_moves_or_not[pinned]",
-    "training/techniques/test_optimizer_offload.py::test_xla_plans_the_state_outside_the_device",
     "training/techniques/test_quantized_adam.py::test_both_backends_take_the_same_200_steps[adamw-8bit]",
     "training/techniques/test_quantized_adam.py::test_both_backends_take_the_same_200_steps[adamw8-all]",
     "training/techniques/test_quantized_adam.py::test_it_composes_with_accumulation_checkpointing_bf16_and_the_chunked_loss",

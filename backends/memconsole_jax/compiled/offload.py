@@ -202,6 +202,11 @@ class HostLayout:
         found = [LayerState(name, layer, indices) for (name, layer), indices in leaves.items()]
         return sorted(found, key=lambda one: (self.names.index(one.name), one.layer))
 
+    def bytes_of(self, layer: LayerState) -> int:
+        """The bytes of a layer's moments."""
+        leaves = jax.tree.leaves(self.state)
+        return sum(leaves[i].size * leaves[i].dtype.itemsize for i in layer.leaves)
+
 
 @dataclass(frozen=True)
 class Lowered:

@@ -25,6 +25,7 @@ from memconsole.plan.plan_file import loads
 from memconsole.plan.processes import nodes
 from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole_jax import target as compile_target
+from memconsole_jax.compiled.offload import Lowered
 from memconsole_jax.compiled.programs import Programs
 from memconsole_jax.tracing import trace_targets
 from memconsole_jax.tracing.trace_targets import Target
@@ -114,15 +115,16 @@ def _step(
     lowered = programs.lower_train()
     if not programs.keeps_state_on_host:
         return _compiled(lowered, target)
+    assert isinstance(lowered, Lowered)
     averages = _bytes(programs.average_shapes)
     backward = _compiled(lowered.gradients, target)
     largest = backward.needed + averages
     lasting = backward.arguments + averages  # gradients are its outputs
-    waiting, refused = lowered.waiting, backward.refused
+    layout, refused = lowered.layout, backward.refused
     fetched: dict[str, int] = {}
     """By weight: most bytes of the state that is fetched while this weight is updated."""
-    for visit, following in pairwise(waiting.visits):
-        fetched[visit.name] = max(fetched.get(visit.name, 0), waiting.bytes_of(following))
+    for layer, following in pairwise(layout.layers):
+        fetched[layer.name] = max(fetched.get(layer.name, 0), layout.bytes_of(following))
     for name, update in lowered.updates.items():
         interrupt()
         program = _compiled(update, target)
