@@ -11,7 +11,7 @@ from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual.app import App
 from textual.screen import Screen
 
-from memconsole.tui.app.wire import Difference, TerminalDiff
+from memconsole.tui.app.terminal_diff import Difference, TerminalDiff
 
 
 class DiffingApp(App[None], inherit_bindings=False):

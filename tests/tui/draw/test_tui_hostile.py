@@ -20,7 +20,7 @@ from memconsole.runs.read.shown.status import RunStatus
 from memconsole.runs.record.log import events
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.messages import SnapshotArrived
-from memconsole.tui.app.wire import TerminalDiff
+from memconsole.tui.app.terminal_diff import TerminalDiff
 from memconsole.tui.runs.compare import CompareRunsScreen, RunsRead
 from memconsole.tui.runs.runs_list import RunList
 from memconsole.tui.runs.screen import RunsListed, RunsScreen

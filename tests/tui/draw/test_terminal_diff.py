@@ -18,7 +18,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 
 from memconsole.tui.app.remembered import Remembered
-from memconsole.tui.app.wire import TerminalDiff, style_of
+from memconsole.tui.app.terminal_diff import TerminalDiff, style_of
 from tests.tui.harness import Console as ConsoleUnderTest
 from tests.tui.harness import settle
 
