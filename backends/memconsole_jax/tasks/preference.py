@@ -100,30 +100,33 @@ def of_pairs(t: TrainChoice, nats: Array, targets: Array, reference: Array | Non
     """What the pairs of rows with these nats (B,) and targets (B, T) are worth. `reference` are the log-likelihoods under the
     reference (B,), if the objective has one."""
     lengths = jnp.sum(targets != MASKED, -1).reshape(-1, 2)
-    there = lengths > 0
-    counts = jnp.any(there, -1)
+    answered = lengths > 0
+    counts = jnp.any(answered, -1)
     growth: Array | float
     if reference is not None:
-        judged, growth = counts, t.dpo_beta
+        compared, growth = counts, t.dpo_beta
         rewards = (-growth * (nats + reference)).reshape(-1, 2)
     else:
-        judged, tokens = jnp.all(there, -1), jnp.maximum(lengths, 1)
+        compared, tokens = jnp.all(answered, -1), jnp.maximum(lengths, 1)
         means = nats.reshape(-1, 2) / tokens
         if t.objective == "simpo":
             rewards, growth = -t.simpo_beta * means, t.simpo_beta / tokens
         else:
-            others = jnp.maximum(-jnp.expm1(-means), LEAST_SHARE)
-            rewards, growth = -means - jnp.log(others), 1 / (tokens * others)
-    rewards *= judged[:, None]
+            # The probability of all other answers, and how fast the log odds grow with the mean log-likelihood.
+            others = -jnp.expm1(-means)
+            steepness = jnp.where(others > LEAST_SHARE, 1 / others, 1.0)
+            rewards = -means - jnp.log(jnp.maximum(others, LEAST_SHARE))
+            growth = steepness / tokens
+    rewards *= compared[:, None]
     chosen, rejected = rewards[:, 0], rewards[:, 1]
     margins = chosen - rejected
-    weight, missing = weight_and_gamma(t)
-    losses = weight * jax.nn.softplus(missing - margins) * judged
-    pull = weight * jax.nn.sigmoid(missing - margins) * judged
+    weight, gamma = weight_and_gamma(t)
+    losses = weight * jax.nn.softplus(gamma - margins) * compared
+    pull = weight * jax.nn.sigmoid(gamma - margins) * compared
     slopes = jnp.stack([pull, -pull], -1) * growth
     if t.objective == "orpo":
-        losses += means[:, 0] * there[:, 0]
-        slopes = slopes.at[:, 0].add(there[:, 0] / tokens[:, 0])
+        losses += means[:, 0] * answered[:, 0]
+        slopes = slopes.at[:, 0].add(answered[:, 0] / tokens[:, 0])
     return Pairs(losses, slopes.reshape(-1), counts, chosen, rejected)
 
 

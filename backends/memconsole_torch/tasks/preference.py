@@ -69,29 +69,32 @@ class Preference(Language):
         under the reference (B,), if the objective has one. Pairs without a target are padding, and count nothing."""
         t = self._settings
         lengths = (targets != MASKED).sum(-1).view(-1, 2)
-        there = lengths > 0
-        counts = there.any(-1)
+        answered = lengths > 0
+        counts = answered.any(-1)
         if reference is not None:
-            judged, growth = counts, t.dpo_beta
+            compared, growth = counts, t.dpo_beta
             rewards = (growth * -(nats + reference)).view(-1, 2)
         else:
-            judged, tokens = there.all(-1), lengths.clamp(min=1)
+            compared, tokens = answered.all(-1), lengths.clamp(min=1)
             means = nats.view(-1, 2) / tokens
             if t.objective == "simpo":
                 rewards, growth = -t.simpo_beta * means, t.simpo_beta / tokens
             else:
-                others = torch.expm1(-means).neg().clamp(min=LEAST_SHARE)
-                rewards, growth = -means - others.log(), 1 / (tokens * others)
-        rewards = rewards * judged[:, None]
+                # The probability of all other answers, and how fast the log odds grow with the mean log-likelihood.
+                others = torch.expm1(-means).neg()
+                steepness = torch.where(others > LEAST_SHARE, 1 / others, 1.0)
+                rewards = -means - others.clamp(min=LEAST_SHARE).log()
+                growth = steepness / tokens
+        rewards = rewards * compared[:, None]
         chosen, rejected = rewards.unbind(-1)
         margins = chosen - rejected
-        weight, missing = weight_and_gamma(t)
-        losses = weight * functional.softplus(missing - margins) * judged
-        pull = weight * torch.sigmoid(missing - margins) * judged
+        weight, gamma = weight_and_gamma(t)
+        losses = weight * functional.softplus(gamma - margins) * compared
+        pull = weight * torch.sigmoid(gamma - margins) * compared
         slopes = torch.stack([pull, -pull], -1) * growth
         if t.objective == "orpo":
-            losses = losses + means[:, 0] * there[:, 0]
-            slopes[:, 0] += there[:, 0] / tokens[:, 0]
+            losses = losses + means[:, 0] * answered[:, 0]
+            slopes[:, 0] += answered[:, 0] / tokens[:, 0]
         return _Pairs(losses, slopes.view(-1), counts, chosen, rejected)
 
 

@@ -63,21 +63,21 @@ class PairData(LanguageData):
         super().__init__(*opened)
         self._task = task
 
-    def finished(self, batch: Batch) -> Batch:
+    def as_pairs(self, batch: Batch) -> Batch:
         """A batch of language with the number of pairs as its weight."""
         return weighted(batch)
 
     def rows(self, shuffle_buffer: int | None = None) -> PairRows:
         pairs = super().rows(shuffle_buffer)
         assert isinstance(pairs, TextRows)
-        return PairRows(pairs, self.finished)
+        return PairRows(pairs, self.as_pairs)
 
     def steps_per_epoch(self, shape: BatchShape) -> int:
         pairs = dataclasses.replace(shape, micro_batch=shape.micro_batch // 2)
         return super().steps_per_epoch(pairs)
 
     def validation(self, shape: BatchShape, limit: int) -> Iterator[Batch]:
-        return map(self.finished, super().validation(shape, limit))
+        return map(self.as_pairs, super().validation(shape, limit))
 
     def judged(
         self,
@@ -103,7 +103,7 @@ class ReferenceData(PairData):
         self._file = directory / FILE
         self._reference = Reference()
 
-    def finished(self, batch: Batch) -> Batch:
+    def as_pairs(self, batch: Batch) -> Batch:
         return self._reference.attached(weighted(batch))
 
     def measure_start(self, start: Start, say: Teller) -> None:

@@ -163,7 +163,7 @@ def _check_random(plan: Plan, start: Origin) -> None:
     o = plan.optimize
     if plan.learns_pairs:
         raise PlanError(
-            f"train.objective = {plan.train.objective}: preferences are learned by a model that writes answers, and "
+            f"train.objective = {plan.train.objective}: preferences are learned by a trained model, and "
             f"{quote(_weights_name(plan))} starts {start.words}; name a directory or a hub id with weights as {key}, begin with the weights of a run "
             f"(memconsole train --from RUN), or ask for it: {ask}",
             "train.objective",

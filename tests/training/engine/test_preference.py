@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -13,10 +14,13 @@ from torch.nn import functional
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.sections.train import TrainChoice
+from memconsole.plan.tasks.preference import LEAST_SHARE
 from memconsole_jax import engine as jax_engine
+from memconsole_jax.tasks import preference as jax_preference
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.models import pretrained
 from memconsole_torch.models.decoder import Decoder
+from memconsole_torch.tasks import preference as torch_preference
 from memconsole_trainer.engine import Batch, Engine
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.training.harness import tiny_models
@@ -169,6 +173,29 @@ def test_gradients_loss_and_measures_are_those_of_the_formula(
     for name, gradient in gradients.items():
         moved = before[f"model.{name}"] - after[f"model.{name}"]
         assert np.abs(moved - gradient).max() <= 1e-4 * np.abs(gradient).max() + 1e-7, name
+
+
+@pytest.mark.parametrize("backend", CREATE)
+def test_orpo_of_a_certain_answer_has_the_finite_slopes_of_its_formula(backend: str) -> None:
+    """The odds of an answer of probability 1 are taken as those of 1 - 1e-6."""
+    plan, tokens = plan_of(backend, train__objective="orpo"), 3
+    targets = np.full((4, LENGTH), MASKED)
+    targets[:, :tokens] = 1
+    nats = torch.tensor([0.0, 2.0, 3.0, 1e-9], requires_grad=True)
+    means = (nats / tokens).view(2, 2)
+    odds = -means - (-torch.expm1(-means)).clamp(min=LEAST_SHARE).log()
+    losses = means[:, 0] - plan.train.orpo_lambda * functional.logsigmoid(odds[:, 0] - odds[:, 1])
+    losses.sum().backward()
+    assert nats.grad is not None
+    if backend == "jax":
+        found: Any = jax_preference.of_pairs(
+            plan.train, jnp.asarray(nats.detach().numpy()), jnp.asarray(targets), None
+        )
+    else:
+        task = torch_preference.Preference(plan, tiny_models.ARCHITECTURES["llama"])
+        found = task._pairs(nats.detach(), torch.from_numpy(targets), None)
+    assert np.asarray(found.losses) == pytest.approx(losses.detach().numpy(), rel=1e-5)
+    assert np.asarray(found.slopes) == pytest.approx(nats.grad.numpy(), rel=1e-4)
 
 
 @pytest.mark.parametrize("backend", CREATE)

@@ -60,6 +60,15 @@ LONG_ROPE: dict[str, Any] = {
     "long_factor": [1.0, 3.0, 8.0],
 }
 
+OLMO: dict[str, Any] = {
+    "norm_eps": 1e-5,
+    "tied_embeddings": False,
+    "query_key_norm": True,
+    "joint_query_key_norm": True,
+    "pre_norms": False,
+    "post_norms": True,
+}
+"""What OLMo 2 and 3 have in common."""
 ARCHITECTURES: dict[str, Architecture] = {
     "gpt2": Architecture(
         family="gpt2",
@@ -127,22 +136,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "olmo2": Architecture(
         family="llama",
         **SIZES,
-        norm_eps=1e-5,
-        tied_embeddings=False,
-        query_key_norm=True,
-        joint_query_key_norm=True,
-        pre_norms=False,
-        post_norms=True,
+        **OLMO,
     ),
     "olmo3": Architecture(
         family="llama",
         **SIZES,
-        norm_eps=1e-5,
-        tied_embeddings=False,
-        query_key_norm=True,
-        joint_query_key_norm=True,
-        pre_norms=False,
-        post_norms=True,
+        **OLMO,
         rope_theta=500.0,
         rope_local_theta=500.0,
         rope_scaling=RopeScaling(

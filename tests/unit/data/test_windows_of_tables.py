@@ -133,7 +133,7 @@ def test_windows_are_those_of_a_plain_loop_in_blocks_of_any_size(
         ({"group": "step"}, 'the rows with step = 0 are not together: row 8 has it again; sort the table by step'),
         ({"length": 41, "group": "run"}, "its longest group has 40 rows; a window of 41 takes 41"),
         ({"length": 70, "ahead": 9}, "the table has 75 rows; a window of 70 and its outputs 9 rows ahead take 79"),
-        ({"length": 75}, "each of its 1 windows lacks an input or all outputs"),
+        ({"length": 75}, "every window lacks an input or all outputs (1 in all)"),
         ({"table": "a.txt"}, "is no table"),
     ],
 )  # fmt: skip

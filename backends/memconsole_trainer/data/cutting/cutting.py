@@ -83,7 +83,9 @@ def cut(request: Cut, out: Path, bar: Bar) -> Facts:
     if request.group is not None:
         facts["groups"] = series.group + 1
     if left_out:
-        facts["left_out"] = f"{left_out:,} windows with missing numbers"
+        facts["left_out"] = (
+            f"{left_out:,} window{'s' if left_out != 1 else ''} with missing numbers"
+        )
     return {**facts, "file_bytes": out.stat().st_size}
 
 
@@ -261,7 +263,7 @@ class _Writer:
 
 def _why_none(request: Cut, series: _Series, left_out: int) -> str:
     if left_out:
-        return f"{request.table}: each of its {left_out:,} windows lacks an input or all outputs"
+        return f"{request.table}: every window lacks an input or all outputs ({left_out:,} in all)"
     of = "the table has" if request.group is None else "its longest group has"
     return (
         f"{request.table}: {of} {series.longest:,} rows; a window of {request.length:,} "
