@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.plan import Plan, Precision
 from memconsole.plan.training.compiler import imports_compiler
@@ -35,6 +36,7 @@ from memconsole_torch.techniques.activations import (
     activation_offload,
     checkpointing,
     dropout,
+    tiled_mlp,
 )
 from memconsole_torch.techniques.optimizer import offload, optimizers
 from memconsole_torch.techniques.optimizer_in_backward import InBackward
@@ -177,6 +179,8 @@ class TorchEngine:
         o = plan.optimize
         self._draws = dropout.apply(plan, self.module)
         self._balance = experts.balance(plan, model, self.module.layers)
+        if o.tiled_mlp and isinstance(model, Architecture) and not model.experts:
+            tiled_mlp.apply(self.module, model)
         checkpointing.apply(self.module, o.gradient_checkpointing, o.lora_rank, compiled=o.compile)
         if o.activation_offload:
             activation_offload.apply(self.module, self._run_directory)

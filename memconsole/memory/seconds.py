@@ -11,6 +11,7 @@ from functools import lru_cache
 import msgspec
 
 from memconsole.memory.activations.kept import kept_by_blocks
+from memconsole.memory.activations.tiles import computes_in_tiles
 from memconsole.memory.coefficients import Speed, speed
 from memconsole.memory.exchange import devices_at_once, exchange_seconds
 from memconsole.memory.state.data import units_per_row, units_per_step
@@ -87,8 +88,15 @@ def step_flops(plan: Plan, model: Model) -> float:
         total += forward - head - attention_flops_per_token(architecture, plan.data.sequence_length)
     elif o.gradient_checkpointing == "selective":
         total += 0.05 * (forward - head)
+    elif computes_in_tiles(plan, architecture, plan.micro_batch_tokens):
+        total += mlp_flops_per_token(architecture)
     tokens = plan.micro_batch_tokens * o.accumulation_steps
     return float(total) * tokens
+
+
+def mlp_flops_per_token(a: Architecture) -> int:
+    """Forward FLOPs of the matrices of all MLPs without experts."""
+    return 2 * (3 if a.gated_mlp else 2) * a.hidden_size * a.intermediate_size * a.layers
 
 
 def forward_share(plan: Plan, model: Architecture) -> float:
@@ -224,7 +232,10 @@ def _moving(plan: Plan, model: Model, kind: str) -> tuple[float, float]:
 def _moved_bytes(plan: Plan, model: Model, kind: str) -> float:
     """Bytes of activations moved off the device and back in a step."""
     o = plan.optimize
-    kept = kept_by_blocks(plan, model, _flow(plan, model), o.gradient_checkpointing, kind)
+    tokens = plan.micro_batch_tokens
+    tiled = isinstance(model, Architecture) and computes_in_tiles(plan, model, tokens)
+    flow = _flow(plan, model)
+    kept = kept_by_blocks(plan, model, flow, o.gradient_checkpointing, kind, tiled=tiled)
     return 2.0 * kept * plan.micro_batch_tokens * o.accumulation_steps
 
 

@@ -40,7 +40,12 @@ _WITHOUT_TEXT = {
     "data.held_out": "has its own way to hold out, set it to spread",
 }
 """What a model that reads no text does in place of a setting of text."""
-_REFUSED_IF_UNUSED = ("data.stride", "data.isolate_documents", "optimize.fused_loss")
+_REFUSED_IF_UNUSED = (
+    "data.stride",
+    "data.isolate_documents",
+    "optimize.fused_loss",
+    "optimize.tiled_mlp",
+)
 """Settings that are refused if a task does not use them. Other unused settings say only how data are held, or what is
 shown."""
 

@@ -24,6 +24,7 @@ PARTS = {
     "block-programs": "block_programs.py",
     "torch-formula": "torch_formula.py",
     "torch-experts": "torch_formula.py --experts",
+    "torch-tiled": "torch_formula.py --tiled",
     "torch-sharded": "torch_sharded.py",
     "torch-exact": "torch_exact.py",
     "torch-reserved": "torch_reserved.py",

@@ -17,6 +17,7 @@ from memconsole.memory.activations.block_programs import (
 )
 from memconsole.memory.activations.kernels import CAPPED_QUERIES, EXPERT_ROWS, Kernels, Part
 from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.tiles import tile_tokens
 from memconsole_torch.tracing.trace_liveness import Storage
 from tests.accuracy.trace_block import BlockTracer, Completed, Term, Trace, term
 
@@ -201,6 +202,7 @@ def _sizes() -> dict[str, NDArray[np.float64]]:
             }
         )
         rows[-1]["n"] = min(EXPERT_ROWS, rows[-1]["B"] * length)
+        rows[-1]["m"] = min(tile_tokens(hidden), rows[-1]["B"] * length)
     return {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
 
 

@@ -69,7 +69,7 @@ def kernels(a: Architecture) -> dict[str, tuple[Part, Kernels]]:
         parts: list[Part] = ["block"]
         if k.checkpointing == "none" and not (k.first or k.dropped):
             parts.append("evaluated block")
-            if not (k.mask or k.rounded or k.rank):
+            if not (k.mask or k.rounded or k.rank or k.tile):
                 parts += [] if k.single_experts else ["norm", "evaluated norm"]
         for part in parts:
             found.setdefault(program_name(part, k), (part, k))
@@ -79,6 +79,8 @@ def kernels(a: Architecture) -> dict[str, tuple[Part, Kernels]]:
 def _blocks(a: Architecture) -> Iterator[Kernels]:
     for k in _plain_blocks():
         yield k
+        if not a.experts and k.checkpointing != "selective":
+            yield msgspec.structs.replace(k, tile=1)
         if a.experts and k.kind == "gpu" and k.compute == 2:
             yield msgspec.structs.replace(k, single_experts=True)
 

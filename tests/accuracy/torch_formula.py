@@ -1,9 +1,9 @@
 """The torch formula against a trace of the engine's own step, over random plans of every family and setting.
 
-    python tests/accuracy/torch_formula.py [--experts] [--first SEED] [--plans N] [--phases]
+    python tests/accuracy/torch_formula.py [--experts | --tiled] [--first SEED] [--plans N] [--phases]
 
 Needs torch, no accelerator: the trace runs on fake tensors. Shown are the plans that miss by more than 2 %. Mixtures of
-experts have seeds and a row of their own.
+experts and tiled MLPs have seeds and a row of their own.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from memconsole.memory.activations.torch_step import moments
 from memconsole.memory.state.step_sizes import step_of
 from tests.accuracy.results import Bar, Errors, Part, unavailable, write
 from tests.accuracy.results import Case as Result
-from tests.accuracy.wide_plans import EXPERTS, Case, describe, draw
+from tests.accuracy.wide_plans import EXPERTS, TILED, Case, describe, draw
 
 FIRST, PLANS = 1000, 200
 OF_EXPERTS = 40
+OF_TILES = 80
 BAR = Bar(median=0.03, under=0.08)
 TRAINING = ("forward", "loss", "backward", "optimizer step")
 SHOWN = 0.02
@@ -70,6 +71,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, help="first seed of plans that are only shown")
     parser.add_argument("--plans", type=int, default=PLANS)
     parser.add_argument("--experts", action="store_true", help="mixtures of experts")
+    parser.add_argument("--tiled", action="store_true", help="plans with a tiled MLP")
     parser.add_argument("--phases", action="store_true", help="show every plan, phase by phase")
     options = parser.parse_args()
     if importlib.util.find_spec("torch") is None:
@@ -80,6 +82,9 @@ def main() -> None:
     if options.experts:
         name, estimate = "torch-experts", "torch ~ of mixtures of experts"
         first, plans, command = EXPERTS, OF_EXPERTS, f"{command} --experts"
+    if options.tiled:
+        name, estimate = "torch-tiled", "torch ~ with a tiled MLP"
+        first, plans, command = TILED, OF_TILES, f"{command} --tiled"
     if options.first is not None:
         first, plans = options.first, options.plans
     start = time.monotonic()

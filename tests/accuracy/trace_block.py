@@ -24,6 +24,7 @@ from memconsole.plan.plan import Plan, replace
 from memconsole_torch import engine as torch_engine
 from memconsole_torch.models import capped_attention, codes, expert_matrices, expert_products
 from memconsole_torch.models.rotary import rotation_of
+from memconsole_torch.techniques.activations import tiled_mlp
 from memconsole_torch.techniques.optimizer import optimizers
 from memconsole_torch.techniques.weights import precision
 from memconsole_torch.tracing import trace_devices, trace_operators
@@ -47,14 +48,18 @@ TOLD = {
     "e": (43, 1),
     "t": (41, 1),
     "n": (47, 16),
+    "m": (53, 16),
 }
 """Each size's prime and its other factor. B rows, S positions, P positions padded to 16, h hidden, f intermediate, k
 heads of keys, g heads of queries for each head of keys, d head size, w head size padded to 32, r rank of the adapters,
 c numbers of a frozen matrix that are decoded at a time, q queries whose scores exist at a time if
-they are capped or dropped, e experts, t experts of each token, n rows of an expert at a time."""
-ROWS, LENGTH, HIDDEN, RANK, SLICE, QUERIES, EXPERT_ROWS = (
-    math.prod(TOLD[name]) for name in "BShrcqn"
+they are capped or dropped, e experts, t experts of each token, n rows of an expert at a time, m tokens of the MLP at
+a time."""
+ROWS, LENGTH, HIDDEN, RANK, SLICE, QUERIES, EXPERT_ROWS, TILE = (
+    math.prod(TOLD[name]) for name in "BShrcqnm"
 )
+TILES = 2
+"""Tiles of the MLP that are traced: the second one adds to the sums of the first, as all others do."""
 
 
 class AmbiguousSizeError(ValueError):
@@ -175,6 +180,7 @@ def told_plan(k: Kernels) -> Plan:
             "optimize.lora_rank": RANK if k.rank else 0,
             "optimize.freeze_base": k.frozen,
             "optimize.base_storage": k.storage,
+            "optimize.tiled_mlp": k.tile > 0,
             "optimize.accumulation_steps": 2 if k.summed else 1,
             "train.attention_dropout": 0.1 if k.dropped else 0.0,
         },
@@ -189,11 +195,18 @@ def _emulating(k: Kernels) -> Iterator[None]:
         stack.enter_context(patch.object(codes, "CPU_SLICE", SLICE))
         stack.enter_context(patch.object(capped_attention, "QUERIES", QUERIES))
         stack.enter_context(patch.object(expert_products, "ROWS", EXPERT_ROWS))
+        stack.enter_context(patch.object(tiled_mlp, "tile_tokens", lambda _: TILE))
+        stack.enter_context(patch.object(tiled_mlp, "tiles", _whole_tiles))
         if k.single_experts:
             stack.enter_context(patch.object(expert_matrices, "aligned", lambda *_: False))
         if k.frozen and not k.rank:  # no optimizer accepts that nothing is trained
             stack.enter_context(patch.object(optimizers, "create", lambda *_: None))
         yield
+
+
+def _whole_tiles(tokens: int, most: int) -> list[slice]:
+    """Replaces `tiled_mlp.tiles`: a few tiles of `most` tokens, whatever the number of `tokens`."""
+    return [slice(number * most, (number + 1) * most) for number in range(TILES)]
 
 
 def _around(a: Architecture, k: Kernels, live: Liveness) -> tuple[Any, Any]:

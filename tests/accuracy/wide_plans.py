@@ -1,8 +1,9 @@
 """Random plans over every family and every setting that the torch backend trains, on a CPU and on a GPU.
 
-Seeds from `EXPERTS` on draw mixtures of experts. Of the others, half of the models are drawn from scratch, with sizes that are no round numbers; half have the sizes of a model
-of the catalog, up to 8 billion parameters: a trace of fake tensors allocates nothing. Most of the latter
-keep a few of their layers, because a trace takes time with each and every layer costs the same.
+Seeds from `EXPERTS` on draw mixtures of experts, those from `TILED` on plans with a tiled MLP. Of dense models, half are
+drawn from scratch, with sizes that are no round numbers; half have the sizes of a model of the catalog, up to 8 billion
+parameters: a trace of fake tensors allocates nothing. Most of the latter keep a few of their layers, because a trace takes
+time with each and every layer costs the same.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ MOST_LAYERS = 18
 """Of those."""
 EXPERTS = 3000
 """The first seed that draws a mixture of experts."""
+TILED = 6000
+"""The first seed whose plan computes the MLP of a dense model in tiles."""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -42,13 +45,14 @@ def draw(seed: int, *, whole: bool = False) -> Case:
     kind = rng.choice(("cpu", "gpu"))
     if whole:
         architecture, lengths, batches = _from_catalog(rng, layers=None), (64, 4096), (1, 16)
-    elif seed >= EXPERTS:
+    elif EXPERTS <= seed < TILED:
         architecture, lengths, batches = _mixture(rng), (8, 1024), (1, 8)
     elif rng.random() < 0.5:
         architecture, lengths, batches = _drawn(rng), (8, 509), (1, 9)
     else:
         architecture, lengths, batches = _from_catalog(rng), (64, 2048), (1, 8)
-    return Case(architecture, _plan(rng, architecture, lengths, batches), kind)
+    plan = _plan(rng, architecture, lengths, batches)
+    return Case(architecture, _tiled(rng, plan) if seed >= TILED else plan, kind)
 
 
 def describe(case: Case) -> str:
@@ -64,7 +68,9 @@ def describe(case: Case) -> str:
         f"accumulation {o.accumulation_steps}" if o.accumulation_steps > 1 else "",
         o.optimizer,
         "chunked loss" if o.fused_loss else "",
+        "tiled MLP" if o.tiled_mlp else "",
         f"LoRA {o.lora_rank}" if o.lora_rank else "",
+        f"of {o.lora_targets}" if o.lora_targets != "all" else "",
         o.base_storage if o.base_storage != "none" else "",
         f"state {o.optimizer_offload}" if o.optimizer_offload != "none" else "",
         "in backward" if o.optimizer_in_backward else "",
@@ -172,6 +178,18 @@ def _plan(
         },
     )
     return without_conflicts(plan)
+
+
+def _tiled(rng: random.Random, plan: Plan) -> Plan:
+    """`plan` with a tiled MLP, another checkpointing than `selective`, and adapters on some of the matrices."""
+    o = plan.optimize
+    changes: dict[str, object] = {"optimize.tiled_mlp": True}
+    if o.gradient_checkpointing == "selective":
+        changes["optimize.gradient_checkpointing"] = "attention"
+        changes["optimize.activation_offload"] = False
+    if o.lora_rank:
+        changes["optimize.lora_targets"] = rng.choice(("all", "attention", "query-value", "mlp"))
+    return replace(plan, changes)
 
 
 def without_conflicts(plan: Plan) -> Plan:

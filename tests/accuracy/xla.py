@@ -30,6 +30,7 @@ from memconsole.memory.activations import jax_step
 from memconsole.memory.state.step_sizes import StepSizes, step_of
 from memconsole.plan import catalog
 from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.tiles import tile_tokens
 from memconsole.plan.plan import Plan, replace
 from tests.accuracy.random_plans import of_family
 from tests.accuracy.results import MIB, Bar, Case, Errors, Part, write
@@ -81,6 +82,10 @@ EXPERTS = 300
 CATALOG = 400
 """The first seed whose model has the operations of a dense model of the catalog, such as capped logits or parallel blocks. No
 coefficient is fitted to these plans."""
+
+
+TILED = 600
+"""The first seed whose plan computes the MLP of such a model in tiles. No coefficient is fitted to these plans."""
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -144,6 +149,8 @@ def kind_of(target: str) -> str:
 
 def draw(seed: int, kind: str) -> tuple[Architecture, Plan]:
     """A decoder of a size that people train on a `kind` of device, and a plan for it, from a seed."""
+    if seed >= TILED:
+        return draw_tiled(seed, kind)
     if seed >= CATALOG:
         return draw_of_catalog(seed, kind)
     if seed >= EXPERTS:
@@ -291,6 +298,23 @@ def draw_of_catalog(seed: int, kind: str) -> tuple[Architecture, Plan]:
     return architecture, _with_all_settings(rng, plan)
 
 
+def draw_tiled(seed: int, kind: str) -> tuple[Architecture, Plan]:
+    """A dense model and a plan of `draw_of_catalog` with a tiled MLP, and rows enough for several tiles."""
+    rng = random.Random(seed)
+    architecture, plan = draw_of_catalog(seed, kind)
+    length, o = plan.data.sequence_length, plan.optimize
+    tokens = tile_tokens(architecture.hidden_size) * rng.choice((2, 3, 4, 8))
+    changes: dict[str, object] = {
+        "optimize.tiled_mlp": True,
+        "train.batch_size": max(2, tokens // length),
+    }
+    if o.gradient_checkpointing == "selective":
+        changes["optimize.gradient_checkpointing"] = "attention"
+    if o.lora_rank:
+        changes["optimize.lora_targets"] = rng.choice(("all", "attention", "mlp"))
+    return architecture, without_conflicts(replace(plan, changes))
+
+
 def _with_all_settings(rng: random.Random, plan: Plan) -> Plan:
     """`plan` with what the first seeds leave alone, where it can stand beside the rest."""
     o = plan.optimize
@@ -320,7 +344,9 @@ def describe(architecture: Architecture, plan: Plan) -> str:
         f"accumulation {o.accumulation_steps}" if o.accumulation_steps > 1 else "",
         o.optimizer,
         "chunked loss" if o.fused_loss else "",
+        "tiled MLP" if o.tiled_mlp else "",
         f"LoRA {o.lora_rank}" if o.lora_rank else "",
+        f"of {o.lora_targets}" if o.lora_targets != "all" else "",
         o.base_storage if o.base_storage != "none" else "",
         f"state {o.optimizer_offload}" if o.optimizer_offload != "none" else "",
         "activations offloaded" if o.activation_offload else "",
@@ -413,6 +439,8 @@ def report() -> Part:
 
 def _drawn_as(seed: int) -> str:
     """What a seed draws, as the words after an estimate's name."""
+    if seed >= TILED:
+        return ", tiled MLP"
     return ", catalog" if seed >= CATALOG else ", experts" if seed >= EXPERTS else ""
 
 

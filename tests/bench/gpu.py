@@ -105,7 +105,11 @@ def ladder() -> tuple[Case, ...]:
     for name, settings in RUNGS:
         so_far += settings
         found.append((name, so_far))
-    found += [("LoRA", LORA), ("LoRA on NF4", (*LORA, "optimize.base_storage=nf4"))]
+    found += [
+        ("LoRA", LORA),
+        ("LoRA, tiled MLP", (*LORA, "optimize.tiled_mlp=true")),
+        ("LoRA on NF4", (*LORA, "optimize.base_storage=nf4")),
+    ]
     cases = []
     for name, settings in found:
         in_jax = tuple(

@@ -65,6 +65,7 @@ PLAIN: Settings = {
 FULL: Settings = {"optimize.gradient_checkpointing": "full"}
 ATTENTION: Settings = {"optimize.gradient_checkpointing": "attention"}
 CHUNKED: Settings = {"optimize.fused_loss": True}
+TILED: Settings = {"optimize.tiled_mlp": True}
 ADAPTERS: Settings = {
     "model.weights": "random",
     "optimize.lora_rank": 8,
@@ -95,6 +96,7 @@ ROWS: dict[str, Settings] = {
     "checkpointing, attention": ATTENTION,
     "checkpointing, full": FULL,
     "chunked loss": CHUNKED,
+    "tiled MLP": TILED,
     "accumulation 4 x 4 rows": accumulated(4),
     "accumulation 16 x 1 row": accumulated(16),
     "8-bit AdamW": EIGHT,
@@ -117,6 +119,7 @@ ROWS: dict[str, Settings] = {
     "torch.compile": {"optimize.compile": True},
     "checkpointing + chunked": {**FULL, **CHUNKED},
     "checkpointing, attention + chunked": {**ATTENTION, **CHUNKED},
+    "checkpointing, chunked, tiled MLP": {**FULL, **CHUNKED, **TILED},
     "checkpointing, chunked, accumulation 4": {**FULL, **CHUNKED, **accumulated(4)},
     "checkpointing, chunked, accumulation 4, bf16": {
         **FULL,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from memconsole_jax import target
 from memconsole_jax.layout.mesh import all_gather, shard_gradient
 from memconsole_jax.models.recompute import recomputed
+from memconsole_jax.models.tiles import in_tiles
 
 RowsOf = Callable[[Any, Array, int, Any], Callable[[], Array]]
 """(stored matrix, first row, number of rows, dtype) -> a function that returns these rows."""
@@ -129,8 +130,23 @@ class Identity(nnx.Module):
         return x
 
 
+class Tiling(NamedTuple):
+    """How an MLP is computed for a few tokens at a time."""
+
+    most: int
+    """Tokens of a tile."""
+    adapters_only: bool
+    """Whether all weights but those of adapters are frozen."""
+
+    def trains(self, path: tuple[Any, ...], _: Any) -> bool:
+        """Whether the weight at `path` has a gradient."""
+        return not self.adapters_only or path[-1] in ("lora_a", "lora_b")
+
+
 class MLP(nnx.Module):
     """Up, activation (gated: SwiGLU or GeGLU), down."""
+
+    tiling: Tiling | None = None
 
     def __init__(
         self, hidden: int, intermediate: int, activation: str, *, gated: bool, bias: bool
@@ -141,6 +157,19 @@ class MLP(nnx.Module):
         self.down = Linear(intermediate, hidden, bias)
 
     def __call__(self, x: Array) -> Array:
+        tiling = self.tiling
+        if tiling is None or x.ndim != 3 or x.shape[0] * x.shape[1] <= tiling.most:
+            return self.whole(x)
+        graph, trained, rest = nnx.split(self, tiling.trains, ...)
+
+        def layer(x: Array, trained: Any, rest: Any) -> Array:
+            mlp: MLP = nnx.merge(graph, trained, rest)
+            return mlp.whole(x)
+
+        return in_tiles(layer, tiling.most, x, trained, rest)
+
+    def whole(self, x: Array) -> Array:
+        """The MLP of all tokens at once."""
         up = self.up(x)
         if self.gate is None:
             return self.down(activate(up, self.activation))

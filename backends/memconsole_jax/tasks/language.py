@@ -16,7 +16,7 @@ from memconsole_jax.models import dropout
 from memconsole_jax.tasks.sampling import TokenSampler
 from memconsole_jax.tasks.task import Evaluation, Head, Loss, Tree
 from memconsole_jax.techniques import compilation
-from memconsole_jax.techniques.activations import fused_loss
+from memconsole_jax.techniques.activations import fused_loss, tiled_mlp
 from memconsole_jax.techniques.activations.activation_offload import Disk
 from memconsole_jax.techniques.weights import precision
 from memconsole_jax.techniques.weights.lora import assembled
@@ -95,6 +95,7 @@ def hidden_states(
 
     def forward(weights: Tree, arrays: Tree, sums: Tree | None = None) -> Hidden:
         decoder = assembled(architecture, weights, scale)
+        tiled_mlp.apply(plan, decoder)
         with dropout.active(rates, arrays.get(dropout.BITS)):
             hidden = decoder.hidden(arrays["inputs"], dtype, running, arrays.get("documents"), sums)
         gradient_sum = None if sums is None else sums.get(LANGUAGE.head(weights).name)

@@ -90,9 +90,9 @@ def has_table_of_positions(model: Model) -> bool:
 
 def distinct_sizes(plan: Plan, model: Model) -> DistinctSizes | None:
     """Sizes in the plan's own regime with prime factors that divide none of the model's sizes; None if there are none.
-    There are none for recommenders, whose loss and evaluation run in chunks of other sizes, nor for DPO, whose rows are
-    an even number."""
-    if isinstance(model, Recommender) or plan.rows_together > 1:
+    There are none for recommenders, whose loss and evaluation run in chunks of other sizes, for a tiled MLP, which runs in
+    others too, nor for DPO, whose rows are an even number."""
+    if isinstance(model, Recommender) or plan.rows_together > 1 or plan.optimize.tiled_mlp:
         return None
     length, text = plan.data.sequence_length, isinstance(model, Architecture)
     own = _model_sizes(model, plan.optimize.lora_rank)

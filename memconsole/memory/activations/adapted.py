@@ -13,6 +13,8 @@ def not_kept(a: Architecture, k: Kernels) -> int:
     (rank) of the missing adapters' first products. Attention keeps its own output."""
     if k.targets == "all" or k.checkpointing in ("attention", "full"):
         return 0
+    if k.tile:
+        return _not_kept_beside_tiles(a, k)
     missing = adapted_block(a, "all").adapted - adapted_block(a, k.targets).adapted
     low = k.compute * k.rank * missing
     if k.checkpointing == "selective" or a.experts:
@@ -20,17 +22,31 @@ def not_kept(a: Architecture, k: Kernels) -> int:
     return low + k.compute * (a.hidden_size + (0 if k.targets == "mlp" else a.intermediate_size))
 
 
+def _not_kept_beside_tiles(a: Architecture, k: Kernels) -> int:
+    """`not_kept` if the MLP is computed in tiles: it keeps its input and nothing else, with adapters and without."""
+    of_attention = adapted_block(a, "attention").adapted
+    present = 0 if k.targets == "mlp" else adapted_block(a, k.targets).adapted
+    low = k.compute * k.rank * (of_attention - present)
+    return low + (k.compute * a.hidden_size if k.targets == "mlp" else 0)
+
+
 def not_made(a: Architecture, k: Kernels) -> int:
     """Bytes per token of an adapter's output in the MLP, which a forward pass without adapters there does not hold. Where
-    attention makes scores it may hold more than the MLP, so nothing is left out."""
+    attention makes scores it may hold more than the MLP, so nothing is left out. Beside tiles it is what attention does
+    not keep."""
+    if k.tile:
+        return not_kept(a, k)
     if k.targets in ("all", "mlp") or k.queries or k.kind == "apple" or a.experts:
         return 0
     return k.compute * a.intermediate_size
 
 
 def not_read(a: Architecture, k: Kernels) -> int:
-    """Bytes per token of a norm's output that a backward pass does not hold, because no adapter reads it again."""
-    return 0 if k.targets == "all" or a.experts else k.compute * a.hidden_size
+    """Bytes per token that a backward pass does not hold: a norm's output that no adapter reads again. Beside tiles the peak is
+    in the MLP, where all that attention does not keep is missing."""
+    if k.targets == "all" or a.experts:
+        return 0
+    return _not_kept_beside_tiles(a, k) if k.tile else k.compute * a.hidden_size
 
 
 def not_kept_first(a: Architecture, k: Kernels) -> int:
@@ -43,6 +59,7 @@ def not_kept_first(a: Architecture, k: Kernels) -> int:
         return 0
     if k.targets != "mlp":
         inner = 0 if mode == "attention" else (2 if a.gated_mlp else 1) * a.intermediate_size
+        inner = a.hidden_size if k.tile else inner
         return k.compute * inner if a.parallel_residual else 0
     if mode == "attention":
         return k.compute * a.query_width + 4 * a.heads

@@ -27,6 +27,7 @@ from memconsole.memory.state.gradient_flow import flow_of
 from memconsole.memory.state.sizes import sizes
 from memconsole.plan.machine.triton_kinds import TRITON_KINDS
 from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.tiles import tile_tokens
 from memconsole.plan.plan import Checkpointing, OptimizeChoice
 
 DECODED_CPU, DECODED_DEVICE = 2**17, 2**22
@@ -181,10 +182,18 @@ def evaluated_norm(a: Architecture, kernels: Kernels) -> tuple[Live, ...]:
 
 
 def kept_per_token(
-    a: Architecture, choice: OptimizeChoice, checkpointing: Checkpointing, kind: str, frozen: bool
+    a: Architecture,
+    choice: OptimizeChoice,
+    checkpointing: Checkpointing,
+    kind: str,
+    frozen: bool,
+    *,
+    tiled: bool = False,
 ) -> Size:
-    """Activations that one block keeps under `checkpointing`."""
+    """Activations that one block keeps under `checkpointing`. `tiled`: its MLP is computed in tiles."""
     kernels = kernels_of_choice(choice, checkpointing, kind, frozen=frozen)
+    if tiled:
+        kernels = msgspec.structs.replace(kernels, tile=tile_tokens(a.hidden_size))
     return block_program(a, kernels).kept.activations
 
 
@@ -229,13 +238,13 @@ how many matrices a weight has whose first side it is."""
 
 
 def _values_of(a: Architecture, k: Kernels) -> Values:
-    return _values(a, k.rank, k.kind, (k.queries, k.rows))
+    return _values(a, k.rank, k.kind, (k.queries, k.rows, k.tile))
 
 
 @lru_cache(maxsize=1024)
-def _values(a: Architecture, rank: int, kind: str, at_a_time: tuple[int, int]) -> Values:
+def _values(a: Architecture, rank: int, kind: str, at_a_time: tuple[int, int, int]) -> Values:
     """The values of the products of sizes in the programs of `a`. `at_a_time`: how many queries of attention are computed
-    at a time, and how many rows of an expert."""
+    at a time, how many rows of an expert, and how many tokens of the MLP."""
     stored = structure_programs(structure(a))
     assert stored is not None
     h, f = a.hidden_size, a.intermediate_size
@@ -249,6 +258,7 @@ def _values(a: Architecture, rank: int, kind: str, at_a_time: tuple[int, int]) -
         "r": rank,
         "q": at_a_time[0],
         "n": at_a_time[1],
+        "m": at_a_time[2],
         "e": a.experts,
         "t": a.experts_per_token,
         "c": min(_decoded_at_a_time(kind), h * max(f, a.query_width)),

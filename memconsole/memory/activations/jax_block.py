@@ -35,6 +35,10 @@ class BlockBytes(msgspec.Struct, frozen=True, kw_only=True):
     """The same, if XLA computes a matrix and the first matrix of its adapter as one product."""
     passing: int
     """Temporaries at the peak of a forward pass that keeps nothing."""
+    tile: int = 0
+    """With a tiled MLP: what the backward pass of one tile holds, per token of the tile. It is not part of the others."""
+    tile_passing: int = 0
+    """The same of the forward pass of one tile."""
 
 
 def _adapter_inner(a: Architecture, rank: int, targets: LoraTargets) -> int:
@@ -67,12 +71,25 @@ def _adapter_inputs(a: Architecture, kind: str, rank: int, targets: LoraTargets)
     keep. On a CPU, XLA keeps the output of a norm twice if adapters read it."""
     if not rank:
         return 0
-    h = a.hidden_size
-    twice = h if kind == "cpu" and a.pre_norms else 0
-    attention = -h if targets == "mlp" else twice
-    return attention + (
-        twice if targets in ("all", "mlp") else -h - (0 if a.experts else a.intermediate_size)
-    )
+    attention = _adapter_inputs_of_attention(a, kind, targets)
+    if targets in ("all", "mlp"):
+        return attention + _kept_twice(a, kind)
+    return attention - a.hidden_size - (0 if a.experts else a.intermediate_size)
+
+
+def _adapter_inputs_of_attention(a: Architecture, kind: str, targets: LoraTargets) -> int:
+    """The same of attention alone."""
+    return -a.hidden_size if targets == "mlp" else _kept_twice(a, kind)
+
+
+def _kept_twice(a: Architecture, kind: str) -> int:
+    """Elements per token of a norm's output that XLA keeps a second time."""
+    return a.hidden_size if kind == "cpu" and a.pre_norms else 0
+
+
+def _of_attention(targets: LoraTargets) -> LoraTargets:
+    """The part of `targets` that is in attention, where some is."""
+    return "attention" if targets == "all" else targets
 
 
 def _adapters_again(a: Architecture, kind: str, rank: int, targets: LoraTargets) -> int:
@@ -105,9 +122,12 @@ def jax_block(
     kind: str,
     rank: int,
     targets: LoraTargets = "all",
+    *,
+    tiled: bool = False,
 ) -> BlockBytes:
     """A block of the JAX decoder under scan. Attention scores exist for one chunk of queries at a time
-    (`jax_chunks.score_bytes`). XLA on a CPU computes 16-bit types in fp32. It keeps bf16 in fp32 too, but not fp16."""
+    (`jax_chunks.score_bytes`). XLA on a CPU computes 16-bit types in fp32. It keeps bf16 in fp32 too, but not fp16. `tiled`:
+    the MLP is computed in tiles."""
     h, q, k = a.hidden_size, a.query_width, a.key_width
     c = 4 if precision == "fp32" or kind == "cpu" else 2
     if a.experts and targets == "all":
@@ -115,11 +135,15 @@ def jax_block(
     attention, mlp = _attention(a, c), _mlp(a, c)
     # On a GPU, what adapters of the MLP's inputs make is there beside what the matrices make.
     beside = _adapters_again(a, kind, rank, targets) if kind not in ("cpu", "tpu") else 0
+    inside = _inner(a) + (0 if a.experts else a.intermediate_size)
     stored = 2 if precision == "fp16" else c
+    held = c
     if stored < c:  # what matmuls read and make is there in both types
         attention += stored * (h + 2 * q + 2 * k)
-        mlp += stored * (h + _inner(a) + (0 if a.experts else a.intermediate_size))
+        mlp += stored * (h + inside)
+        held += stored
     gates = c * _inner(a)
+    mlp -= held * inside if tiled else 0
     matmuls = c * (2 * q + 2 * k) + 4 * a.heads
     scaled = 4 * h if a.residual_multiplier != 1.0 else 0  # the gradient of what the MLP adds
     again = {
@@ -129,21 +153,24 @@ def jax_block(
         "full": (attention, mlp + scaled),
     }[checkpointing]
     recomputed = checkpointing in ("attention", "full") and kind != "tpu"
-    adapters = _adapters_again(a, kind, rank, targets) if recomputed else 0
+    adapters = _adapters_again(a, kind, rank, targets) if recomputed or tiled else 0
+    adapters *= 4 if precision == "fp32" else 2
     merged = _merged_again(a, rank, targets) if recomputed and kind != "cpu" else 0
+    passing = gates + (
+        4 * h + kept_beside(a, c) if a.experts else c * (a.intermediate_size + beside)
+    )
     return BlockBytes(
         element=c,
-        kept=_kept(a, stored, checkpointing, kind, rank, targets),
+        kept=_kept(a, stored, checkpointing, kind, rank, targets, tiled),
         attention=attention,
         mlp=mlp,
         attention_again=again[0],
         mlp_again=again[1],
-        adapters_again=(4 if precision == "fp32" else 2) * adapters,
+        adapters_again=0 if tiled else adapters,
         merged_again=c * merged,
-        passing=4 * h
-        + 2 * c * h
-        + gates
-        + (4 * h + kept_beside(a, c) if a.experts else c * (a.intermediate_size + beside)),
+        passing=4 * h + 2 * c * h + (0 if tiled else passing),
+        tile=held * inside + adapters if tiled else 0,
+        tile_passing=passing if tiled else 0,
     )
 
 
@@ -175,9 +202,15 @@ def _norm(a: Architecture, c: int) -> int:
 
 
 def _kept(
-    a: Architecture, c: int, checkpointing: str, kind: str, rank: int, targets: LoraTargets
+    a: Architecture,
+    c: int,
+    checkpointing: str,
+    kind: str,
+    rank: int,
+    targets: LoraTargets,
+    tiled: bool,
 ) -> int:
-    """Bytes per token that a block keeps from the forward to the backward pass."""
+    """Bytes per token that a block keeps from the forward to the backward pass. A tiled MLP keeps its input alone."""
     h, q, k = a.hidden_size, a.query_width, a.key_width
     output = c * q + 4 * a.heads  # of attention, and the logarithms of its sums over scores
     if checkpointing == "full":
@@ -189,9 +222,15 @@ def _kept(
         outputs += c * h if a.post_norms else 0
         return 4 * h + outputs + c * _adapter_outputs(a, rank, targets)
     everything = _attention(a, c) + _mlp(a, c) + (2 * c * h if a.post_norms else 0)
-    everything += c * _adapter_inner(a, rank, targets) + c * _adapter_inputs(a, kind, rank, targets)
-    if (
-        kind == "tpu" and c == 4
-    ):  # norms' outputs and the product: only matmuls read them, in 16 bits
-        everything -= 2 * (2 * h + (0 if a.experts else a.intermediate_size))
+    inner, inputs = _adapter_inner(a, rank, targets), _adapter_inputs(a, kind, rank, targets)
+    product = 0 if a.experts else a.intermediate_size
+    if tiled:
+        everything -= c * (_inner(a) + product)
+        inner = 0 if targets == "mlp" else _adapter_inner(a, rank, _of_attention(targets))
+        inputs = _adapter_inputs_of_attention(a, kind, targets) if rank else 0
+        product = 0
+    everything += c * (inner + inputs)
+    if kind == "tpu" and c == 4:
+        # Norms' outputs and the product: only matmuls read them, in 16 bits.
+        everything -= 2 * (2 * h + product)
     return everything

@@ -18,12 +18,16 @@ from memconsole.memory.activations.jax_chunks import (
 )
 from memconsole.memory.activations.jax_experts import filled_up, gate_and_up, looping
 from memconsole.memory.activations.jax_gathered import Gathered, is_padded
+from memconsole.memory.activations.tiles import tile_of
 from memconsole.memory.coefficients import Overlap, xla
 from memconsole.memory.state.step_sizes import Moment, StepSizes
 
 EVALUATED_SCORES = 1.1
 """How many chunks of attention scores are live beside the tensors of an MLP in an evaluation on a CPU. (From XLA's plans
 of the evaluations of seven models of 1 to 30 M parameters, on rows of 64 to 1,024 tokens.) A backward pass needs more."""
+LOOP_ARRAYS = 3
+"""What the loop over the tiles of an MLP holds of all tokens in its backward pass, in arrays as wide as the stream. (From XLA's
+plans of 16 steps on a CPU.)"""
 MERGED_BYTES = 32 * 2**20
 """XLA for GPUs joins two products of the same tensor if the operands and the result of one of them are not larger
 (`xla_gpu_dot_merger_threshold_mb`)."""
@@ -56,13 +60,12 @@ class _Timeline:
     """The moments of one plan's programs for training and evaluation."""
 
     def __init__(self, step: StepSizes) -> None:
-        a, o, t = step.architecture, step.plan.optimize, step.tokens
+        a, t = step.architecture, step.tokens
         self.step = step
         learned = a.positions == "learned"
         self.overlap = xla(step.kind, step.plan.device.name, learned_positions=learned)
-        self.block = jax_block(
-            a, o.precision, o.gradient_checkpointing, step.kind, o.lora_rank, o.lora_targets
-        )
+        self.tile = tile_of(step, t)
+        self.block = self._block(tiled=self.tile > 0)
         self.gathered = Gathered.of(step, self.block.element)
         self.stream = 4 * a.hidden_size * t
         """The fp32 residual stream of a micro-batch."""
@@ -82,6 +85,11 @@ class _Timeline:
         """The gradient of the embedding's table, at the end of the backward pass."""
         self.logits, head = _loss(step, self.overlap)
         self._set_gradients(head)
+
+    def _block(self, *, tiled: bool) -> BlockBytes:
+        a, o, kind = self.step.architecture, self.step.plan.optimize, self.step.kind
+        adapters = o.lora_rank, o.lora_targets
+        return jax_block(a, o.precision, o.gradient_checkpointing, kind, *adapters, tiled=tiled)
 
     def _kept(self) -> int:
         step, mode = self.step, self.step.plan.optimize.gradient_checkpointing
@@ -130,6 +138,7 @@ class _Timeline:
         widths = (4 + c) * a.hidden_size + 2 * c * (a.query_width + a.key_width)
         attention = widths * step.tokens + self.scores
         block = self.block.passing * step.tokens + looping(step, c, training=False)
+        block += self.block.tile_passing * self.tile
         work = max(block, attention) + self.dropout
         return self._at(
             "forward", step.standing, self.kept + self.stream, 0, work, self.gathered.forward
@@ -181,13 +190,24 @@ class _Timeline:
         else:
             inner = (overlap.mlp_16 if step.compute == 2 else overlap.mlp) * c * a.intermediate_size
             again = self._recomputed * (block.attention_again + block.mlp_again)
-            width = again + self._taken_out * block.mlp + inner
+            width = again + self._taken_out * block.mlp + (0 if self.tile else inner)
         width += block.adapters_again
         if c * t * (a.hidden_size + o.lora_rank) <= MERGED_BYTES:
             width += block.merged_again
         streams = overlap.mlp_stream * self.stream
         total = self.dropout + width * t + streams + self._block_matrices
+        if self.tile:
+            total += (block.tile + inner) * self.tile + self._summed_over_tiles
+            total += LOOP_ARRAYS * c * a.hidden_size * t
         return total + looping(step, c, training=True)
+
+    @property
+    def _summed_over_tiles(self) -> float:
+        """Bytes of the fp32 gradients of one block's MLP while tiles add to them."""
+        a = self.step.architecture
+        if self.step.frozen_blocks:
+            return 0.0
+        return 4.0 * (3 if a.gated_mlp else 2) * a.hidden_size * a.intermediate_size
 
     def _through_attention(self) -> float:
         """Temporaries in the backward pass of a block's attention."""
@@ -205,7 +225,10 @@ class _Timeline:
         a, t = step.architecture, step.evaluation_tokens
         copies = EVALUATED_SCORES if step.kind == "cpu" else self.overlap.scores
         scores = copies * score_bytes(step, step.plan.evaluation_batch)
-        block = self.block.passing * t + looping(step, c, training=False) + scores
+        tile = tile_of(step, t)
+        evaluated = self._block(tiled=tile > 0)
+        passing = evaluated.passing * t + evaluated.tile_passing * tile
+        block = passing + looping(step, c, training=False) + scores
         logits = self.overlap.chunk_16 if c == 2 else self.overlap.chunk
         chunk = int(logits * 4 * a.vocab_size * loss_chunk_tokens(step, t))
         stream = 4 * a.hidden_size * t + _rotations(step, t)

@@ -14,9 +14,16 @@ from memconsole.plan.sections.optimize import Checkpointing
 
 
 def kept_by_blocks(
-    plan: Plan, model: Model, flow: Flow, checkpointing: Checkpointing, kind: str
+    plan: Plan,
+    model: Model,
+    flow: Flow,
+    checkpointing: Checkpointing,
+    kind: str,
+    *,
+    tiled: bool = False,
 ) -> int:
-    """Bytes per position that all blocks keep for the backward pass. Blocks that it does not reach keep nothing."""
+    """Bytes per position that all blocks keep for the backward pass. Blocks that it does not reach keep nothing. `tiled`:
+    their MLPs are computed in tiles."""
     o = plan.optimize
     if isinstance(model, Recommender):
         model = model.decoder
@@ -28,6 +35,7 @@ def kept_by_blocks(
         return general.kept_bytes(model, flow, checkpointing, compute)
     if plan.backend == "jax":
         adapters = o.lora_rank, o.lora_targets
-        return flow.blocks * jax_block(model, o.precision, checkpointing, kind, *adapters).kept
-    kept = kept_per_token(model, o, checkpointing, kind, flow.inputs == 0)
+        block = jax_block(model, o.precision, checkpointing, kind, *adapters, tiled=tiled)
+        return flow.blocks * block.kept
+    kept = kept_per_token(model, o, checkpointing, kind, flow.inputs == 0, tiled=tiled)
     return flow.blocks * (kept.token + kept.score * plan.data.sequence_length)

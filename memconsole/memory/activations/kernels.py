@@ -69,6 +69,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     """Queries whose scores exist at a time, if scores are capped or dropped."""
     rows: int = 0
     """Rows of an expert that are computed at a time, where experts are computed one by one."""
+    tile: int = 0
+    """Tokens of the MLP that are computed at a time; 0 if all are."""
     single_experts: bool = False
     """Whether a GPU computes experts one by one in 16 bits. Otherwise one call computes all of them."""
     dropped: bool = False
@@ -150,6 +152,7 @@ def program_name(part: Part, k: Kernels) -> str:
         "dropped" if k.dropped else "",
         "first" if k.first else "",
         "alone" if k.single_experts else "",
+        "tiled" if k.tile else "",
     )
     return " ".join(word for word in words if word)
 

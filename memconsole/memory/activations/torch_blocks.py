@@ -17,6 +17,7 @@ from memconsole.memory.activations.kernels import (
     computes_single_experts,
     kernels_of_choice,
 )
+from memconsole.memory.activations.tiles import tile_of
 from memconsole.memory.activations.torch_compiled import compiled_block, compiled_evaluation
 from memconsole.memory.activations.torch_masks import mask_of
 from memconsole.memory.state.step_sizes import StepSizes
@@ -36,7 +37,8 @@ class Blocks:
         adds = step.accumulates and step.shards == 1
         backward = self.program.adding if adds else self.program.backward
         self.backward = widest(backward, tokens, scores)
-        evaluated, evaluating = step.evaluation_tokens, kernels_of_evaluation(kernels)
+        evaluated = step.evaluation_tokens
+        evaluating = kernels_of_evaluation(kernels, tile=tile_of(step, evaluated))
         self.evaluation = widest(
             compiled_evaluation(a, evaluating) if compiled else evaluated_block(a, evaluating),
             evaluated,
@@ -82,6 +84,7 @@ def kernels_of(step: StepSizes) -> Kernels:
         compressed=o.optimizer_in_backward and o.optimizer_offload == "compressed",
         queries=min(CAPPED_QUERIES, step.sequence) if parts else 0,
         rows=min(EXPERT_ROWS, max(step.tokens, step.evaluation_tokens)) if a.experts else 0,
+        tile=tile_of(step, step.tokens),
         single_experts=computes_single_experts(a, step.kind, step.compute),
         dropped=step.plan.train.attention_dropout > 0,
         dropout_bytes=dropping_bytes(step),
@@ -97,6 +100,7 @@ def kernels_of_norm(kernels: Kernels) -> Kernels:
         rank=0,
         targets="all",
         storage="none",
+        tile=0,
         single_experts=False,
         rounded=False,
         summed=False,
@@ -106,11 +110,12 @@ def kernels_of_norm(kernels: Kernels) -> Kernels:
 
 
 @lru_cache(maxsize=256)
-def kernels_of_evaluation(kernels: Kernels) -> Kernels:
-    """The kernel settings of an evaluation, which saves nothing."""
+def kernels_of_evaluation(kernels: Kernels, *, tile: int = 0) -> Kernels:
+    """The kernel settings of an evaluation, which saves nothing. `tile`: `Kernels.tile` of its micro-batches."""
     return msgspec.structs.replace(
         kernels,
         checkpointing="none",
+        tile=tile,
         first=False,
         summed=False,
         stepping="",

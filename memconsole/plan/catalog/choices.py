@@ -36,6 +36,7 @@ _LANGUAGE_SETTINGS = (
     "data.stride",
     "data.isolate_documents",
     "optimize.fused_loss",
+    "optimize.tiled_mlp",
     "train.objective",
     "train.dropout",
     "train.attention_dropout",

@@ -54,6 +54,10 @@ class OptimizeChoice(Section, frozen=True, kw_only=True):
     ] = False
     activation_offload: Annotated[bool, about("keep saved activations off the device")] = False
     fused_loss: Annotated[bool, about("chunked loss: the full logits never exist")] = False
+    tiled_mlp: Annotated[
+        bool,
+        about("compute each block's MLP for a few tokens at a time, and again for its gradients"),
+    ] = False
     freeze_base: Annotated[
         bool, about("do not train the loaded weights; LoRA always freezes them")
     ] = False

@@ -87,6 +87,7 @@ WORDS: dict[str, str] = {
     "optimize.activation_offload": "cpu_offload",
     "optimize.optimizer_in_backward": "lomo fused_backward overlap",
     "optimize.fused_loss": "chunked_loss chunked_cross_entropy cut_cross_entropy liger fused_cross_entropy",
+    "optimize.tiled_mlp": "tiled tiling alst sequence_tiling mlp_chunks chunked_mlp long_context",
     "optimize.freeze_base": "frozen freeze",
     "optimize.lora_rank": "qlora peft r lora_r adapter",
     "optimize.lora_alpha": "alpha peft scaling",

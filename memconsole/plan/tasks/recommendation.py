@@ -95,6 +95,7 @@ class Recommendation:
     def not_applicable(self, plan: Plan) -> Mapping[str, str]:
         return {
             "optimize.fused_loss": "the loss is always computed in chunks",
+            "optimize.tiled_mlp": "histories are short, and the table of items decides the memory",
             "optimize.lora_rank": f"{self.beside_base} are trained instead of adapters in the decoder",
             "data.isolate_documents": "a row holds the history of one person",
             "data.streaming": "histories are held in memory",

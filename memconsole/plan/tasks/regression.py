@@ -124,6 +124,7 @@ class Regression:
     def not_applicable(self, plan: Plan) -> Mapping[str, str]:
         return {
             "optimize.fused_loss": "the loss is over a few outputs; there are no logits to cut",
+            "optimize.tiled_mlp": "windows have few steps, so that the MLP holds little",
             "optimize.lora_rank": _NO_BASE,
             "optimize.freeze_base": _NO_BASE,
             "optimize.base_storage": _NO_BASE,

@@ -1,9 +1,12 @@
-"""The rows that reduce activations: checkpointing, accumulation, activation offload."""
+"""The rows that reduce activations: checkpointing, accumulation, tiled MLP, activation offload."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from memconsole.plan import catalog
+from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.tiles import tile_tokens
 from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.micro_batches import more_steps, searched_steps
 from memconsole.plan.toggles.optimization import (
@@ -98,6 +101,65 @@ ACCUMULATION = Optimization(
     remedy=RemedyRule(rank=20, values=more_steps),
     says=_accumulation_log_line,
     evaluating=switched_off({"optimize.accumulation_steps": 1}),
+)
+
+
+def _not_tiled(plan: Plan) -> str | None:
+    """Why the MLP cannot be computed in tiles, or None."""
+    o = plan.optimize
+    if not o.tiled_mlp:
+        return None
+    if o.gradient_checkpointing == "selective":
+        return "selective checkpointing keeps the MLP's products, which tiles compute again; use none, attention or full"
+    if o.compile:
+        return "tiles are not compiled; set optimize.compile = false"
+    if plan.backend == "jax" and plan.device.count > 1:
+        return "JAX would exchange the gradients of every tile; set device.count = 1, or backend = torch"
+    if o.lora_dropout and o.lora_targets in ("all", "mlp"):
+        return (
+            "all tiles would drop the same inputs of an adapter; set optimize.lora_dropout = 0, or "
+            "optimize.lora_targets = attention"
+        )
+    return None
+
+
+def _one_tile(plan: Plan, kind: str) -> str | None:
+    """Why tiles save nothing, if the micro-batch or the model says so."""
+    model = catalog.model(plan)
+    if not isinstance(model, Architecture):
+        return None
+    if model.experts:
+        return "experts are computed for a few tokens at a time anyway"
+    most = tile_tokens(model.hidden_size)
+    if plan.micro_batch_tokens > most:
+        return None
+    return f"a micro-batch has {plan.micro_batch_tokens:,} tokens, and a tile up to {most:,}"
+
+
+def _tiles_log_line(plan: Plan, kind: str) -> str | None:
+    if not plan.optimize.tiled_mlp:
+        return None
+    if (why := _one_tile(plan, kind)) is not None:
+        return f"Tiled MLP changes nothing: {why}"
+    return "Tiled MLP enabled - each block's MLP is computed for a few tokens at a time"
+
+
+TILED_MLP = Optimization(
+    key="optimize.tiled_mlp",
+    keyboard="t",
+    label="tiled MLP",
+    short="tiled MLP",
+    help="computes each block's MLP for a few tokens at a time, so that its wide activations exist for these only",
+    costs="the MLP is computed twice, unless checkpointing does so already",
+    values=fixed(False, True),
+    conflicts={"optimize.tiled_mlp": _not_tiled},
+    result=always(Result.SAME),
+    reach=Reach.STEP,
+    touches=("activations",),
+    saves_nothing=_one_tile,
+    remedy=RemedyRule(rank=61),
+    says=_tiles_log_line,
+    evaluating=unchanged,
 )
 
 

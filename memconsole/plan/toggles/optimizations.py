@@ -26,6 +26,7 @@ OPTIMIZATIONS: tuple[Optimization, ...] = (
     activations.ACCUMULATION,
     update.OPTIMIZER,
     arithmetic.FUSED_LOSS,
+    activations.TILED_MLP,
     adapters.LORA,
     update.OPTIMIZER_OFFLOAD,
     activations.ACTIVATION_OFFLOAD,

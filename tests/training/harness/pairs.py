@@ -31,6 +31,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
             "optimize.gradient_checkpointing",
             "optimize.optimizer",
             "optimize.fused_loss",
+            "optimize.tiled_mlp",
             "optimize.optimizer_offload",
             "optimize.activation_offload",
             "optimize.optimizer_in_backward",

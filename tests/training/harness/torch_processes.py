@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from memconsole_trainer.engine import Batch
 from memconsole_trainer.weights.initialize import InitialWeights
 
 ROWS, LENGTH, STEPS = 8, 16, 20
+TILE = 24
+"""Tokens of a tile of the MLP, where a plan has tiles."""
 TEXT: dict[str, Any] = {
     "model.target_params": 200_000,
     "data.vocab_size": 300,
@@ -101,11 +104,13 @@ def steps_of(
     import torch
 
     from memconsole_torch import engine as torch_engine
+    from memconsole_torch.techniques.activations import tiled_mlp
 
     torch.set_num_threads(1)
     engine = torch_engine.create(plan, None)
     model = catalog.model(plan)
-    engine.build(plan, model, STEPS, InitialWeights(model, plan.train.seed))
+    with patch.object(tiled_mlp, "tile_tokens", lambda _: TILE):
+        engine.build(plan, model, STEPS, InitialWeights(model, plan.train.seed))
     if state is not None:
         engine.load_state(Stored(state))
     for number in range(steps):

@@ -24,7 +24,7 @@ from memconsole_torch.techniques.weights import precision
 from memconsole_torch.tracing.trace_liveness import Liveness
 from tests.accuracy.random_plans import draw as draw_small
 from tests.accuracy.torch_formula import TRAINING, estimated, traced
-from tests.accuracy.wide_plans import Case, describe, draw
+from tests.accuracy.wide_plans import TILED, Case, describe, draw
 from tests.training.harness.grids import spread
 
 LATER = pytest.mark.slow
@@ -39,10 +39,10 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def sample(count: int, **wanted: Any) -> list[Case]:
+def sample(count: int, *, seeds: range = SEEDS, **wanted: Any) -> list[Case]:
     """The first `count` shallow cases of the grid whose optimize settings, or kind, are `wanted`."""
     found = []
-    for seed in SEEDS:
+    for seed in seeds:
         case = draw(seed)
         o = case.plan.optimize
         kind = wanted.get("kind", case.kind)
@@ -292,3 +292,67 @@ def test_chunks_of_the_loss_do_not_pile_up() -> None:
     per_row = (traced(many)["forward"] - traced(one)["forward"]) / 6
     grown = traced(many)["loss"] - traced(one)["loss"]
     assert grown < 6 * per_row + logits / 2
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=LATER)])
+@pytest.mark.parametrize("checkpointing", ["none", "attention", "full"])
+@pytest.mark.parametrize("rank", [0, 8])
+def test_a_tiled_mlp_is_priced_as_it_is_traced(checkpointing: str, rank: int, count: int) -> None:
+    cases = sample(
+        count,
+        seeds=range(TILED, TILED + 400),
+        gradient_checkpointing=checkpointing,
+        lora_rank=rank,
+        lora_targets="all",
+    )
+    for case in cases:
+        expected, found = estimated(case), traced(case)
+        for phase in (*TRAINING, "evaluation"):
+            assert expected[phase] == pytest.approx(found[phase], rel=0.03), (phase, describe(case))
+
+
+@pytest.mark.parametrize(
+    ("targets", "checkpointing"),
+    spread(["all", "attention", "query-value", "mlp"], ["none", "attention", "full"]),
+)
+def test_some_adapters_beside_tiles_are_priced_by_the_matrices_that_have_them(
+    targets: str, checkpointing: str
+) -> None:
+    changes = ADAPTERS | {
+        "optimize.tiled_mlp": True, "optimize.lora_targets": targets, "train.batch_size": 16,
+        "optimize.gradient_checkpointing": checkpointing, "data.sequence_length": 128,
+    }  # fmt: skip
+    case = with_settings(changes)
+    case = msgspec.structs.replace(
+        case, architecture=msgspec.structs.replace(case.architecture, vocab_size=300)
+    )
+    expected, found = (max(of(case)[phase] for phase in TRAINING) for of in (estimated, traced))
+    assert expected == pytest.approx(found, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "adapters"), [("none", {}), ("full", {}), ("attention", ADAPTERS)]
+)
+def test_a_tiled_mlp_of_jax_is_priced_as_xla_plans_it(
+    checkpointing: str, adapters: dict[str, Any]
+) -> None:
+    pytest.importorskip("jax")
+    from memconsole_jax.tracing import trace_targets
+    from tests.training.harness.planned_step import planned_step
+
+    peaks = []
+    for tiled in (False, True):
+        changes = adapters | {
+            "backend": "jax", "optimize.tiled_mlp": tiled, "train.batch_size": 32,
+            "optimize.gradient_checkpointing": checkpointing, "data.sequence_length": 128,
+        }  # fmt: skip
+        case = with_settings(changes)
+        architecture = msgspec.structs.replace(
+            case.architecture, vocab_size=300, intermediate_size=768
+        )
+        step = step_of(case.plan, architecture, "cpu")
+        planned = planned_step(case.plan, architecture, trace_targets.target("", "cpu"))
+        estimate = max(m.total for m in jax_step.moments(step) if m.phase in TRAINING)
+        assert estimate == pytest.approx(planned.needed, rel=0.2)
+        peaks.append(planned.needed)
+    assert peaks[1] < 0.75 * peaks[0]

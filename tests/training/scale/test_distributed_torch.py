@@ -23,6 +23,7 @@ PAIRS: dict[str, dict[str, Any]] = {
     "adapters": ADAPTERS,
     "adapters bf16": ADAPTERS | {"optimize.precision": "bf16"},
     "full, chunked loss": {"optimize.gradient_checkpointing": "full", "optimize.fused_loss": True},
+    "tiled": {"optimize.tiled_mlp": True},
     "selective": {"optimize.gradient_checkpointing": "selective"},
     "attention": {"optimize.gradient_checkpointing": "attention"},
     "accumulation": {"optimize.accumulation_steps": 2},

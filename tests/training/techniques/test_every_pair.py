@@ -15,7 +15,9 @@ from memconsole.plan.models.architecture import parameters
 from memconsole.plan.toggles.optimization import Reach
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
 from memconsole_jax import engine as jax_engine
+from memconsole_jax.techniques.activations import tiled_mlp as jax_tiles
 from memconsole_torch import engine as torch_engine
+from memconsole_torch.techniques.activations import tiled_mlp as torch_tiles
 from memconsole_trainer.randomness import generator
 from memconsole_trainer.techniques.blockwise import SMALLEST
 from memconsole_trainer.weights.initialize import InitialWeights
@@ -49,6 +51,13 @@ ROUNDED_LOSS = {"fp32": 1e-4, "fp16": 1e-4, "bf16": 2e-4, "bf16-sr": 2e-4}
 """How far apart two losses near 5 may be, each the mean of some hundred whose logits the precision rounded differently
 (in fp32: whose state was compressed). A step of Adafactor on adapters that begin at zero is not much larger."""
 SAMPLED = {"torch": 6, "jax": 2}
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of the MLP that are smaller than a micro-batch."""
+    for module in (torch_tiles, jax_tiles):
+        monkeypatch.setattr(module, "tile_tokens", lambda _: 24)
 
 
 class Noisy:

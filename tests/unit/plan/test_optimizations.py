@@ -199,7 +199,7 @@ def test_a_task_refuses_each_row_that_changes_none_of_its_plans(model: str) -> N
     cpu = msgspec.structs.replace(GPU, kind="cpu", name="cpu")
     for row in (r for r in OPTIMIZATIONS if r.reach in (Reach.STEP, Reach.UPDATE)):
         changing = False
-        for base in (*PRICED, {"optimize.freeze_base": True}):
+        for base in (*PRICED, {"optimize.freeze_base": True}, {"train.batch_size": 64}):
             small = {"model.name": model, "data.sequence_length": 64, "train.grad_clip": 0.0}
             plan = replace(Plan(), {**small, **base})
             others = [row.apply(plan, value) for value in row.values(plan)]
