@@ -300,7 +300,7 @@ def test_chunks_of_the_loss_do_not_pile_up() -> None:
 def test_a_tiled_mlp_is_priced_as_it_is_traced(checkpointing: str, rank: int, count: int) -> None:
     cases = sample(
         count,
-        seeds=range(TILED, TILED + 400),
+        seeds=range(TILED, TILED + 1000),
         gradient_checkpointing=checkpointing,
         lora_rank=rank,
         lora_targets="all",
