@@ -1,4 +1,4 @@
-"""A layer computed for a few positions at a time (tiled MLP; Bekman et al. 2025, arXiv:2506.13996, §3.1.1).
+"""A layer computed for a few positions at a time (tiled MLP; Bekman et al. 2025, arXiv:2506.13996).
 
 The backward pass keeps the layer's input alone and computes each tile again, so that what is inside the layer exists for
 one tile at a time. Tiles are cut along the sequence. If it is no multiple of a tile, the first tile overlaps the second

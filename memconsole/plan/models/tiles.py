@@ -7,7 +7,7 @@ LEAST_TOKENS = 1024
 
 
 def tile_tokens(hidden_size: int) -> int:
-    """The most tokens in a tile: as many as the stream is wide, as Bekman et al. 2025 (arXiv:2506.13996, §3.1.1) cut the
+    """The most tokens in a tile: as many as the stream is wide, as Bekman et al. 2025 (arXiv:2506.13996) cut the
     MLP, but at least `LEAST_TOKENS`. Each tile reads all weights of the MLP, so tiles grow with them."""
     return max(LEAST_TOKENS, hidden_size)
 

@@ -146,7 +146,7 @@ def _tiles_log_line(plan: Plan, kind: str) -> str | None:
 
 TILED_MLP = Optimization(
     key="optimize.tiled_mlp",
-    keyboard="F",
+    keyboard="G",
     label="tiled MLP",
     short="tiled MLP",
     help="computes each block's MLP for a few tokens at a time, so that its wide activations exist for these only",

@@ -16,7 +16,7 @@ from memconsole.memory.table import Tier
 from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
 from memconsole.plan.plan import Plan
-from memconsole.plan.toggles.optimizations import OPTIMIZATIONS
+from memconsole.plan.toggles.optimizations import BY_KEY, OPTIMIZATIONS
 from memconsole.tui.draw.comparing_plans import PricedPlan, plan_rows
 from memconsole.tui.draw.lines import plain
 from memconsole.tui.draw.words import signed_bytes
@@ -49,12 +49,11 @@ async def test_every_optimization_is_listed_and_described_in_whole_sentences(
     app = make_console()
     async with app.run_test(size=size) as pilot:
         await settle(pilot)
-        text = screen_text(app)
-        for row in OPTIMIZATIONS:
-            assert row.short in text or row.label in text
         detail = app.screen.query_one(f"#{id}", ToggleDetail)
         for row in OPTIMIZATIONS:
             assert app.plan_screen.view.row is row
+            text = screen_text(app)
+            assert row.short in text or row.label in text
             drawn = detail.lines(*detail.content_size)
             words = " ".join(" ".join(plain(line).split()) for line in drawn)
             assert row.help in words
@@ -158,7 +157,7 @@ def test_a_model_that_is_not_here_tells_its_fix_whole_at_80x24() -> None:
     rows = " ".join(plain(line).strip() for line in table_lines(view, RIGHT, 14))
     assert problem in rows
     assert "conservative" in plain(
-        toggle_line(view_of("hybrid.mode=conservative"), OPTIMIZATIONS[12], LEFT, current=False)
+        toggle_line(view_of("hybrid.mode=conservative"), BY_KEY["hybrid.mode"], LEFT, current=False)
     )
     assert all("…" not in plain(line) for line in summary_lines(view_of(), LEFT, 7))
 

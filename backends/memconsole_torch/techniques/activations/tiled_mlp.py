@@ -1,4 +1,4 @@
-"""The MLP of a block computed for a few tokens at a time (tiled MLP; Bekman et al. 2025, arXiv:2506.13996, §3.1.1).
+"""The MLP of a block computed for a few tokens at a time (tiled MLP; Bekman et al. 2025, arXiv:2506.13996).
 
 The backward pass keeps the MLP's input alone and computes each tile again. The MLP's inner activations, which are its
 intermediate size wide, so exist for one tile at a time.
