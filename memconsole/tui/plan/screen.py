@@ -40,10 +40,11 @@ if TYPE_CHECKING:
     from memconsole.memory.estimate import Lookup
 
 
-ALL_ROWS = len(OPTIMIZATIONS) + 8
-"""Rows of a screen from which all optimizations are listed; the eight other rows are a rule, the summary, title and
-keys. From here on the right column describes the selected optimization; a still higher screen has room for the
-description under the list."""
+DESCRIBING_ROWS = 30
+"""Rows of a screen from which the right column describes the selected optimization. All but one or two are listed then."""
+ALL_ROWS = len(OPTIMIZATIONS) + 16
+"""Rows of a screen from which all are listed and the description has room under the list; the other rows are a rule, the
+summary, title, keys and the description."""
 
 
 class PlanScreen(PricedScreen, inherit_bindings=False):
@@ -55,8 +56,8 @@ class PlanScreen(PricedScreen, inherit_bindings=False):
         (0, "-flat"),
         (SMALLEST.height, "-low"),
         (22, "-short"),
-        (ALL_ROWS, "-middle"),
-        (ALL_ROWS + 8, "-tall"),
+        (DESCRIBING_ROWS, "-middle"),
+        (ALL_ROWS, "-tall"),
     ]
 
     def __init__(self, plan: Plan, keys: KeyTable) -> None:
