@@ -23,6 +23,7 @@ from memconsole.runs.act import control, launch
 from memconsole.runs.act.delete import delete_run
 from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.life.liveness import liveness, settled
+from memconsole.runs.read.state.saved_state import read_saved
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.processes import locks
@@ -409,7 +410,7 @@ def test_a_supervisor_holds_less_than_60_mib(story: Story) -> None:
 def test_state_json_lets_a_reader_attach_without_the_log(story: Story) -> None:
     story.start()
     story.wait_training()
-    story.wait(lambda: story.run.state_path.exists())
+    story.wait(lambda: (saved := read_saved(story.run.state_path)) and saved.state.step > 0)
     snapshot = Follower(story.run).poll()
     assert snapshot.facts.step > 0
     assert snapshot.state == "running"

@@ -1,8 +1,8 @@
 """A layer computed for a few positions at a time (tiled MLP; Bekman et al. 2025, arXiv:2506.13996).
 
-The backward pass keeps the layer's input alone and computes each tile again, so that what is inside the layer exists for
-one tile at a time. Tiles are cut along the sequence. If it is no multiple of a tile, the first tile overlaps the second
-one, which then computes their common positions.
+Only the input of the layer is kept for the backward pass, which computes each tile again. What is inside the layer exists
+for one tile at a time. Tiles are cut along the sequence and have equal lengths. If these add up to more than the sequence,
+the first two tiles overlap, and the positions that both have belong to the second one.
 
 Letters in shapes: B batch, T sequence, C hidden.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memconsole.memory.state.step_sizes import StepSizes
 from memconsole.plan.models.architecture import Architecture
-from memconsole.plan.models.tiles import tile_tokens, tiled
+from memconsole.plan.models.tiles import tile_size, tile_tokens
 from memconsole.plan.plan import Plan
 
 
@@ -13,7 +13,7 @@ def tile_of(step: StepSizes, tokens: int) -> int:
     a = step.architecture
     if not computes_in_tiles(step.plan, a, tokens):
         return 0
-    return tiled(tokens, tile_tokens(a.hidden_size))
+    return tile_size(tokens, tile_tokens(a.hidden_size))
 
 
 def computes_in_tiles(plan: Plan, a: Architecture, tokens: int) -> bool:

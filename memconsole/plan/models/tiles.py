@@ -12,7 +12,7 @@ def tile_tokens(hidden_size: int) -> int:
     return max(LEAST_TOKENS, hidden_size)
 
 
-def tiled(tokens: int, most: int) -> int:
-    """The tokens of each tile but the last, which may have fewer, if `tokens` are cut into as few tiles of at most `most`
-    tokens as there can be."""
+def tile_size(tokens: int, most: int) -> int:
+    """The tokens of each tile if `tokens` are cut into the fewest tiles of at most `most` tokens. The last tile may have
+    fewer."""
     return -(-tokens // -(-tokens // most))

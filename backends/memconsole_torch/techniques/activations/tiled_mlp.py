@@ -1,7 +1,7 @@
 """The MLP of a block computed for a few tokens at a time (tiled MLP; Bekman et al. 2025, arXiv:2506.13996).
 
-The backward pass keeps the MLP's input alone and computes each tile again. The MLP's inner activations, which are its
-intermediate size wide, so exist for one tile at a time.
+Only the input of the MLP is kept for the backward pass, which computes each tile again. The activations inside the MLP are as
+wide as its intermediate size. They exist for one tile at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from memconsole.plan.models.architecture import Architecture
-from memconsole.plan.models.tiles import tile_tokens, tiled
+from memconsole.plan.models.tiles import tile_size, tile_tokens
 
 Layer = Callable[[Tensor], Tensor]
 """Maps (..., H) to (..., H), each token by itself."""
@@ -29,7 +29,7 @@ def apply(module: nn.Module, architecture: Architecture) -> None:
 
 def tiles(tokens: int, most: int) -> Iterator[slice]:
     """The tokens of each tile, at most `most`."""
-    size = tiled(tokens, most)
+    size = tile_size(tokens, most)
     for start in range(0, tokens, size):
         yield slice(start, start + size)
 
@@ -43,7 +43,7 @@ def _in_tiles(mlp: nn.Module, most: int) -> Layer:
             return whole(x)
         weights = [weight for weight in mlp.parameters() if weight.requires_grad]
         if not torch.is_grad_enabled() or not (weights or x.requires_grad):
-            return _computed(x, whole, most)
+            return _output_in_tiles(x, whole, most)
         kept: Tensor = _Kept.apply(x)
         found: Tensor = _Tiled.apply(kept, kept.grad_fn, whole, most, weights, *weights)
         return found
@@ -51,7 +51,7 @@ def _in_tiles(mlp: nn.Module, most: int) -> Layer:
     return forward
 
 
-def _computed(x: Tensor, whole: Layer, most: int) -> Tensor:
+def _output_in_tiles(x: Tensor, whole: Layer, most: int) -> Tensor:
     """`whole` of x (..., H), tile by tile."""
     tokens = x.flatten(0, -2)
     output: Tensor | None = None
@@ -94,7 +94,7 @@ class _Tiled(torch.autograd.Function):
             ctx.save_for_backward(x)
         kind = x.device.type
         ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-        return _computed(x, whole, most)
+        return _output_in_tiles(x, whole, most)
 
     @staticmethod
     @once_differentiable  # type: ignore[misc,untyped-decorator,unused-ignore]
@@ -120,5 +120,5 @@ class _Tiled(torch.autograd.Function):
                 for total in sums:
                     total.add_(found.pop(0))
         by_weights = [total.to(w.dtype) for total, w in zip(sums, weights, strict=True)]
-        whole_x = None if by_x is None else by_x.view_as(x)
-        return (whole_x, None, None, None, None, *by_weights)
+        gradient_of_x = None if by_x is None else by_x.view_as(x)
+        return (gradient_of_x, None, None, None, None, *by_weights)
