@@ -41,7 +41,8 @@ ROUNDED = {"bf16-sr": (2, True, False), "bf16-sr-summed": (2, True, True)}
 
 def structures() -> dict[str, Architecture]:
     """An architecture of each structure that the catalog's families can have: with shared keys and without, parallel
-    blocks also one after the other, and shares of experts with and without their sum as a divisor."""
+    blocks also one after the other, shares of experts with and without their sum as a divisor, and GLM-4 with and without
+    biases."""
     found = {}
     for entry in catalog.models().values():
         a = entry.architecture
@@ -50,13 +51,15 @@ def structures() -> dict[str, Architecture]:
         grouped = (1,) if a.family in ("gpt2", "gpt_neox") else (1, 2)
         parallels = {a.parallel_residual, False}
         normalized = {a.experts > 0, False}
-        for groups, parallel, divided in product(grouped, parallels, normalized):
+        biased = {a.projection_biases, a.projection_biases and a.family != "glm"}
+        for groups, parallel, divided, biases in product(grouped, parallels, normalized, biased):
             one = msgspec.structs.replace(
                 a,
                 heads=2,
                 kv_heads=2 // groups,
                 parallel_residual=parallel,
                 normalized_shares=divided,
+                projection_biases=biases,
             )
             found[structure(one)] = one
     return found

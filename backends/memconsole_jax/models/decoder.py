@@ -30,7 +30,7 @@ from memconsole_jax.models.balance import balancing, current_weight
 from memconsole_jax.models.blocks import BlockRunning, assembled, run_blocks, stacked
 from memconsole_jax.models.experts import Experts
 from memconsole_jax.models.layers import MLP, Embedding, Identity, Linear, Norm
-from memconsole_jax.models.rotary import Rotation, all_rotations, restarted, rotate
+from memconsole_jax.models.rotary import Rotation, all_rotations, restarted, rotate_both
 
 
 class Attention(nnx.Module):
@@ -61,7 +61,7 @@ class Attention(nnx.Module):
         if not self.joint_norm:
             q, k = self.normalize(q, k)
         if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+            q, k = rotate_both(q, k, rotation)
         return q, k, v
 
     def normalize(self, q: Array, k: Array) -> tuple[Array, Array]:
@@ -256,11 +256,12 @@ def build_norm(a: Architecture, size: int, *, of_heads: bool = False, divisor: f
 
 
 def layer_flags(a: Architecture) -> Array | None:
-    """Flags (L,) of the layers with a sliding window, or of those that do not rotate; None if all layers are alike."""
+    """Flags (L,) of the layers with a sliding window, or of those that do not rotate if there is no window; None if no layer
+    has one."""
     if not a.mixes_layers:
         return None
     flags = [
-        a.is_local(layer) or (a.positions == "rope" and not a.is_rotated(layer))
+        a.is_local(layer) if a.sliding_window is not None else not a.is_rotated(layer)
         for layer in range(a.layers)
     ]
     return jnp.array(flags) if any(flags) else None
@@ -277,5 +278,6 @@ def rotation_and_window(
         window = jnp.where(flag, a.sliding_window, length)
     if rotations is None:
         return None, window
-    (cos, sin), (other_cos, other_sin) = rotations
-    return (jnp.where(flag, other_cos, cos), jnp.where(flag, other_sin, sin)), window
+    usual, others = rotations
+    chosen = (jnp.where(flag, other, one) for one, other in zip(usual, others, strict=True))
+    return tuple(chosen), window

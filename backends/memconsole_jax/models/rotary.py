@@ -8,8 +8,9 @@ from jax import Array, lax
 
 from memconsole.plan.models.architecture import Architecture
 
-Rotation = tuple[Array, Array]
-"""Cosines and sines (T, R), or (B, T, R), of the R elements of a head that rotate, float32."""
+Rotation = tuple[Array, ...]
+"""Cosines and sines (T, R), or (B, T, R), of the R elements of a head that rotate, float32. Two more follow for queries if
+these are multiplied (`RopeScaling.query_beta`)."""
 
 
 def restarted(documents: Array) -> Array:
@@ -19,9 +20,14 @@ def restarted(documents: Array) -> Array:
     return index - lax.cummax(index * begins, axis=1)
 
 
+def rotate_both(q: Array, k: Array, rotation: Rotation) -> tuple[Array, Array]:
+    """Queries and keys (B, T, heads, D) rotated, and queries multiplied if the rotation does so."""
+    return rotate(q, rotation[-2:]), rotate(k, rotation[:2])
+
+
 def rotate(x: Array, rotation: Rotation) -> Array:
-    """Rotary embedding (Su et al. 2021) of x (B, T, heads, D): of its first R elements, pairing element i with
-    i + R/2."""
+    """Rotary embedding (Su et al. 2021) of x (B, T, heads, D) by the cosines and sines `rotation`: of its first R elements,
+    pairing element i with i + R/2."""
     cos, sin = (table[..., None, :] for table in rotation)  # (T, 1, R)
     size = cos.shape[-1]
     y = x[..., :size].astype(jnp.float32)
@@ -35,13 +41,12 @@ def all_rotations(a: Architecture, positions: Array, length: int | Array) -> lis
     without RoPE. Rows have `length` tokens, a number or an array ()."""
     if a.positions != "rope":
         return None
-    found = [_rotation(a, positions, length, local=False)]
+    usual = _rotation(a, positions, length, local=False)
+    unrotated = (jnp.ones_like(usual[0]), jnp.zeros_like(usual[0]))
     if a.sliding_window is not None:
-        found.append(_rotation(a, positions, length, local=True))
-    elif a.mixes_layers:
-        cos, sin = found[0]
-        found.append((jnp.ones_like(cos), jnp.zeros_like(sin)))
-    return found
+        local = _rotation(a, positions, length, local=True)
+        return [unrotated if a.unrotated_every else usual, local]
+    return [usual, unrotated] if a.mixes_layers else [usual]
 
 
 def _rotation(a: Architecture, positions: Array, length: int | Array, *, local: bool) -> Rotation:
@@ -51,4 +56,9 @@ def _rotation(a: Architecture, positions: Array, length: int | Array, *, local: 
     angles = positions.astype(jnp.float32)[..., None] * turns  # (T, R/2)
     angles = jnp.concatenate([angles, angles], axis=-1)  # (T, R)
     factor = a.rotation_factor(local=local)
-    return jnp.cos(angles) * factor, jnp.sin(angles) * factor
+    keys = jnp.cos(angles) * factor, jnp.sin(angles) * factor
+    longest = length if isinstance(length, int) else a.max_positions
+    if a.rope_scaling is None or not a.scales_queries(longest, local=local):
+        return keys
+    growth = jnp.log1p(jnp.floor(positions / original))[..., None]
+    return (*keys, *(table * (1 + a.rope_scaling.query_beta * growth) for table in keys))

@@ -31,7 +31,7 @@ from memconsole_torch.models.packing import (
     document_positions,
     document_rotations,
 )
-from memconsole_torch.models.rotary import Rotation, rotate, rotation_of
+from memconsole_torch.models.rotary import Rotation, rotate_both, rotation_of
 from memconsole_torch.models.table import table
 
 flash_on_cuda = True
@@ -217,7 +217,7 @@ class Attention(nn.Module):
         q, k = q.transpose(1, 2), k.transpose(1, 2)  # (B, A, T, D), (B, K, T, D)
         v = self.value(x).view(heads).transpose(1, 2)  # (B, K, T, D)
         if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+            q, k = rotate_both(q, k, rotation)
         return q, k, v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -117,9 +117,8 @@ def _part(rotation: Rotation | None, start: int, length: int) -> Rotation | None
     """The rotation of `length` positions from `start` on. Padding after the last position is rotated like it."""
     if rotation is None:
         return None
-    cos, sin = rotation
-    index = torch.arange(start, start + length).clamp(max=len(cos) - 1)
-    return cos[index], sin[index]
+    index = torch.arange(start, start + length).clamp(max=len(rotation[0]) - 1)
+    return tuple(table[index] for table in rotation)
 
 
 def choose(logits: NDArray[np.float32], sampling: Sampling, random: np.random.Generator) -> int:

@@ -71,5 +71,4 @@ def _mask(documents: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
 
 def _at(rotation: Rotation, positions: Tensor) -> Rotation:
     """The rotation (B, 1, T, R / 2) of `positions` (B, T)."""
-    cos, sin = (table[positions][:, None] for table in rotation)
-    return cos, sin
+    return tuple(table[positions][:, None] for table in rotation)

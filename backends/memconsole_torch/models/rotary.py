@@ -13,9 +13,9 @@ from torch import Tensor
 
 from memconsole.plan.models.architecture import Architecture
 
-Rotation = tuple[Tensor, Tensor]
+Rotation = tuple[Tensor, ...]
 """Cosines and sines of the angles of every position, fp32 (T, R / 2) each. They are (B, 1, T, R / 2) if positions start
-again with every document of a row."""
+again with every document of a row. Two more follow for queries if these are multiplied (`RopeScaling.query_beta`)."""
 
 
 def rotation_of(
@@ -32,12 +32,22 @@ def rotation_of(
     angles = torch.outer(positions, frequencies)  # (T, R / 2)
     cos, sin = angles.cos(), angles.sin()
     factor = a.rotation_factor(local=local)
-    return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
+    keys = (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
+    if a.rope_scaling is None or not a.scales_queries(length, local=local):
+        return keys
+    growth = (positions / a.rope_scaling.original_positions).floor().log1p()
+    by = 1 + a.rope_scaling.query_beta * growth[:, None]  # (T, 1)
+    return (*keys, *(table * by for table in keys))
+
+
+def rotate_both(q: Tensor, k: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+    """Rotate queries (B, A, T, D) and keys (B, K, T, D), and multiply queries if the rotation does so."""
+    return rotate(q, rotation[-2:]), rotate(k, rotation[:2])
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate the first R elements of each head of x (B, A, T, D) by the angles of their positions. Element i is paired with
-    element i + R / 2. The other elements stay as they are."""
+    """Rotate the first R elements of each head of x (B, A, T, D) by the angles of their positions, whose cosines and sines
+    are `rotation`. Element i is paired with element i + R / 2. The other elements stay as they are."""
     if torch.compiler.is_compiling():
         # The compiler gives new tensors a dense layout, and attention's output the layout of its queries. If x is rotated
         # as (B, T, A, D), the output projection reads attention's output without a copy.

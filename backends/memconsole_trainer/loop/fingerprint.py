@@ -31,6 +31,7 @@ def fingerprint(
 
 _ADDED_FIELDS: dict[str, Any] = {
     "rotary_size": None,
+    "scaled_local_layers": False,
     "unrotated_every": 0,
     "joint_query_key_norm": False,
     "pre_norms": True,
@@ -47,6 +48,7 @@ _ADDED_FIELDS: dict[str, Any] = {
     "attention_factor": 1.0,
     "short_factors": (),
     "long_factors": (),
+    "query_beta": 0.0,
     "absent": (),
 }
 """Fields of models that fingerprints leave out at these values, as older checkpoints do, which know no such fields."""

@@ -13,6 +13,7 @@ from memconsole.plan import catalog
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.recommender import ITEMS_JSON, Recommender
 from memconsole.plan.models.regressor import Regressor
+from memconsole.plan.models.rotary import RopeScaling
 from memconsole.plan.plan import PlanError
 from memconsole.plan.tasks import task_of_model
 from memconsole_trainer.data.sources.documents import DataError
@@ -71,12 +72,15 @@ def export_model(trained_model: TrainedModel, out: Path, dtype: str | None = Non
 
 
 def rotation_of(a: Architecture, length: int) -> dict[str, Any]:
-    """Radians per token of each pair that rotates, and the factor of its cosine and sine, in rows of `length` items:
-    in most layers, and in those with a sliding window."""
+    """Radians per token of each pair that rotates, the factor of its cosine and sine, and by how much queries grow, in rows of
+    `length` items: in most layers, and in those with a sliding window."""
+    scaling = a.rope_scaling or RopeScaling()
     return {
         name: {
             "angles": list(a.angles(length, local=local)),
             "factor": a.rotation_factor(local=local),
+            "query_beta": scaling.query_beta if a.scales_queries(length, local=local) else 0.0,
+            "original_positions": scaling.original_positions,
         }
         for name, local in (("global", False), ("local", True))
     }

@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.layernorm_families import TANH_GELU
 from memconsole.plan.models.rotary import longrope_attention_factor
 
-_OWN_TOKENS = ("phi3", "smollm3", "olmo2", "olmo3", "olmoe", "mixtral")
+_OWN_TOKENS = (
+    "phi3", "smollm3", "ministral3", "olmo2", "olmo3", "olmoe", "mixtral", "exaone4", "ernie4_5", "seed_oss", "glm", "glm4",
+)  # fmt: skip
 """Kinds whose default special tokens are those of their own vocabularies."""
 CLASSES = {
     "gpt2": "GPT2LMHeadModel",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
@@ -24,7 +28,13 @@ CLASSES = {
     "granitemoe": "GraniteMoeForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "olmo3": "Olmo3ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
+    "glm": "GlmForCausalLM",
+    "glm4": "Glm4ForCausalLM",
     "gpt_neox": "GPTNeoXForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
@@ -42,6 +52,8 @@ def config(a: Architecture) -> dict[str, Any]:
     rope = _rope_fields(a)
     if a.family == "gpt_neox":
         return _described("gpt_neox", a, **_gpt_neox(a), **rope)
+    if a.family == "starcoder2":
+        return _described("starcoder2", a, **_starcoder2(a), **rope)
     if a.family == "gemma":
         return _described("gemma", a, **shape, **rope, hidden_activation="gelu_pytorch_tanh")
     if a.family == "gemma2":
@@ -49,7 +61,7 @@ def config(a: Architecture) -> dict[str, Any]:
     kind, more = _llama_like(a)
     if kind in _OWN_TOKENS:
         more |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    return _described(kind, a, **shape, **rope, **more, hidden_act="silu")
+    return _described(kind, a, **(shape | rope | more), hidden_act="silu")
 
 
 def _gpt2(a: Architecture) -> dict[str, Any]:
@@ -124,10 +136,19 @@ def _llama_like(a: Architecture) -> tuple[str, dict[str, Any]]:
         }
     if a.experts:
         return _experts(a)
+    if a.family == "glm":
+        more = {"attention_bias": a.projection_biases, **_rotated_share(a)}
+        return "glm4" if a.post_norms else "glm", more
+    if a.family == "ernie4_5":
+        return "ernie4_5", {"use_bias": False}
+    if a.family == "seed_oss":
+        more = {"attention_bias": a.projection_biases, "attention_out_bias": False}
+        return "seed_oss", more | {"residual_dropout": 0.0}
+    windows = {"sliding_window": a.sliding_window, "layer_types": _layer_types(a)}
     if _is_olmo3(a):
-        return "olmo3", {"sliding_window": a.sliding_window, "layer_types": _layer_types(a)}
+        return "olmo3", windows
     if not a.pre_norms:
-        return "olmo2", {}
+        return ("olmo2", {}) if a.joint_query_key_norm else ("exaone4", windows)
     if a.query_key_norm:
         return "qwen3", {}
     if a.projection_biases:
@@ -137,6 +158,8 @@ def _llama_like(a: Architecture) -> tuple[str, dict[str, Any]]:
         return "smollm3", {"no_rope_layers": rotated}
     if a.family == "phi3":
         return "phi3", {"sliding_window": a.sliding_window, **_phi3(a)}
+    if a.family == "ministral3":
+        return "ministral3", {"sliding_window": a.sliding_window}
     if a.sliding_window is not None:
         return "mistral", {"sliding_window": a.sliding_window}
     return "llama", {}
@@ -144,7 +167,7 @@ def _llama_like(a: Architecture) -> tuple[str, dict[str, Any]]:
 
 def _is_olmo3(a: Architecture) -> bool:
     """Whether it is OLMo 3: OLMo 2 with sliding windows."""
-    alike = a.attention_scale is None and not a.experts
+    alike = a.attention_scale is None and not a.experts and a.joint_query_key_norm
     return alike and not a.pre_norms and a.sliding_window is not None
 
 
@@ -183,14 +206,33 @@ def _gpt_neox(a: Architecture) -> dict[str, Any]:
     }
 
 
+def _starcoder2(a: Architecture) -> dict[str, Any]:
+    return {
+        "hidden_size": a.hidden_size,
+        "num_hidden_layers": a.layers,
+        "num_attention_heads": a.heads,
+        "num_key_value_heads": a.kv_heads,
+        "head_dim": a.head_size,
+        "intermediate_size": a.intermediate_size,
+        "max_position_embeddings": a.max_positions,
+        "hidden_act": "gelu" if a.activation == "gelu" else TANH_GELU[1],
+        "norm_epsilon": a.norm_eps,
+        "use_bias": True,
+        "sliding_window": a.sliding_window,
+        **dict.fromkeys(("attention_dropout", "residual_dropout", "embedding_dropout"), 0.0),
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+    }
+
+
 def _phi3(a: Architecture) -> dict[str, Any]:
     """What Phi-3 says of its rotary positions beside their scaling."""
     scaling = a.rope_scaling
     original = a.max_positions if scaling is None else scaling.original_positions
-    return {
-        "partial_rotary_factor": a.rotated_size / a.head_size,
-        "original_max_position_embeddings": original,
-    }
+    return {**_rotated_share(a), "original_max_position_embeddings": original}
+
+
+def _rotated_share(a: Architecture) -> dict[str, Any]:
+    return {"partial_rotary_factor": a.rotated_size / a.head_size}
 
 
 def _described(kind: str, a: Architecture, **rest: Any) -> dict[str, Any]:
@@ -215,8 +257,8 @@ def _by_layer_type(a: Architecture) -> dict[str, Any]:
 def _rope_fields(a: Architecture) -> dict[str, Any]:
     """The rotary positions, as transformers 5 spells them (`rope_parameters`) and as transformers 4 does."""
     parameters = {**_rope(a), "rope_theta": a.rope_theta}
-    if a.family in ("phi3", "gpt_neox"):
-        parameters["partial_rotary_factor"] = a.rotated_size / a.head_size
+    if a.family in ("phi3", "glm", "gpt_neox"):
+        parameters |= _rotated_share(a)
     if _is_olmo3(a):
         parameters = _by_layer_type(a)
     fields: dict[str, Any] = {"rope_theta": a.rope_theta, "rope_parameters": parameters}
@@ -249,6 +291,7 @@ def _rope(a: Architecture) -> dict[str, Any]:
             "beta_slow": s.beta_slow,
             "truncate": s.truncate,
             "attention_factor": s.attention_factor,
+            **({"llama_4_scaling_beta": s.query_beta} if a.family == "ministral3" else {}),
             **original,
         }
     factors = {"short_factor": list(s.short_factors), "long_factor": list(s.long_factors)}

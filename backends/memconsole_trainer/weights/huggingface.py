@@ -154,7 +154,7 @@ def exported(
         parts = fused.setdefault(stored.name, [])
         parts.append((stored, source.tensor(parameter.name)))
         if len(parts) == stored.parts:
-            joined = stored.parts > 1 or stored.stacked
+            joined = stored.parts > 1 or stored.stacked or stored.head
             whole = assemble(parts) if joined else parts[0][1]
             yield stored.name, np.ascontiguousarray(whole.T if stored.transpose else whole)
             del fused[stored.name]

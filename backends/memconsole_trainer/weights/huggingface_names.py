@@ -29,6 +29,11 @@ class StoredParameter:
     total: int | None = None
     alternating: int = 0
     """Rows of a part after which those of the next one follow; 0 if all rows of a part are together."""
+    head: int = 0
+    """Rows of each head of queries or keys whose rotated pairs are neighbours in the stored tensor, where this project pairs
+    element i with i + rotated/2; 0 if pairs are stored as here."""
+    rotated: int = 0
+    """The first rows of each such head, which rotate."""
     experts: int = 0
     """If not 0, each expert's rows are a tensor of their own, called `name` with the expert's number in place of `{}`."""
     stacked: int = 0
@@ -48,6 +53,10 @@ class StoredParameter:
         if self.alternating:
             groups = np.arange(self.rows(own)).reshape(-1, self.parts, self.alternating)
             return groups[:, self.part].reshape(-1)
+        if self.head:
+            pairs, rest = np.arange(self.rotated), np.arange(self.rotated, self.head)
+            of_a_head = np.concatenate([pairs[::2], pairs[1::2], rest])
+            return (np.arange(0, own, self.head)[:, None] + of_a_head).reshape(-1)
         first = self.part * own if self.first is None else self.first
         return slice(first, first + own)
 
@@ -89,6 +98,13 @@ _POST_NORMED_LAYER = _LLAMA_LAYER | {
     "mlp_norm": "pre_feedforward_layernorm",
     "mlp_post_norm": "post_feedforward_layernorm",
 }
+_GLM_LAYER = _LLAMA_LAYER | {
+    "attention_post_norm": "post_self_attn_layernorm",
+    "mlp_post_norm": "post_mlp_layernorm",
+}
+_STARCODER2_LAYER = _LLAMA_LAYER | {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}
+_LAYER = {"glm": _GLM_LAYER, "starcoder2": _STARCODER2_LAYER}
+"""The modules of a layer of families that have names of their own."""
 _EXPERTS = {
     "mlp.router": "mlp.gate",
     "mlp.gate": "mlp.experts.{}.gate_proj",
@@ -126,8 +142,13 @@ _QKV, _GATE_UP = (
     ("self_attn.qkv_proj", ("attention.query", "attention.key", "attention.value")),
     ("mlp.gate_up_proj", ("mlp.gate", "mlp.up")),
 )
-_PHI3_JOINED = {name: joined for joined in (_QKV, _GATE_UP) for name in joined[1]}
-"""The stored module of each joined matrix, with the matrices that it contains, in the order of their rows."""
+_JOINED: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
+    "phi3": {name: joined for joined in (_QKV, _GATE_UP) for name in joined[1]},
+    "glm": dict.fromkeys(_GATE_UP[1], _GATE_UP),
+}
+"""By family: the stored module of each joined matrix, with the matrices that it contains, in the order of their rows."""
+_NEIGHBOURS = ("glm", "ernie4_5")
+"""Families that rotate pairs of neighbouring elements of queries and keys."""
 _TOP = {"gpt2": _GPT2_TOP, "gpt_neox": _NEOX_TOP}
 
 
@@ -163,20 +184,25 @@ def stored_as(parameter: Parameter, architecture: Architecture) -> StoredParamet
         name = f"gpt_neox.layers.{parameter.layer}.{_NEOX_LAYER[inner]}.{kind}"
         by_head = architecture.head_size if parts > 1 else 0
         return StoredParameter(name, part=part, parts=parts, alternating=by_head)
-    if family == "phi3" and inner in _PHI3_JOINED:
-        return _phi3_matrix(parameter.layer, inner, kind, architecture)
-    table = _POST_NORMED_LAYER if architecture.post_norms else _LLAMA_LAYER
+    if inner in _JOINED.get(family, ()):
+        return _joined_matrix(parameter.layer, inner, kind, architecture)
+    usual = _POST_NORMED_LAYER if architecture.post_norms else _LLAMA_LAYER
+    table = _LAYER.get(family, usual)
     if family == "granite_moe" and inner in _GRANITE_EXPERTS:
         return _granite_experts(parameter, _GRANITE_EXPERTS[inner], architecture)
     if architecture.experts:
         table = table | (_MIXTRAL_EXPERTS if family == "mixtral" else _EXPERTS)
+    name = f"model.layers.{parameter.layer}.{table[inner]}.{kind}"
+    if family in _NEIGHBOURS and inner in ("attention.query", "attention.key"):
+        a = architecture
+        return StoredParameter(name, head=a.head_size, rotated=a.rotated_size)
     each = architecture.experts if parameter.role == "experts" else 0
-    return StoredParameter(f"model.layers.{parameter.layer}.{table[inner]}.{kind}", experts=each)
+    return StoredParameter(name, experts=each)
 
 
-def _phi3_matrix(layer: int, inner: str, kind: str, a: Architecture) -> StoredParameter:
-    """How Phi-3 stores a matrix: in one tensor with others of the same inputs, its rows below theirs."""
-    module, names = _PHI3_JOINED[inner]
+def _joined_matrix(layer: int, inner: str, kind: str, a: Architecture) -> StoredParameter:
+    """How Phi-3 and GLM-4 store a matrix: in one tensor with others of the same inputs, its rows below theirs."""
+    module, names = _JOINED[a.family][inner]
     widths = {"attention.query": a.query_width, "attention.key": a.key_width,
               "attention.value": a.key_width}  # fmt: skip
     sizes = [widths.get(name, a.intermediate_size) for name in names]

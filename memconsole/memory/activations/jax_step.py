@@ -266,7 +266,9 @@ def _rotations(step: StepSizes, tokens: int) -> int:
     a = step.architecture
     if a.positions != "rope" or not step.plan.data.isolate_documents:
         return 0
-    return 8 * a.rotated_size * tokens * (2 if a.mixes_layers else 1)
+    kinds = 2 if a.mixes_layers else 1
+    kinds += a.scales_queries(step.sequence, local=False)
+    return 8 * a.rotated_size * tokens * kinds
 
 
 def _own_rotations(step: StepSizes) -> int:

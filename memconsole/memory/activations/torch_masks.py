@@ -22,7 +22,7 @@ def tables_of(step: StepSizes, tokens: int) -> tuple[int, int]:
     a, length = step.architecture, step.sequence
     local, wide = a.local_layers, a.layers - a.local_layers
     cut = a.windowed(length)
-    rope = 4 * a.rotated_size
+    rope = 4 * a.rotated_size * (2 if a.scales_queries(length, local=False) else 1)
     if step.plan.data.isolate_documents:
         mask = step.compute * tokens * length * (2 if cut and local and wide else 1)
         tables = rope * tokens * ((local > 0) + (wide > 0))

@@ -1,7 +1,8 @@
 """The decoder description that both backends build from, and the parameters it implies.
 
-One `Architecture` covers GPT-2, Llama (with Mistral, Qwen 2 and 3, SmolLM2 and 3, Granite 3, OLMo 2 and 3), Phi-3 and 4,
-Gemma (1, 2 and 3), GPT-NeoX (Pythia), and mixtures of experts (Mixtral, Qwen3 MoE, OLMoE, Granite MoE).
+One `Architecture` covers GPT-2, Llama (with Mistral, Ministral 3, Qwen 2 and 3, SmolLM2 and 3, Granite 3, OLMo 2 and 3, EXAONE 4,
+ERNIE 4.5, Seed-OSS), Phi-3 and 4, Gemma (1, 2 and 3), GLM-4, GPT-NeoX (Pythia), StarCoder2, and mixtures of experts
+(Mixtral, Qwen3 MoE, OLMoE, Granite MoE).
 `parameters()` lists every weight once, with canonical name, shape and initial scale. Counting, pricing, initializing,
 loading and both backends' modules all read that list, so they cannot disagree.
 Matrices are stored `(out, in)` and used as ``x @ W.T``.
@@ -20,7 +21,20 @@ from memconsole.plan.models.model import Parameter
 from memconsole.plan.models.rotary import RopeScaling
 
 Family = Literal[
-    "gpt2", "llama", "phi3", "gemma", "gemma2", "gemma3", "gpt_neox", "mixtral", "granite_moe"
+    "gpt2",
+    "llama",
+    "phi3",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "glm",
+    "ernie4_5",
+    "seed_oss",
+    "ministral3",
+    "gpt_neox",
+    "starcoder2",
+    "mixtral",
+    "granite_moe",
 ]
 Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu", "gelu_tanh", "silu"]
@@ -56,19 +70,22 @@ class Architecture(
     normalized_shares: bool = False
     """Whether the shares of a token's picked experts are divided by their sum (Mixtral, Qwen3 MoE, Granite MoE)."""
     biases: bool = False
-    """Bias on every projection and norm (GPT-2, GPT-NeoX)."""
+    """Bias on every projection and norm (GPT-2, GPT-NeoX, StarCoder2)."""
     projection_biases: bool = False
-    """Bias on queries, keys and values alone (Qwen 2)."""
+    """Bias on queries, keys and values alone (Qwen 2, Seed-OSS)."""
     positions: Positions = "rope"
     rope_theta: float = 10_000.0
     rope_local_theta: float = 10_000.0
     """Base for sliding-window layers (Gemma 3, OLMo 3)."""
     rope_scaling: RopeScaling | None = None
-    """Applies to full-attention layers only."""
+    scaled_local_layers: bool = False
+    """Whether `rope_scaling` applies to sliding-window layers, too (Mistral, EXAONE 4), or to the others alone (Gemma 3,
+    OLMo 3)."""
     rotary_size: int | None = None
-    """Elements of each head that rotate, from its first one on (Phi-4-mini, GPT-NeoX); None: all."""
+    """Elements of each head that rotate, from its first one on (Phi-4-mini, GLM-4, GPT-NeoX); None: all."""
     unrotated_every: int = 0
-    """Every n-th layer has no rotary positions (SmolLM3: 4). 0: every layer has."""
+    """Every n-th layer has no rotary positions (SmolLM3: 4). 0: every layer has. If there is a sliding window, these are
+    the layers without it (EXAONE 4)."""
     tied_embeddings: bool = True
     scale_embeddings: bool = False
     """Gemma multiplies embeddings by sqrt(hidden_size)."""
@@ -79,13 +96,13 @@ class Architecture(
     logits_scaling: float = 1.0
     """Divides the logits (Granite)."""
     query_key_norm: bool = False
-    """RMS norm over head_size on queries and keys before rotation (Qwen3, Gemma 3)."""
+    """RMS norm over head_size on queries and keys before rotation (Qwen3, Gemma 3, EXAONE 4)."""
     joint_query_key_norm: bool = False
     """This norm is over all heads together (OLMo 2)."""
     pre_norms: bool = True
-    """A norm before attention and before the MLP; OLMo 2 has none."""
+    """A norm before attention and before the MLP; OLMo 2 and EXAONE 4 have none."""
     post_norms: bool = False
-    """A norm after attention and after the MLP, before each residual sum (Gemma 2 and 3, OLMo 2)."""
+    """A norm after attention and after the MLP, before each residual sum (Gemma 2 and 3, OLMo 2, EXAONE 4, GLM-4-0414)."""
     parallel_residual: bool = False
     """The MLP reads the same input as attention, and both outputs are added to it (GPT-NeoX)."""
     attention_scale: float | None = None
@@ -137,9 +154,10 @@ class Architecture(
 
     def angles(self, length: int, *, local: bool) -> tuple[float, ...]:
         """Radians per token of each rotated pair in rows of `length` tokens, for global or local layers."""
-        if local:
+        if local and not self.scaled_local_layers:
             return rotary.angles(self.rotated_size, self.rope_local_theta)
-        return rotary.angles(self.rotated_size, self.rope_theta, self.rope_scaling, length)
+        theta = self.rope_local_theta if local else self.rope_theta
+        return rotary.angles(self.rotated_size, theta, self.rope_scaling, length)
 
     def longest_with_same_angles(self, known: int, length: int) -> int:
         """The most tokens, up to `length`, that a row may have with the angles of a row of `known` tokens."""
@@ -150,8 +168,16 @@ class Architecture(
 
     def rotation_factor(self, *, local: bool) -> float:
         """Multiplies the cosines and sines of global or local layers."""
-        plain = local or self.rope_scaling is None
-        return 1.0 if plain or self.rope_scaling is None else self.rope_scaling.attention_factor
+        if self.rope_scaling is None or (local and not self.scaled_local_layers):
+            return 1.0
+        return self.rope_scaling.attention_factor
+
+    def scales_queries(self, length: int, *, local: bool) -> bool:
+        """Whether rows of `length` tokens have queries that are multiplied (`RopeScaling.query_beta`)."""
+        scaling = self.rope_scaling
+        if scaling is None or (local and not self.scaled_local_layers):
+            return False
+        return scaling.query_beta > 0 and length > scaling.original_positions
 
     @property
     def biases_projections(self) -> bool:

@@ -50,6 +50,10 @@ class Config:
             raise refusal(self.where, key, value, "a number > 0")
         return float(value)
 
+    def amount(self, key: str) -> float:
+        """A finite number of at least zero; 0 if missing."""
+        return 0.0 if self._values.get(key) in (None, 0) else self.number(key)
+
     def flag(self, key: str, default: bool) -> bool:
         value = self._values.get(key)
         if value is None:

@@ -17,14 +17,19 @@ from memconsole import regular_file
 from memconsole.once_per_version import once_per_version
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.config_reader import Config, refusal
-from memconsole.plan.models.layernorm_families import gpt2, gpt_neox
+from memconsole.plan.models.layernorm_families import gpt2, gpt_neox, starcoder2
 from memconsole.plan.models.rmsnorm_families import (
+    ernie4_5,
+    exaone4,
     gemma,
     gemma2,
     gemma3,
+    glm,
+    glm4,
     granite,
     granite_moe,
     llama,
+    ministral3,
     mistral,
     mixtral,
     olmo2,
@@ -34,6 +39,7 @@ from memconsole.plan.models.rmsnorm_families import (
     qwen2,
     qwen3,
     qwen3_moe,
+    seed_oss,
     smollm3,
 )
 from memconsole.plan.plan import PlanError, quote
@@ -42,7 +48,9 @@ CONFIG_BYTES = 16 << 20
 """A larger file is no config.json."""
 _SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False, None),
+    "attention_out_bias": (False, None),
     "mlp_bias": (False, None),
+    "use_bias": (False, None),
     "quantization_config": (None,),
     "final_logit_softcapping": (None,),
     "attn_logit_softcapping": (None,),
@@ -70,7 +78,9 @@ _SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
 """Keys that change the computation, with the only values the decoder implements."""
 _IMPLEMENTED = {
     "gemma2": ("final_logit_softcapping", "attn_logit_softcapping"),
-    "gpt_neox": ("attention_bias", "partial_rotary_factor"),
+    **dict.fromkeys(("glm", "glm4", "gpt_neox"), ("attention_bias", "partial_rotary_factor")),
+    "seed_oss": ("attention_bias",),
+    "starcoder2": ("use_bias",),
     **dict.fromkeys(
         ("mixtral", "olmoe", "qwen3_moe", "granitemoe"), ("num_experts", "num_local_experts")
     ),
@@ -94,6 +104,7 @@ _FAMILIES = {
     "gpt2": gpt2,
     "llama": llama,
     "mistral": mistral,
+    "ministral3": ministral3,
     "phi3": phi3,
     "qwen2": qwen2,
     "qwen3": qwen3,
@@ -105,7 +116,13 @@ _FAMILIES = {
     "granitemoe": granite_moe,
     "olmo2": olmo2,
     "olmo3": olmo3,
+    "exaone4": exaone4,
+    "ernie4_5": ernie4_5,
+    "seed_oss": seed_oss,
+    "glm": glm,
+    "glm4": glm4,
     "gpt_neox": gpt_neox,
+    "starcoder2": starcoder2,
     "gemma": gemma,
     "gemma2": gemma2,
     "gemma3_text": gemma3,

@@ -1,10 +1,10 @@
-"""Reads config.json of the families with layer norms and biases: GPT-2 and GPT-NeoX."""
+"""Reads config.json of the families with layer norms and biases: GPT-2, GPT-NeoX and StarCoder2."""
 
 from __future__ import annotations
 
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.config_reader import Config, refusal
-from memconsole.plan.models.rotary_config import rope, rotary_size
+from memconsole.plan.models.rotary_config import all_local, rope, rotary_size
 
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
 """Names of the tanh approximation of GELU."""
@@ -70,3 +70,37 @@ def gpt_neox(c: Config) -> Architecture:
         tied_embeddings=c.flag("tie_word_embeddings", False),
         initializer_range=c.number("initializer_range", 0.02),
     )
+
+
+def starcoder2(c: Config) -> Architecture:
+    """StarCoder2: rotary positions, shared keys and values, and an MLP without a gate."""
+    hidden, heads = c.size("hidden_size", 3072), c.size("num_attention_heads", 24)
+    activation = c.text("hidden_act", TANH_GELU[1])
+    allowed = ("gelu", *TANH_GELU)
+    if activation not in allowed:
+        raise refusal(c.where, "hidden_act", activation, " or ".join(allowed))
+    if not c.flag("use_bias", True):
+        raise refusal(c.where, "use_bias", False, "true: anything else is not supported")
+    theta, scaling = rope(c, "full_attention", 10_000.0)
+    head_size = None if not c.missing("head_dim") else c.quotient("hidden_size", hidden, heads)
+    decoder = Architecture(
+        family="starcoder2",
+        vocab_size=c.size("vocab_size", 49_152),
+        hidden_size=hidden,
+        layers=c.size("num_hidden_layers", 30),
+        heads=heads,
+        kv_heads=c.size("num_key_value_heads", 2),
+        head_size=c.size("head_dim", head_size),
+        intermediate_size=c.size("intermediate_size", 12_288),
+        max_positions=c.size("max_position_embeddings", 4096),
+        norm="layernorm",
+        norm_eps=c.number("norm_epsilon", 1e-5),
+        activation="gelu" if activation == "gelu" else "gelu_tanh",
+        gated_mlp=False,
+        biases=True,
+        rope_theta=theta,
+        rope_scaling=scaling,
+        tied_embeddings=c.flag("tie_word_embeddings", True),
+        initializer_range=c.number("initializer_range", 0.018042),
+    )
+    return decoder if c.missing("sliding_window") else all_local(decoder, c.size("sliding_window"))

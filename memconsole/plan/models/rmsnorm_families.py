@@ -9,7 +9,7 @@ import msgspec
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.config_reader import Config, refusal
 from memconsole.plan.models.layernorm_families import TANH_GELU
-from memconsole.plan.models.rotary_config import rope, rotary_size
+from memconsole.plan.models.rotary_config import all_local, rope, rotary_size
 
 
 def _rms_decoder(
@@ -55,6 +55,14 @@ def llama(c: Config, default_theta: float = 10_000.0, **differences: Any) -> Arc
 
 def mistral(c: Config) -> Architecture:
     return _with_window(c, llama(c, max_positions=131_072))
+
+
+def ministral3(c: Config) -> Architecture:
+    """Ministral 3: a Mistral whose queries grow with their positions after those of pretraining."""
+    if c.missing("rope_parameters") and c.missing("rope_scaling"):
+        raise refusal(c.where, "rope_parameters", None, "the settings of its rotary positions")
+    decoder = llama(c, 1_000_000.0, head_size=128, max_positions=262_144, norm_eps=1e-5)
+    return _with_window(c, msgspec.structs.replace(decoder, family="ministral3"))
 
 
 def phi3(c: Config) -> Architecture:
@@ -110,6 +118,73 @@ def olmo3(c: Config) -> Architecture:
         sliding_window=window,
         global_every=every,
     )
+
+
+def exaone4(c: Config) -> Architecture:
+    """EXAONE 4: an OLMo 3 whose norms of queries and keys are those of each head. If there are layers with a sliding window,
+    the others do not rotate queries and keys."""
+    c.only("hidden_act", "silu", ("silu",))
+    theta, scaling = rope(c, "full_attention", 10_000.0)
+    windows: dict[str, Any] = {}
+    if not c.says_none("sliding_window"):
+        window, every = _window(c, 4)
+        if window is None:
+            expected = "null if no layer has a sliding window"
+            raise refusal(c.where, "sliding_window", c.size("sliding_window", 4096), expected)
+        windows = {
+            "sliding_window": window,
+            "global_every": every,
+            "unrotated_every": every,
+            "rope_local_theta": theta,
+            "scaled_local_layers": scaling is not None,
+        }
+    return _rms_decoder(
+        c,
+        family="llama",
+        query_key_norm=True,
+        pre_norms=False,
+        post_norms=True,
+        norm_eps=1e-5,
+        rope_theta=theta,
+        rope_scaling=scaling,
+        **windows,
+    )
+
+
+def ernie4_5(c: Config) -> Architecture:
+    """ERNIE 4.5: a Llama that rotates pairs of neighbouring elements."""
+    decoder = llama(
+        c, 500_000.0, head_size=128, max_positions=131_072, norm_eps=1e-5, tied_embeddings=True
+    )
+    return msgspec.structs.replace(decoder, family="ernie4_5")
+
+
+def seed_oss(c: Config) -> Architecture:
+    """Seed-OSS: a Qwen 2 whose heads may be wider than their share of the stream."""
+    biases = c.flag("attention_bias", True)
+    decoder = llama(c, head_size=128, max_positions=524_288, projection_biases=biases)
+    return msgspec.structs.replace(decoder, family="seed_oss")
+
+
+def glm(c: Config, **differences: Any) -> Architecture:
+    """GLM-4: a Llama that rotates pairs of neighbouring elements of the first half of each head. Gate and up are one matrix
+    in the file."""
+    biases = c.flag("attention_bias", True)
+    decoder = llama(
+        c,
+        head_size=128,
+        max_positions=131_072,
+        norm_eps=1.5625e-7,
+        projection_biases=biases,
+        **differences,
+    )
+    part = rotary_size(c, decoder.head_size, "partial_rotary_factor", 0.5)
+    return msgspec.structs.replace(decoder, family="glm", rotary_size=part)
+
+
+def glm4(c: Config) -> Architecture:
+    """GLM-4-0414: a GLM-4 with norms after attention and the MLP, too."""
+    return glm(c, post_norms=True)
 
 
 def smollm3(c: Config) -> Architecture:
@@ -175,18 +250,7 @@ def _with_experts(
 def _with_window(c: Config, decoder: Architecture) -> Architecture:
     """`decoder` with a sliding window in every layer, if the file names one that is shorter than the model's rows."""
     window = c.size("sliding_window", decoder.max_positions)
-    if window >= decoder.max_positions:
-        return decoder
-    if decoder.rope_scaling is not None:
-        raise refusal(
-            c.where, "rope_scaling", decoder.rope_scaling.kind, "none beside a sliding window"
-        )
-    return msgspec.structs.replace(
-        decoder,
-        sliding_window=window,
-        global_every=decoder.layers + 1,
-        rope_local_theta=decoder.rope_theta,
-    )
+    return decoder if window >= decoder.max_positions else all_local(decoder, window)
 
 
 def qwen2(c: Config) -> Architecture:
@@ -227,8 +291,6 @@ def gemma(c: Config) -> Architecture:
 def gemma2(c: Config) -> Architecture:
     c.only("hidden_activation", TANH_GELU[1], TANH_GELU)
     theta, scaling = rope(c, "full_attention", 10_000.0)
-    if scaling is not None:
-        raise refusal(c.where, "rope_scaling", scaling.kind, "none beside a sliding window")
     window, every = _window(c, 2)
     return _rms_decoder(
         c,
@@ -240,6 +302,8 @@ def gemma2(c: Config) -> Architecture:
         logit_cap=_cap(c, "final_logit_softcapping", 30.0),
         rope_theta=theta,
         rope_local_theta=theta,
+        rope_scaling=scaling,
+        scaled_local_layers=window is not None and scaling is not None,
         sliding_window=window,
         global_every=every,
         max_positions=8192,
@@ -275,11 +339,12 @@ def gemma3(c: Config) -> Architecture:
 
 
 def _window(c: Config, usual: int) -> tuple[int | None, int]:
-    """(sliding_window, global_every) of Gemma 2 and 3; (None, 1) if every layer is global."""
-    every = c.size("sliding_window_pattern", c.size("_sliding_window_pattern", usual))
+    """(sliding_window, global_every) of Gemma 2 and 3, OLMo 3 and EXAONE 4; (None, 1) if every layer is global."""
     layers = c.size("num_hidden_layers")
     kinds = c.layer_types()
-    if kinds:
+    if not kinds:
+        every = c.size("sliding_window_pattern", c.size("_sliding_window_pattern", usual))
+    else:
         if len(kinds) != layers:
             raise refusal(c.where, "layer_types", len(kinds), f"{layers} entries, one a layer")
         full = [i for i, kind in enumerate(kinds) if kind == "full_attention"]

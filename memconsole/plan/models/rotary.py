@@ -34,6 +34,9 @@ class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Divisors of LongRoPE, one for each pair, in rows of at most `original_positions` tokens."""
     long_factors: tuple[float, ...] = ()
     """The same in longer rows."""
+    query_beta: float = 0.0
+    """Queries at position p are multiplied by 1 + query_beta · ln(1 + ⌊p / original_positions⌋) (Ministral 3, after
+    Llama 4)."""
 
 
 def angles(

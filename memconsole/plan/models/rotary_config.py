@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.config_reader import Config, refusal
 from memconsole.plan.models.rotary import (
     RopeScaling,
@@ -15,7 +18,7 @@ from memconsole.plan.models.rotary import (
 )
 
 KINDS = ("default", "linear", "llama3", "yarn", "longrope")
-PARTIAL = ("phi3", "gpt_neox")
+PARTIAL = ("phi3", "glm", "glm4", "gpt_neox")
 """Model types of which only a part of each head may rotate."""
 
 
@@ -53,6 +56,17 @@ def rotary_size(c: Config, head_size: int, key: str, default: float) -> int | No
         expected = f"a share that leaves an even number of the {head_size} elements of a head"
         raise refusal(c.where, key if settings.missing(inner_key) else inner_key, share, expected)
     return None if size == head_size else size
+
+
+def all_local(decoder: Architecture, window: int) -> Architecture:
+    """`decoder` with a sliding window of `window` keys in every layer."""
+    return msgspec.structs.replace(
+        decoder,
+        sliding_window=window,
+        global_every=decoder.layers + 1,
+        rope_local_theta=decoder.rope_theta,
+        scaled_local_layers=decoder.rope_scaling is not None,
+    )
 
 
 def _scaling(settings: Config, outer: Config) -> RopeScaling | None:
@@ -121,8 +135,8 @@ def _longrope(settings: Config, lengthening: float, original: int) -> RopeScalin
 def _yarn(settings: Config, lengthening: float, original: int) -> RopeScaling:
     factor = settings.number("factor", lengthening)
     default = yarn_attention_factor(factor)
-    if not settings.missing("mscale") and not settings.missing("mscale_all_dim"):
-        above, below = (settings.number(key) for key in ("mscale", "mscale_all_dim"))
+    above, below = settings.amount("mscale"), settings.amount("mscale_all_dim")
+    if above and below:
         default = yarn_attention_factor(factor, above) / yarn_attention_factor(factor, below)
     return RopeScaling(
         kind="yarn",
@@ -132,6 +146,7 @@ def _yarn(settings: Config, lengthening: float, original: int) -> RopeScaling:
         beta_slow=_turns(settings, "beta_slow", 1.0),
         truncate=settings.flag("truncate", True),
         attention_factor=settings.number("attention_factor", default),
+        query_beta=settings.amount("llama_4_scaling_beta"),
     )
 
 

@@ -47,7 +47,21 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
 
 @pytest.mark.parametrize(
     "kind",
-    ["gpt2", "gpt_neox", "llama-scaled", "qwen3", "granite", "olmo2", "gemma", "gemma2", "gemma3"],
+    [
+        "gpt2",
+        "gpt_neox",
+        "llama-scaled",
+        "qwen3",
+        "granite",
+        "olmo2",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "ministral3",
+        "exaone4-windows",
+        "glm4",
+        "starcoder2",
+    ],
 )
 def test_both_backends_give_the_same_logits_and_gradients(kind: str) -> None:
     architecture = tiny_models.ARCHITECTURES[kind]

@@ -50,7 +50,9 @@ def test_a_saved_hugging_face_model_gives_transformers_logits(
             assert relative_error(decoder.logits(tokens), expected) <= 1e-4
 
 
-@pytest.mark.parametrize("kind", ["granite", "olmo2", "gpt_neox", "gpt_neox-serial"])
+@pytest.mark.parametrize(
+    "kind", ["granite", "olmo2", "gpt_neox", "gpt_neox-serial", "ministral3", "glm4"]
+)
 def test_gradients_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     architecture, oracle = tiny_models.ARCHITECTURES[kind], tiny_models.save(kind, tmp_path)
     weights = HuggingFaceWeights(tmp_path, architecture)

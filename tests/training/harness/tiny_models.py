@@ -60,6 +60,12 @@ LONG_ROPE: dict[str, Any] = {
     "long_factor": [1.0, 3.0, 8.0],
 }
 
+LLAMA3_SCALING = RopeScaling(
+    factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=32
+)
+YARN_SCALING = RopeScaling(
+    kind="yarn", factor=4.0, original_positions=32, attention_factor=0.1 * math.log(4) + 1
+)
 OLMO: dict[str, Any] = {
     "norm_eps": 1e-5,
     "tied_embeddings": False,
@@ -86,15 +92,30 @@ ARCHITECTURES: dict[str, Architecture] = {
         family="llama",
         **SIZES,
         rope_theta=500.0,
-        rope_scaling=RopeScaling(
-            factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=32
-        ),
+        rope_scaling=LLAMA3_SCALING,
     ),
     "qwen3": Architecture(
         family="llama", **SIZES, tied_embeddings=False, query_key_norm=True, rope_theta=1e6
     ),
     "qwen2": Architecture(family="llama", **SIZES, projection_biases=True),
     "mistral": Architecture(family="llama", **SIZES, sliding_window=5, global_every=4),
+    "mistral-yarn": Architecture(
+        family="llama",
+        **SIZES,
+        rope_theta=500.0,
+        rope_local_theta=500.0,
+        rope_scaling=YARN_SCALING,
+        scaled_local_layers=True,
+        sliding_window=5,
+        global_every=4,
+    ),
+    "ministral3": Architecture(
+        family="ministral3",
+        **SIZES,
+        norm_eps=1e-5,
+        rope_theta=500.0,
+        rope_scaling=RopeScaling(kind="yarn", factor=16.0, original_positions=8, query_beta=0.1),
+    ),
     "phi3": Architecture(
         family="phi3", **SIZES, tied_embeddings=False, sliding_window=7, global_every=4
     ),
@@ -117,12 +138,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         **SIZES,
         projection_biases=True,
         rope_theta=500.0,
-        rope_scaling=RopeScaling(
-            kind="yarn",
-            factor=4.0,
-            original_positions=32,
-            attention_factor=0.1 * math.log(4) + 1,
-        ),
+        rope_scaling=YARN_SCALING,
     ),
     "smollm3": Architecture(family="llama", **SIZES, rope_theta=2e6, unrotated_every=2),
     "granite": Architecture(
@@ -144,14 +160,44 @@ ARCHITECTURES: dict[str, Architecture] = {
         **OLMO,
         rope_theta=500.0,
         rope_local_theta=500.0,
-        rope_scaling=RopeScaling(
-            kind="yarn",
-            factor=4.0,
-            original_positions=32,
-            attention_factor=0.1 * math.log(4) + 1,
-        ),
+        rope_scaling=YARN_SCALING,
         sliding_window=5,
         global_every=3,
+    ),
+    "exaone4": Architecture(family="llama", **SIZES, **{**OLMO, "joint_query_key_norm": False}),
+    "exaone4-windows": Architecture(
+        family="llama",
+        **SIZES,
+        **{**OLMO, "joint_query_key_norm": False},
+        rope_theta=500.0,
+        rope_local_theta=500.0,
+        rope_scaling=LLAMA3_SCALING,
+        scaled_local_layers=True,
+        sliding_window=5,
+        global_every=2,
+        unrotated_every=2,
+    ),
+    "ernie4_5": Architecture(family="ernie4_5", **SIZES, norm_eps=1e-5, rope_theta=5e5),
+    "seed_oss": Architecture(
+        family="seed_oss", **SIZES, tied_embeddings=False, projection_biases=True
+    ),
+    "glm": Architecture(
+        family="glm",
+        **SIZES,
+        norm_eps=1e-5,
+        tied_embeddings=False,
+        projection_biases=True,
+        rotary_size=8,
+    ),
+    "glm4": Architecture(
+        family="glm",
+        **SIZES,
+        norm_eps=1e-5,
+        tied_embeddings=False,
+        post_norms=True,
+        rotary_size=12,
+        rope_theta=500.0,
+        rope_scaling=YARN_SCALING,
     ),
     "mixtral": Architecture(
         family="mixtral",
@@ -215,6 +261,17 @@ ARCHITECTURES: dict[str, Architecture] = {
         rope_theta=500.0,
         rope_scaling=RopeScaling(kind="linear", factor=4.0),
         rotary_size=4,
+    ),
+    "starcoder2": Architecture(
+        family="starcoder2",
+        **SIZES,
+        norm="layernorm",
+        norm_eps=1e-5,
+        activation="gelu_tanh",
+        gated_mlp=False,
+        biases=True,
+        sliding_window=5,
+        global_every=4,
     ),
     "gemma": Architecture(
         family="gemma",
@@ -288,6 +345,26 @@ def oracle(kind: str) -> Any:
         "mistral": lambda: t.MistralForCausalLM(
             t.MistralConfig(**h, sliding_window=5, tie_word_embeddings=True)
         ),
+        "mistral-yarn": lambda: t.MistralForCausalLM(
+            t.MistralConfig(
+                **h, sliding_window=5, tie_word_embeddings=True, rope_parameters=dict(YARN_ROPE)
+            )
+        ),
+        "ministral3": lambda: t.Ministral3ForCausalLM(
+            t.Ministral3Config(
+                **h,
+                tie_word_embeddings=True,
+                rope_parameters={
+                    "rope_type": "yarn",
+                    "rope_theta": 500.0,
+                    "factor": 16.0,
+                    "original_max_position_embeddings": 8,
+                    "mscale": 1.0,
+                    "mscale_all_dim": 1.0,
+                    "llama_4_scaling_beta": 0.1,
+                },
+            )
+        ),
         "phi3": lambda: t.Phi3ForCausalLM(
             t.Phi3Config(**h, sliding_window=7, bos_token_id=1, eos_token_id=2, rms_norm_eps=1e-6)
         ),
@@ -328,6 +405,30 @@ def oracle(kind: str) -> Any:
                     "full_attention": dict(YARN_ROPE),
                     "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
                 },
+            )
+        ),
+        "exaone4": lambda: t.Exaone4ForCausalLM(
+            t.Exaone4Config(**h, sliding_window=None, layer_types=["full_attention"] * 3)
+        ),
+        "exaone4-windows": lambda: t.Exaone4ForCausalLM(
+            t.Exaone4Config(
+                **h,
+                sliding_window=5,
+                sliding_window_pattern="LG",
+                layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                rope_parameters=LLAMA3_ROPE,
+            )
+        ),
+        "ernie4_5": lambda: t.Ernie4_5ForCausalLM(t.Ernie4_5Config(**h, tie_word_embeddings=True)),
+        "seed_oss": lambda: t.SeedOssForCausalLM(t.SeedOssConfig(**h)),
+        "glm": lambda: t.GlmForCausalLM(t.GlmConfig(**h, rms_norm_eps=1e-5, eos_token_id=1)),
+        "glm4": lambda: t.Glm4ForCausalLM(
+            t.Glm4Config(
+                **h,
+                rms_norm_eps=1e-5,
+                eos_token_id=1,
+                attention_bias=False,
+                rope_parameters={**YARN_ROPE, "partial_rotary_factor": 0.75},
             )
         ),
         "mixtral": lambda: t.MixtralForCausalLM(
@@ -374,6 +475,9 @@ def oracle(kind: str) -> Any:
                     "partial_rotary_factor": 0.5,
                 },
             )
+        ),
+        "starcoder2": lambda: t.Starcoder2ForCausalLM(
+            t.Starcoder2Config(**h, sliding_window=5, eos_token_id=1, bos_token_id=1)
         ),
         "gemma": lambda: t.GemmaForCausalLM(t.GemmaConfig(**h)),
         "gemma2": lambda: t.Gemma2ForCausalLM(

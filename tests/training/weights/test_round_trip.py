@@ -152,7 +152,7 @@ def source(kind: str, folder: Path, dtype: str) -> Architecture:
     architecture = msgspec.structs.replace(
         tiny_models.ARCHITECTURES[kind], vocab_size=448, initializer_range=0.05
     )
-    if kind == "mistral":
+    if kind in ("mistral", "mistral-yarn", "starcoder2"):
         # No layer sees everything: three windows of 8 reach from the answer to the question, and three of 5 do not.
         architecture = msgspec.structs.replace(architecture, sliding_window=8)
     weights_export.export(architecture, InitialWeights(architecture, 5), folder, dtype)

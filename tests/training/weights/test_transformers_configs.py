@@ -53,7 +53,23 @@ TINY = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vo
 
 @given(
     st.sampled_from(
-        ["llama", "mistral", "qwen3", "granite", "olmo2", "olmo3", "gemma", "gemma2", "gemma3_text"]
+        [
+            "llama",
+            "mistral",
+            "qwen3",
+            "granite",
+            "olmo2",
+            "olmo3",
+            "gemma",
+            "gemma2",
+            "gemma3_text",
+            "exaone4",
+            "ernie4_5",
+            "seed_oss",
+            "glm",
+            "glm4",
+            "starcoder2",
+        ]
     ),
     st.sampled_from([1, 2, 4]),
     st.sampled_from([None, 12, 32]),

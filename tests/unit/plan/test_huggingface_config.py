@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 from pathlib import Path
@@ -83,6 +84,41 @@ def test_the_positions_of_olmo_3_are_scaled_in_every_fourth_layer() -> None:
     assert read.angles(4096, local=False) != plain
 
 
+def test_exaone_4_rotates_in_its_local_layers_alone_and_scales_their_positions() -> None:
+    windows = {"sliding_window": 4096, "sliding_window_pattern": "LLLG"}
+    kinds = (["sliding_attention"] * 3 + ["full_attention"]) * 2
+    config = {**EXAONE, **windows, "num_hidden_layers": 8, "layer_types": kinds}
+    read = architecture_from_config(config, "config.json")
+    assert [read.is_local(layer) for layer in range(8)] == [True, True, True, False] * 2
+    assert [read.is_rotated(layer) for layer in range(8)] == [True, True, True, False] * 2
+    assert read.angles(4096, local=True) == read.angles(4096, local=False)
+    assert read.angles(4096, local=True) != rotary.angles(read.head_size, read.rope_theta)
+
+
+def test_queries_of_ministral_3_grow_after_the_rows_of_pretraining() -> None:
+    read = architecture_from_config(MINISTRAL3, "config.json")
+    assert read.rope_scaling is not None
+    assert (read.rope_scaling.query_beta, read.rope_scaling.attention_factor) == (0.1, 1.0)
+    assert not read.scales_queries(16_384, local=False)
+    assert read.scales_queries(16_385, local=False)
+    devstral = {"llama_4_scaling_beta": 0.0, "mscale_all_dim": 0.0}
+    text = MINISTRAL3["text_config"]
+    changed = {**text, "rope_parameters": {**text["rope_parameters"], **devstral}}
+    plain = architecture_from_config({**MINISTRAL3, "text_config": changed}, "config.json")
+    assert plain.rope_scaling is not None
+    assert plain.rope_scaling.attention_factor == pytest.approx(0.1 * math.log(16) + 1)
+    assert not plain.scales_queries(200_000, local=False)
+
+
+@pytest.mark.parametrize("name", ["starcoder2-3b", "gemma-2-2b"])
+def test_a_scaling_of_a_model_with_windows_counts_in_all_its_layers(name: str) -> None:
+    scaled = {**PUBLISHED[name], "rope_scaling": {"type": "linear", "factor": 2.0}}
+    read = architecture_from_config(scaled, "config.json")
+    half = tuple(angle / 2 for angle in rotary.angles(read.head_size, read.rope_theta))
+    for local in (True, False):
+        assert read.angles(4096, local=local) == pytest.approx(half)
+
+
 def test_every_published_catalog_model_has_its_file_here() -> None:
     assert {m.name for m in catalog.models().values() if m.hub_id} == set(PUBLISHED)
 
@@ -102,6 +138,12 @@ OLMO3 = {
     "sliding_window": 4096,
     "rope_scaling": YARN,
 }
+EXAONE = PUBLISHED["exaone-4.0-1.2b"]
+ERNIE = PUBLISHED["ernie-4.5-0.3b"]
+SEED_OSS = PUBLISHED["seed-oss-36b"]
+GLM4 = PUBLISHED["glm-4-9b-0414"]
+MINISTRAL3 = PUBLISHED["ministral-3-3b"]
+STARCODER2 = PUBLISHED["starcoder2-3b"]
 OLMOE = PUBLISHED["olmoe-1b-7b"]
 QWEN3_MOE = PUBLISHED["qwen3-30b-a3b"]
 MIXTRAL = PUBLISHED["mixtral-8x7b"]
@@ -152,6 +194,19 @@ PHI4 = {
         (OLMO3, {"layer_types": ["full_attention"] * 16, "num_hidden_layers": 15}, "layer_types"),
         (OLMO3, {"rope_parameters": {"full_attention": YARN, "sliding_attention": YARN}}, "no scaling of local layers"),
         (OLMO2, {"model_type": "olmo_hybrid"}, 'model_type = "olmo_hybrid"'),
+        (EXAONE, {"sliding_window": 4096}, "sliding_window = 4096: expected null"),
+        (EXAONE, {"hidden_act": "gelu"}, 'hidden_act = "gelu"'),
+        (ERNIE, {"use_bias": True}, "use_bias = true"),
+        (ERNIE, {"model_type": "ernie4_5_moe"}, 'model_type = "ernie4_5_moe"'),
+        (SEED_OSS, {"attention_out_bias": True}, "attention_out_bias = true"),
+        (SEED_OSS, {"mlp_bias": True}, "mlp_bias = true"),
+        (GLM4, {"partial_rotary_factor": 0.01}, "partial_rotary_factor = 0.01"),
+        (GLM4, {"model_type": "glm4_moe"}, 'model_type = "glm4_moe"'),
+        (STARCODER2, {"use_bias": False}, "use_bias = false"),
+        (STARCODER2, {"hidden_act": "relu"}, 'hidden_act = "relu"'),
+        (STARCODER2, {"num_attention_heads": 7}, "hidden_size = 3072"),
+        (STARCODER2, {"sliding_window": 0}, "sliding_window = 0"),
+        (MINISTRAL3, {"text_config": {**MINISTRAL3["text_config"], "rope_parameters": None}}, "rope_parameters = none"),
         (OLMOE, {"clip_qkv": 8.0}, "clip_qkv = 8.0"),
         (OLMOE, {"num_experts_per_tok": 65}, "num_experts_per_tok = 65: expected at most the 64"),
         (OLMOE, {"num_experts": 0}, "num_experts = 0"),
@@ -193,13 +248,11 @@ PHI4 = {
             {"rope_parameters": {"sliding_attention": {"partial_rotary_factor": 0.25}}},
             "partial_rotary_factor = 0.25",
         ),
-        (LLAMA, {"model_type": "mistral", "sliding_window": 4096}, "rope_scaling"),
         (LLAMA, {"model_type": "mistral", "sliding_window": 0}, "sliding_window = 0"),
         (PUBLISHED["qwen3-0.6b"], {"use_sliding_window": True}, "use_sliding_window"),
         (PUBLISHED["gemma-2b"], {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         (PUBLISHED["gemma-2b"], {"model_type": "gemma4"}, "gemma4"),
         (GEMMA2, {"final_logit_softcapping": 0.0}, "final_logit_softcapping"),
-        (GEMMA2, {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
         (GEMMA3, {"layer_types": ["full_attention", *["sliding_attention"] * 25]}, "layer_types"),
         (GEMMA3, {"layer_types": ["full_attention"]}, "layer_types"),
         (GEMMA3, {"model_type": "gemma3"}, "text_config.model_type = none"),

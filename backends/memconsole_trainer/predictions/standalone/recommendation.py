@@ -103,7 +103,7 @@ class Recommender:
             q, k = self.norm(f"{name}.query_norm", q), self.norm(f"{name}.key_norm", k)
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))  # (B, A, T, D)
         if a["positions"] == "rope" and turn is not None:
-            q, k = self.rotated(q, turn), self.rotated(k, turn)
+            q, k = self.rotated(q, turn) * self.growth(q.shape[2], turn), self.rotated(k, turn)
         k, v = (y.repeat_interleave(a["heads"] // a["kv_heads"], dim=1) for y in (k, v))
         scores = q @ k.mT * (a["attention_scale"] or a["head_size"] ** -0.5)
         if a["attention_cap"] is not None:
@@ -121,6 +121,12 @@ class Recommender:
         first, second = x[..., :size].chunk(2, dim=-1)
         ahead, across = first * cos - second * sin, second * cos + first * sin
         return torch.cat((ahead, across, x[..., size:]), dim=-1)
+
+    def growth(self, length: int, turn: str) -> Tensor:
+        """What queries (B, A, T, D) are multiplied by, (T, 1)."""
+        rotation = self.config["rotation"][turn]
+        terms = torch.arange(length).div(rotation["original_positions"]).floor().log1p()
+        return 1 + rotation["query_beta"] * terms[:, None]
 
     def mlp(self, name: str, x: Tensor) -> Tensor:
         a = self.config["decoder"]
