@@ -249,7 +249,10 @@ def test_a_fine_tuned_directory_of_every_family_answers_the_same_in_transformers
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "llama", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "kind",
+    ["gpt2", "gpt_neox", "llama", "phi3", "gemma2", "gemma3", "glm4", "ernie4_5", "starcoder2"],
+)
 def test_adapters_answer_the_same_through_peft_and_merged(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
