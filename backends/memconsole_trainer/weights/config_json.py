@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memconsole.plan.models.architecture import Architecture
-from memconsole.plan.models.layernorm_families import TANH_GELU
+from memconsole.plan.models.configs.layernorm import TANH_GELU
 from memconsole.plan.models.rotary import longrope_attention_factor
 
 _OWN_TOKENS = (

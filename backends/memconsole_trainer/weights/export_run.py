@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from memconsole import regular_file
 from memconsole.plan import catalog
 from memconsole.plan.models.architecture import parameters
-from memconsole.plan.models.huggingface import CONFIG_BYTES
+from memconsole.plan.models.configs.families import CONFIG_BYTES
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.sections.optimize import LoraTargets
 from memconsole.plan.training.origin import RANDOM, origin

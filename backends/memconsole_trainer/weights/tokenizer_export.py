@@ -13,8 +13,8 @@ from typing import Any
 from memconsole import regular_file
 from memconsole.plan import catalog
 from memconsole.plan.models import tokenizer_config
+from memconsole.plan.models.configs.families import CONFIG_BYTES
 from memconsole.plan.models.files import TOKENIZER_JSON
-from memconsole.plan.models.huggingface import CONFIG_BYTES
 from memconsole.plan.plan import Plan
 from memconsole.plan.templates.choice import source_of, template_of
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer

@@ -14,8 +14,8 @@ from memconsole.plan.catalog.ratings import rating_file
 from memconsole.plan.catalog.tables import datasets, list_names, models
 from memconsole.plan.catalog.windows import window_sizes
 from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.configs.families import read_architecture
 from memconsole.plan.models.finding import find_model
-from memconsole.plan.models.huggingface import read_architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.models.recommender import Recommender
 from memconsole.plan.models.regressor import Regressor

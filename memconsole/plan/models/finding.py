@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from memconsole import regular_file
+from memconsole.plan.models.configs.families import CONFIG_BYTES
 from memconsole.plan.models.files import ADAPTERS, merging
-from memconsole.plan.models.huggingface import CONFIG_BYTES
 from memconsole.plan.plan import PlanError, quote
 
 _REF_BYTES = 4096

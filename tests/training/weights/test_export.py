@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from memconsole.plan.models.huggingface import read_architecture
+from memconsole.plan.models.configs.families import read_architecture
 from memconsole_torch.models.decoder import Decoder
 from memconsole_torch.models.pretrained import load
 from memconsole_trainer.weights import export

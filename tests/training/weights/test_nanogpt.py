@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from memconsole.plan import catalog
-from memconsole.plan.models.huggingface import read_architecture
+from memconsole.plan.models.configs.families import read_architecture
 from memconsole_trainer.weights import export
 from memconsole_trainer.weights.huggingface import HuggingFaceWeights
 from memconsole_trainer.weights.initialize import InitialWeights

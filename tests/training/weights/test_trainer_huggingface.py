@@ -13,8 +13,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from memconsole.plan.models.architecture import Architecture, parameters
+from memconsole.plan.models.configs.families import read_architecture
 from memconsole.plan.models.files import weight_files
-from memconsole.plan.models.huggingface import read_architecture
 from memconsole.plan.plan import PlanError
 from memconsole_torch.models import pretrained
 from memconsole_torch.models.decoder import Decoder

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from memconsole.memory.state.sizes import sizes
 from memconsole.plan import catalog
-from memconsole.plan.models.huggingface import architecture_from_config
+from memconsole.plan.models.configs.families import architecture_from_config
 
 DATA = Path(__file__).parents[2] / "data"
 PUBLISHED: dict[str, dict[str, Any]] = json.loads((DATA / "published_configs.json").read_text())

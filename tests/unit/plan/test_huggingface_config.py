@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from memconsole.memory.state.sizes import sizes
 from memconsole.plan import catalog
 from memconsole.plan.models import rotary
+from memconsole.plan.models.configs.families import architecture_from_config, read_architecture
 from memconsole.plan.models.finding import find_model
-from memconsole.plan.models.huggingface import architecture_from_config, read_architecture
 from memconsole.plan.plan import ModelChoice, Plan, PlanError
 
 DATA = Path(__file__).parents[2] / "data"

@@ -16,32 +16,27 @@ import msgspec
 from memconsole import regular_file
 from memconsole.once_per_version import once_per_version
 from memconsole.plan.models.architecture import Architecture
-from memconsole.plan.models.config_reader import Config, refusal
-from memconsole.plan.models.layernorm_families import gpt2, gpt_neox, starcoder2
-from memconsole.plan.models.rmsnorm_families import (
+from memconsole.plan.models.configs.experts import granite_moe, mixtral, olmoe, qwen3_moe
+from memconsole.plan.models.configs.gemma import gemma, gemma2, gemma3
+from memconsole.plan.models.configs.layernorm import gpt2, gpt_neox, starcoder2
+from memconsole.plan.models.configs.llama import (
     ernie4_5,
     exaone4,
-    gemma,
-    gemma2,
-    gemma3,
     glm,
     glm4,
     granite,
-    granite_moe,
     llama,
     ministral3,
     mistral,
-    mixtral,
     olmo2,
     olmo3,
-    olmoe,
     phi3,
     qwen2,
     qwen3,
-    qwen3_moe,
     seed_oss,
     smollm3,
 )
+from memconsole.plan.models.configs.reader import Config, refusal
 from memconsole.plan.plan import PlanError, quote
 
 CONFIG_BYTES = 16 << 20

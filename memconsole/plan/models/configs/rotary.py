@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
-from memconsole.plan.models.architecture import Architecture
-from memconsole.plan.models.config_reader import Config, refusal
+from memconsole.plan.models.configs.reader import Config, refusal
 from memconsole.plan.models.rotary import (
     RopeScaling,
     longrope_attention_factor,
@@ -56,17 +53,6 @@ def rotary_size(c: Config, head_size: int, key: str, default: float) -> int | No
         expected = f"a share that leaves an even number of the {head_size} elements of a head"
         raise refusal(c.where, key if settings.missing(inner_key) else inner_key, share, expected)
     return None if size == head_size else size
-
-
-def all_local(decoder: Architecture, window: int) -> Architecture:
-    """`decoder` with a sliding window of `window` keys in every layer."""
-    return msgspec.structs.replace(
-        decoder,
-        sliding_window=window,
-        global_every=decoder.layers + 1,
-        rope_local_theta=decoder.rope_theta,
-        scaled_local_layers=decoder.rope_scaling is not None,
-    )
 
 
 def _scaling(settings: Config, outer: Config) -> RopeScaling | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from memconsole.plan.models.architecture import Architecture
-from memconsole.plan.models.config_reader import Config, refusal
-from memconsole.plan.models.rotary_config import all_local, rope, rotary_size
+from memconsole.plan.models.configs.common import all_local
+from memconsole.plan.models.configs.reader import Config, refusal
+from memconsole.plan.models.configs.rotary import rope, rotary_size
 
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
 """Names of the tanh approximation of GELU."""
