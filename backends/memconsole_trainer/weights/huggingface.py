@@ -35,6 +35,8 @@ _IMAGES = (
     "multi_modal_projector.",
     "model.vision_tower.",
     "model.multi_modal_projector.",
+    "visual.",
+    "model.visual.",
 )
 """What a model that also sees images has beside its language model."""
 

@@ -6,6 +6,7 @@ import json
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -305,14 +306,38 @@ def test_tensors_that_are_no_weights_of_their_own_are_reported(tmp_path: Path) -
     assert read == f"{whole}; not used: {', '.join(constants[:3])} and 1 more"
 
 
-def test_a_model_that_sees_images_gives_its_language_model(tmp_path: Path) -> None:
-    text = {**SMALL, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
-              "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
-    config = transformers.Gemma3Config(
-        text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=3
-    )
-    transformers.Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path)
+def seeing(kind: str) -> Any:
+    """A small random model of transformers that also sees images."""
+    if kind == "gemma3":
+        text = {
+            **SMALL,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 8,
+        }
+        vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+                  "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
+        return transformers.Gemma3ForConditionalGeneration(
+            transformers.Gemma3Config(
+                text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=3
+            )
+        )
+    ids = {f"{name}_token_id": n for n, name in enumerate(("image", "video", "vision_start"), 3)}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2,
+              "out_hidden_size": SMALL["hidden_size"]}  # fmt: skip
+    sections = {"mrope_section": [2, 1, 1], "rope_type": "default", "rope_theta": 5e5}
+    text = {**SMALL, "rope_parameters": sections}
+    if kind == "qwen2_5_vl":
+        config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **ids)
+        return transformers.Qwen2_5_VLForConditionalGeneration(config)
+    vision["deepstack_visual_indexes"] = [0]
+    config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision, **ids)
+    return transformers.Qwen3VLForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen2_5_vl", "qwen3_vl"])
+def test_a_model_that_sees_images_gives_its_language_model(kind: str, tmp_path: Path) -> None:
+    model = seeing(kind).eval()
+    model.save_pretrained(tmp_path)
     architecture = read_architecture(str(tmp_path))
     found = HuggingFaceWeights(tmp_path, architecture)
     assert found.read.endswith("; not used: what sees images")
@@ -320,7 +345,6 @@ def test_a_model_that_sees_images_gives_its_language_model(tmp_path: Path) -> No
     decoder = pretrained.load(
         architecture, partial(Decoder, architecture), found, torch.device("cpu")
     )
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     with torch.no_grad():
-        expected = model(input_ids=tokens).logits
-        torch.testing.assert_close(decoder.logits(tokens), expected, atol=1e-4, rtol=1e-4)
+        expected = model(input_ids=tokens + 6).logits
+        torch.testing.assert_close(decoder.logits(tokens + 6), expected, atol=1e-4, rtol=1e-4)

@@ -51,6 +51,13 @@ def test_a_model_with_images_is_tied_as_its_outer_table_says() -> None:
     assert not architecture_from_config(untied, "config.json").tied_embeddings
 
 
+def test_a_qwen2_5_vl_of_one_table_is_a_qwen2_5() -> None:
+    mrope = {"type": "mrope", "mrope_section": [16, 24, 24]}
+    older = {**QWEN2, "model_type": "qwen2_5_vl", "rope_scaling": mrope, "vision_config": {}}
+    read = architecture_from_config(older, "config.json")
+    assert read == architecture_from_config(QWEN2, "config.json")
+
+
 def test_the_longest_rows_of_pretraining_may_be_named_beside_the_scaling() -> None:
     config = {**LLAMA, "original_max_position_embeddings": 4096}
     scaling = architecture_from_config(config, "config.json").rope_scaling
@@ -138,6 +145,7 @@ OLMO3 = {
     "sliding_window": 4096,
     "rope_scaling": YARN,
 }
+QWEN2 = PUBLISHED["qwen2.5-7b"]
 EXAONE = PUBLISHED["exaone-4.0-1.2b"]
 ERNIE = PUBLISHED["ernie-4.5-0.3b"]
 SEED_OSS = PUBLISHED["seed-oss-36b"]
@@ -250,6 +258,7 @@ PHI4 = {
         ),
         (LLAMA, {"model_type": "mistral", "sliding_window": 0}, "sliding_window = 0"),
         (PUBLISHED["qwen3-0.6b"], {"use_sliding_window": True}, "use_sliding_window"),
+        (QWEN2, {"rope_scaling": {"type": "mrope"}}, 'rope_type = "mrope"'),
         (PUBLISHED["gemma-2b"], {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         (PUBLISHED["gemma-2b"], {"model_type": "gemma4"}, "gemma4"),
         (GEMMA2, {"final_logit_softcapping": 0.0}, "final_logit_softcapping"),

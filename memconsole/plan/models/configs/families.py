@@ -32,7 +32,9 @@ from memconsole.plan.models.configs.llama import (
     olmo3,
     phi3,
     qwen2,
+    qwen2_5_vl,
     qwen3,
+    qwen3_vl,
     seed_oss,
     smollm3,
 )
@@ -93,6 +95,8 @@ _WITH_IMAGES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
     },
     "mistral3": {},
+    "qwen2_5_vl": {},
+    "qwen3_vl": {},
 }
 """Model types that also see images, with the sizes that their files may leave out. Their language model is read."""
 _FAMILIES = {
@@ -102,7 +106,9 @@ _FAMILIES = {
     "ministral3": ministral3,
     "phi3": phi3,
     "qwen2": qwen2,
+    "qwen2_5_vl_text": qwen2_5_vl,
     "qwen3": qwen3,
+    "qwen3_vl_text": qwen3_vl,
     "mixtral": mixtral,
     "qwen3_moe": qwen3_moe,
     "olmoe": olmoe,
@@ -168,6 +174,8 @@ def _check_factors(decoder: Architecture, where: str) -> None:
 def _language_model(c: Config, model_type: str, outer: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a config.json that describes the language model. Raises `PlanError`."""
     text_config = c.table("text_config")
+    if not text_config and model_type == "qwen2_5_vl":  # its older files have one table
+        text_config = {**outer, "model_type": "qwen2_5_vl_text"}
     kind = Config(text_config, c.where).text("model_type", "")
     if kind not in _FAMILIES:
         expected = "that of a language model: " + ", ".join(sorted(_FAMILIES))

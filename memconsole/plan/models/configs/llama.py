@@ -42,6 +42,16 @@ def qwen3(c: Config) -> Architecture:
     return llama(c, query_key_norm=True, max_positions=32_768, head_size=128)
 
 
+def qwen2_5_vl(c: Config) -> Architecture:
+    """The language model of Qwen2.5-VL: a Qwen 2. Its M-RoPE is RoPE where there are no images."""
+    return llama(c, 1_000_000.0, projection_biases=True, max_positions=32_768, norm_eps=1e-5)
+
+
+def qwen3_vl(c: Config) -> Architecture:
+    """The language model of Qwen3-VL: a Qwen 3. Its M-RoPE is RoPE where there are no images."""
+    return llama(c, 500_000.0, query_key_norm=True, max_positions=128_000, head_size=128)
+
+
 def phi3(c: Config) -> Architecture:
     """Phi-3 and Phi-4: a Llama whose query, key and value projections are one matrix in the file, as are gate and up."""
     decoder = llama(c, max_positions=4096)

@@ -15,6 +15,8 @@ from memconsole.plan.models.rotary import (
 )
 
 KINDS = ("default", "linear", "llama3", "yarn", "longrope")
+WITH_IMAGES = ("qwen2_5_vl_text", "qwen3_vl_text")
+"""Model types whose positions have parts for rows and columns of images (M-RoPE). Those of texts are plain."""
 PARTIAL = ("phi3", "glm", "glm4", "gpt_neox")
 """Model types of which only a part of each head may rotate."""
 
@@ -66,6 +68,8 @@ def _scaling(settings: Config, outer: Config) -> RopeScaling | None:
     kind = settings.text("rope_type", settings.text("type", "default"))
     if model_type == "phi3" and kind in ("su", "yarn"):  # older names of what Phi-3 does
         kind = "longrope"
+    if model_type in WITH_IMAGES and kind == "mrope":
+        return None
     if kind not in KINDS:
         expected = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}"
         raise refusal(settings.where, "rope_type", kind, expected)
