@@ -82,10 +82,10 @@ EXPERTS = 300
 CATALOG = 400
 """The first seed whose model has the operations of a dense model of the catalog, such as capped logits or parallel blocks. No
 coefficient is fitted to these plans."""
-
-
 TILED = 600
 """The first seed whose plan computes the MLP of such a model in tiles. No coefficient is fitted to these plans."""
+FP16 = 700
+"""The first seed whose plan trains such a model in fp16 with whole logits. No coefficient is fitted to these plans."""
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -149,6 +149,8 @@ def kind_of(target: str) -> str:
 
 def draw(seed: int, kind: str) -> tuple[Architecture, Plan]:
     """A decoder of a size that people train on a `kind` of device, and a plan for it, from a seed."""
+    if seed >= FP16:
+        return draw_fp16(seed, kind)
     if seed >= TILED:
         return draw_tiled(seed, kind)
     if seed >= CATALOG:
@@ -299,8 +301,7 @@ def draw_of_catalog(seed: int, kind: str) -> tuple[Architecture, Plan]:
 
 
 def draw_tiled(seed: int, kind: str) -> tuple[Architecture, Plan]:
-    """A dense model and a plan of `draw_of_catalog` with a tiled MLP, and rows enough for several tiles. None has fp16, whose
-    whole logits on a CPU are estimated too low, with tiles and without."""
+    """A dense model and a plan of `draw_of_catalog` with a tiled MLP, and rows enough for several tiles."""
     rng = random.Random(seed)
     architecture, plan = draw_of_catalog(seed, kind)
     length, o = plan.data.sequence_length, plan.optimize
@@ -311,10 +312,15 @@ def draw_tiled(seed: int, kind: str) -> tuple[Architecture, Plan]:
     }
     if o.gradient_checkpointing == "selective":
         changes["optimize.gradient_checkpointing"] = "attention"
-    if o.precision == "fp16":
-        changes["optimize.precision"] = "bf16"
     if o.lora_rank:
         changes["optimize.lora_targets"] = rng.choice(("all", "attention", "mlp"))
+    return architecture, without_conflicts(replace(plan, changes))
+
+
+def draw_fp16(seed: int, kind: str) -> tuple[Architecture, Plan]:
+    """A dense model and a plan of `draw_of_catalog` in fp16 with whole logits."""
+    architecture, plan = draw_of_catalog(seed, kind)
+    changes = {"optimize.precision": "fp16", "optimize.fused_loss": False}
     return architecture, without_conflicts(replace(plan, changes))
 
 
@@ -442,6 +448,8 @@ def report() -> Part:
 
 def _drawn_as(seed: int) -> str:
     """What a seed draws, as the words after an estimate's name."""
+    if seed >= FP16:
+        return ", fp16 and whole logits"
     if seed >= TILED:
         return ", tiled MLP"
     return ", catalog" if seed >= CATALOG else ", experts" if seed >= EXPERTS else ""

@@ -308,6 +308,11 @@ def _loss(step: StepSizes, overlap: Overlap) -> tuple[int, int]:
     beside: float = 0 if step.kind == "cpu" else gradient
     if padded:
         beside = overlap.padded_head * (2 if narrow else 4) * step.head
+    if step.kind == "cpu" and step.plan.optimize.precision == "fp16":
+        # XLA writes the gradient of the logits beside them, or over their capped copy. If the logits are small, two more casts
+        # of the head need more.
+        written = 0 if a.logit_cap else 4 * a.vocab_size * t
+        beside = max(written, 2 * 4 * step.head)
     return int(copies * 4 * a.vocab_size * t + cast + beside), gradient
 
 
