@@ -48,7 +48,7 @@ def structures() -> dict[str, Architecture]:
         a = entry.architecture
         if a is None:
             continue
-        grouped = (1,) if a.family in ("gpt2", "gpt_neox") else (1, 2)
+        grouped = {"gpt2": (1,), "gpt_neox": (1,), "starcoder2": (2,)}.get(a.family, (1, 2))
         parallels = {a.parallel_residual, False}
         normalized = {a.experts > 0, False}
         biased = {a.projection_biases, a.projection_biases and a.family != "glm"}

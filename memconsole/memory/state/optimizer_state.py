@@ -213,11 +213,12 @@ def state(rule: Rule, trained: Group, order: tuple[Group, ...]) -> State:
         return update + compressed_temporaries(backend, kind, optimizer, of)
 
     if rule.offload != "none" and kind not in ("cpu", "apple"):
-        # the state of one weight is in use while the next one's is copied
+        # While one weight is updated, its state is in use and that of the next one is copied.
         each = [-(-state_bytes(optimizer, one, compressed=compressed) // parts) for one in order]
-        at_step = max(map(sum, pairwise(each)), default=whole)
-        most = max((temporaries(_alone(one)) for one in order), default=0)
-        return State(resident=0, at_step=at_step, host=whole, temporaries=-(-most // parts))
+        used = [-(-temporaries(_alone(one)) // parts) for one in order]
+        updates = zip(map(sum, pairwise([*each, 0])), used, strict=True)
+        at_step, most = max(updates, key=sum, default=(whole, 0))
+        return State(resident=0, at_step=at_step, host=whole, temporaries=most)
     one_by_one = compressed or rounded
     most = max(map(temporaries, order), default=0) if one_by_one else temporaries(trained)
     return State(resident=whole, at_step=whole, host=0, temporaries=-(-most // parts))
