@@ -56,6 +56,9 @@ class NavigatingApp(FollowingApp, inherit_bindings=False):
     def on_key(self, event: events.Key) -> None:
         """Called before the key's action."""
         if isinstance(self.screen, ConsoleScreen):
+            if self.screen.typed_early(event):
+                event.prevent_default()
+                return
             self.screen.key_pressed(event.key)
 
     async def action_go_back(self) -> None:

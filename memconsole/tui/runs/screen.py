@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from textual import on, work
+from textual import events, on, work
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.message import Message
@@ -67,6 +67,8 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
         self._shown: tuple[RunStatus, ...] = ()
         """The runs that pass the filter."""
         self._filter = ""
+        self._typing = False
+        """Whether keys are words of the filter, and not actions."""
         self._marked: frozenset[str] = frozenset()
         self._cursor = 0
 
@@ -202,9 +204,16 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
 
     def action_filter(self) -> None:
         """Type words; enter goes back to the list, escape shows every run again."""
+        self._typing = True
         entry = self.part(Entry)
         entry.display = True
-        entry.focus()
+        self.set_focus(entry)
+
+    def typed_early(self, event: events.Key) -> bool:
+        early = self._typing and Entry.takes(event)
+        if early:
+            self.part(Entry).take(event)
+        return early
 
     @on(Input.Changed)
     def _typed(self, event: Input.Changed) -> None:
@@ -215,13 +224,14 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
     @on(Input.Submitted)
     def _submitted(self, event: Input.Submitted) -> None:
         event.stop()
+        self._typing = False
         self.part(Entry).display = bool(self._filter.strip())
         self.set_focus(None)
 
     def _clear_filter(self) -> bool:
         """Clear the filter; returns whether there was one."""
         entry = self.part(Entry)
-        there = bool(entry.display)
+        there, self._typing = bool(entry.display), False
         entry.value, entry.display = "", False
         self.set_focus(None)
         return there

@@ -177,6 +177,10 @@ class ConsoleScreen(Screen[object], inherit_bindings=False):
         """Remove the notice, or show why the key does nothing now. The key's action follows."""
         self.notice(self.why_not(name), "warn")
 
+    def typed_early(self, event: events.Key) -> bool:
+        """Take a key that arrived before the screen had its focus. Returns whether it is taken."""
+        return False
+
     def shown_key(self, id: str, screen: str = "") -> str:
         """The key of one row of this screen, or of another screen, as it is printed."""
         return self.console.keys.shown(screen or self.SCREEN, id)

@@ -13,7 +13,7 @@ from textual.widgets import Input
 from memconsole.path_completion import completed, completions, looks_like_path
 from memconsole.tui.draw.lines import Line, Span, cleaned, fit_parts, left, width_of
 from memconsole.tui.keys.rows import bindings
-from memconsole.tui.screens.base import ConsoleModal
+from memconsole.tui.screens.typing_modal import TypingModal
 from memconsole.tui.widgets.choice_list import ChoiceList
 from memconsole.tui.widgets.entry import Entry
 
@@ -52,7 +52,7 @@ def matching(choices: Sequence[Choice], text: str) -> list[Choice]:
     )
 
 
-class PickScreen(ConsoleModal, inherit_bindings=False):
+class PickScreen(TypingModal, inherit_bindings=False):
     """Type to narrow, arrows to move, enter to choose. Closes with the value or None.
 
     A note that is too long ends with its last whole part. The selected row's sentence, or its note
@@ -86,9 +86,6 @@ class PickScreen(ConsoleModal, inherit_bindings=False):
         with Vertical(id="body", classes="form"):
             yield Entry(placeholder="type to narrow", id="entry")
             yield ChoiceList(id="choices")
-
-    def on_mount(self) -> None:
-        self.part(Entry).focus()
 
     def title_line(self) -> tuple[str, str]:
         return self.heading, f"or type a {self._free_text}" if self._free_text else ""

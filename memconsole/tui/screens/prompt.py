@@ -13,7 +13,7 @@ from textual.widgets import Input
 from memconsole.path_completion import completed, completions
 from memconsole.tui.draw.lines import Line, Span, cleaned, wrap
 from memconsole.tui.keys.rows import bindings
-from memconsole.tui.screens.base import ConsoleModal
+from memconsole.tui.screens.typing_modal import TypingModal
 from memconsole.tui.widgets.entry import Entry
 from memconsole.tui.widgets.text_lines import TextLines
 
@@ -47,7 +47,7 @@ def path_refusal() -> Refusal:
     return refusal
 
 
-class PromptScreen(ConsoleModal, inherit_bindings=False):
+class PromptScreen(TypingModal, inherit_bindings=False):
     """Closes with the text once it is allowed, or with None."""
 
     SCREEN = "prompt"
@@ -74,9 +74,6 @@ class PromptScreen(ConsoleModal, inherit_bindings=False):
         with Vertical(id="body", classes="form"):
             yield Entry(self._text, id="entry")
             yield TextLines(id="about")
-
-    def on_mount(self) -> None:
-        self.part(Entry).focus()
 
     def title_line(self) -> tuple[str, str]:
         take, leave = self.shown_key("accept"), self.shown_key("dismiss")

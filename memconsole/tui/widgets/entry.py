@@ -46,6 +46,15 @@ class Entry(Input):
         )
         self.cursor_blink = False
 
+    @classmethod
+    def takes(cls, event: events.Key) -> bool:
+        """Whether a key is an entry's own: a character, or one that edits."""
+        return event.is_printable or event.key in cls.DIRECT
+
+    def take(self, event: events.Key) -> None:
+        """Act on a key that was pressed before the entry had the focus."""
+        self.post_message(events.Key(event.key, event.character))
+
     async def _on_key(self, event: events.Key) -> None:
         action = self.DIRECT.get(event.key)
         if event.key in ("home", "end") and not self.value:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import pytest
 from textual import events
 
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, replace
 from memconsole.runs.record.run_store import create_run
 from memconsole.tui.keys.rows import MAIN, for_screen
 from memconsole.tui.runs.screen import RunsScreen
@@ -37,6 +37,47 @@ async def test_keys_typed_after_the_one_that_leaves_do_nothing(make_console: Mak
             typed(app, "q", following)
             await settle(pilot)
         assert app.return_code == 0
+
+
+@pytest.mark.parametrize(
+    ("bursts", "chosen"),
+    [
+        ([("m", *"gpt2-la", "enter")], {"model.name": "gpt2-large"}),
+        ([("m", *"gpt2-lx", "backspace", "a", "enter")], {"model.name": "gpt2-large"}),
+        ([("s", *"max_steps", "enter"), (*"77", "enter")], {"train.max_steps": 77}),
+    ],
+)
+async def test_what_is_typed_with_the_key_that_opens_a_picker_counts(
+    bursts: list[tuple[str, ...]], chosen: dict[str, object], make_console: Make
+) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        before = app.plan_screen.view.plan
+        for keys in bursts:
+            typed(app, *keys)
+            for _ in range(3):
+                await settle(pilot)
+        assert app.plan_screen.view.plan == replace(before, chosen)
+
+
+async def test_what_is_typed_with_the_key_of_the_filter_narrows_the_runs(
+    make_console: Make,
+) -> None:
+    for name in ("red", "sorted"):  # s would stop a run
+        create_run(Plan(), name)
+    app = make_console()
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        await pilot.press("a")
+        await settle(pilot)
+        typed(app, "slash", *"sorxx", "backspace", "backspace", "enter", "down")
+        for _ in range(3):
+            await settle(pilot)
+        assert isinstance(app.screen, RunsScreen)
+        assert "sorted" in screen_text(app)
+        assert "red " not in screen_text(app)
+        assert app.focused is None
 
 
 async def test_end_and_home_select_the_last_and_the_first_run(make_console: Make) -> None:
