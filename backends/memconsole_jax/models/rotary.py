@@ -21,7 +21,7 @@ def restarted(documents: Array) -> Array:
 
 
 def rotate_both(q: Array, k: Array, rotation: Rotation) -> tuple[Array, Array]:
-    """Queries and keys (B, T, heads, D) rotated, and queries multiplied if the rotation does so."""
+    """Queries and keys (B, T, heads, D) rotated, queries by tables of their own if the rotation has them."""
     return rotate(q, rotation[-2:]), rotate(k, rotation[:2])
 
 

@@ -41,7 +41,7 @@ def rotation_of(
 
 
 def rotate_both(q: Tensor, k: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
-    """Rotate queries (B, A, T, D) and keys (B, K, T, D), and multiply queries if the rotation does so."""
+    """Rotate queries (B, A, T, D) and keys (B, K, T, D), queries by tables of their own if the rotation has them."""
     return rotate(q, rotation[-2:]), rotate(k, rotation[:2])
 
 

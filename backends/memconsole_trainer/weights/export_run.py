@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from memconsole import regular_file
 from memconsole.plan import catalog
 from memconsole.plan.models.architecture import parameters
-from memconsole.plan.models.configs.families import CONFIG_BYTES
+from memconsole.plan.models.configs.families import CONFIG_BYTES, sees_images
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.sections.optimize import LoraTargets
 from memconsole.plan.training.origin import RANDOM, origin
@@ -71,10 +71,11 @@ def source_dtype(trained_model: TrainedModel) -> str:
         return DTYPES[0]
     try:
         config = json.loads(regular_file.read(Path(directory, "config.json"), CONFIG_BYTES))
-        named = config.get("dtype", config.get("torch_dtype"))
-    except (OSError, ValueError, AttributeError, RecursionError):
-        named = None
-    return named if named in DTYPES else DTYPES[0]
+        tables = config, config.get("text_config") or {}
+        named = [t[key] for t in tables for key in ("dtype", "torch_dtype") if t.get(key) in DTYPES]
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        named = []
+    return named[0] if named else DTYPES[0]
 
 
 def export_adapters(trained_model: TrainedModel, out: Path, dtype: str | None = None) -> None:
@@ -90,6 +91,12 @@ def export_adapters(trained_model: TrainedModel, out: Path, dtype: str | None = 
             f"the adapters belong to weights that no directory holds ({origin(trained_model.plan).words}): "
             "export the whole model"
         )
+    base = catalog.model_directory(trained_model.plan)
+    if base is not None and sees_images(base):
+        raise PlanError(
+            "the base also sees images, and PEFT would look for the adapters' names in the whole model: export the whole "
+            "language model"
+        )
     scale, targets = adapter_scale(trained_model.plan), trained_model.plan.optimize.lora_targets
     tensors: dict[str, Array] = {}
     ranks: dict[str, int] = {}
@@ -103,8 +110,7 @@ def export_adapters(trained_model: TrainedModel, out: Path, dtype: str | None = 
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": catalog.model_directory(trained_model.plan)
-        or trained_model.plan.model.name,
+        "base_model_name_or_path": base or trained_model.plan.model.name,
         "r": rank,
         "lora_alpha": scale * rank,
         "rank_pattern": joined,

@@ -33,7 +33,7 @@ class StoredParameter:
     """Rows of each head of queries or keys whose rotated pairs are neighbours in the stored tensor, where this project pairs
     element i with i + rotated/2; 0 if pairs are stored as here."""
     rotated: int = 0
-    """The first rows of each such head, which rotate."""
+    """How many rows of each such head rotate, from its first one on."""
     experts: int = 0
     """If not 0, each expert's rows are a tensor of their own, called `name` with the expert's number in place of `{}`."""
     stacked: int = 0

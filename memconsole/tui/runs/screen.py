@@ -69,6 +69,8 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
         self._filter = ""
         self._typing = False
         """Whether keys are words of the filter, and not actions."""
+        self._ending = False
+        """Whether the words end with a key that the entry has not handled yet."""
         self._marked: frozenset[str] = frozenset()
         self._cursor = 0
 
@@ -211,7 +213,8 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
 
     def typed_early(self, event: events.Key) -> bool:
         early = self._typing and Entry.takes(event)
-        if early:
+        if early and not self._ending:
+            self._ending = event.key == "enter"
             self.part(Entry).take(event)
         return early
 
@@ -224,14 +227,15 @@ class RunsScreen(ConsoleScreen, inherit_bindings=False):
     @on(Input.Submitted)
     def _submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        self._typing = False
+        self._typing = self._ending = False
         self.part(Entry).display = bool(self._filter.strip())
         self.set_focus(None)
 
     def _clear_filter(self) -> bool:
         """Clear the filter; returns whether there was one."""
         entry = self.part(Entry)
-        there, self._typing = bool(entry.display), False
+        there = bool(entry.display)
+        self._typing = self._ending = False
         entry.value, entry.display = "", False
         self.set_focus(None)
         return there

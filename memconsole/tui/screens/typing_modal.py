@@ -1,4 +1,4 @@
-"""A modal screen with one entry, in which keys count that were typed before it could take them."""
+"""A modal screen with one entry. It also takes keys that were typed before the entry had the focus."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ class TypingModal(ConsoleModal, inherit_bindings=False):
     def typed_early(self, event: events.Key) -> bool:
         if not Entry.takes(event):
             return False
-        if self.composed and self.focused is not None:
-            self.part(Entry).take(event)
-        else:
+        if not self.is_mounted:
             self._early.append(event)
+            return True
+        if self.focused is None:  # a window that was too small for the entry took its focus
+            self.set_focus(self.part(Entry))
+        self.part(Entry).take(event)
         return True

@@ -29,7 +29,7 @@ from memconsole_trainer.export import main as export
 from memconsole_trainer.sample import main as sample
 from memconsole_trainer.tasks.answering import Answerer
 from memconsole_trainer.weights import export as weights_export
-from memconsole_trainer.weights.export_run import export_adapters
+from memconsole_trainer.weights.export_run import export_adapters, source_dtype
 from memconsole_trainer.weights.initialize import InitialWeights
 from memconsole_trainer.weights.trained import read
 from tests.training.harness import round_trip
@@ -226,6 +226,15 @@ def test_a_model_trained_from_scratch_answers_the_same_in_transformers(
     alone = dataclasses.replace(found, plan=replace(found.plan, adapted))
     with pytest.raises(PlanError, match="belong to weights that no directory holds"):
         export_adapters(alone, tmp_path / "adapters")
+    seeing = tmp_path / "seeing"
+    seeing.mkdir()
+    text = {"model_type": "qwen3_vl_text", "dtype": "bfloat16"}
+    (seeing / "config.json").write_text(json.dumps({"model_type": "qwen3_vl", "text_config": text}))
+    adapted |= {"model.name": str(seeing), "model.weights": None}
+    on_images = dataclasses.replace(found, plan=replace(found.plan, adapted))
+    with pytest.raises(PlanError, match="the base also sees images"):
+        export_adapters(on_images, tmp_path / "adapters")
+    assert source_dtype(on_images) == "bfloat16"
     assert not (tmp_path / "adapters").exists()
 
 

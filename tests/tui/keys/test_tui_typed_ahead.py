@@ -71,13 +71,27 @@ async def test_what_is_typed_with_the_key_of_the_filter_narrows_the_runs(
         await settle(pilot)
         await pilot.press("a")
         await settle(pilot)
-        typed(app, "slash", *"sorxx", "backspace", "backspace", "enter", "down")
+        typed(app, "slash", *"sorxx", "backspace", "backspace", "enter", "n", "enter")
         for _ in range(3):
             await settle(pilot)
         assert isinstance(app.screen, RunsScreen)
         assert "sorted" in screen_text(app)
         assert "red " not in screen_text(app)
         assert app.focused is None
+
+
+async def test_a_picker_takes_keys_again_after_the_window_was_too_small(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("m", *"gpt2-la")
+        await settle(pilot)
+        for size in ((50, 10), (80, 24)):
+            await pilot.resize_terminal(*size)
+            await settle(pilot)
+        await pilot.press("enter")
+        await settle(pilot)
+        assert app.plan_screen.view.plan.model.name == "gpt2-large"
 
 
 async def test_end_and_home_select_the_last_and_the_first_run(make_console: Make) -> None:

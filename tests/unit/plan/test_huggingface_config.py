@@ -58,6 +58,18 @@ def test_a_qwen2_5_vl_of_one_table_is_a_qwen2_5() -> None:
     assert read == architecture_from_config(QWEN2, "config.json")
 
 
+@pytest.mark.parametrize(("outer", "inner"), [(True, False), (False, True)])
+def test_a_qwen2_5_vl_is_tied_if_one_of_its_tables_says_so(outer: bool, inner: bool) -> None:
+    text = {**QWEN2, "model_type": "qwen2_5_vl_text", "tie_word_embeddings": inner}
+    config = {"model_type": "qwen2_5_vl", "tie_word_embeddings": outer, "text_config": text}
+    assert architecture_from_config(config, "config.json").tied_embeddings
+
+
+def test_a_head_size_of_null_is_a_share_of_the_stream() -> None:
+    read = architecture_from_config({**ERNIE, "head_dim": None}, "config.json")
+    assert read.head_size == 1024 // 16
+
+
 def test_the_longest_rows_of_pretraining_may_be_named_beside_the_scaling() -> None:
     config = {**LLAMA, "original_max_position_embeddings": 4096}
     scaling = architecture_from_config(config, "config.json").rope_scaling
@@ -215,6 +227,7 @@ PHI4 = {
         (STARCODER2, {"num_attention_heads": 7}, "hidden_size = 3072"),
         (STARCODER2, {"sliding_window": 0}, "sliding_window = 0"),
         (MINISTRAL3, {"text_config": {**MINISTRAL3["text_config"], "rope_parameters": None}}, "rope_parameters = none"),
+        (MINISTRAL3, {"text_config": {**MINISTRAL3["text_config"], "rope_parameters": {"rope_type": "default"}}}, "rope_type = \"default\""),
         (OLMOE, {"clip_qkv": 8.0}, "clip_qkv = 8.0"),
         (OLMOE, {"num_experts_per_tok": 65}, "num_experts_per_tok = 65: expected at most the 64"),
         (OLMOE, {"num_experts": 0}, "num_experts = 0"),

@@ -22,7 +22,7 @@ def rms_decoder(
     """The settings that Llama, Qwen 3 and all Gemmas have in common. The named arguments are the defaults of transformers'
     configuration class; `rest` are fields of the architecture."""
     hidden, heads = c.size("hidden_size"), c.size("num_attention_heads")
-    if c.missing("head_dim") and head_size is None:
+    if c.says_none("head_dim") or (c.missing("head_dim") and head_size is None):
         head_size = c.quotient("hidden_size", hidden, heads)
     return Architecture(
         vocab_size=c.size("vocab_size"),

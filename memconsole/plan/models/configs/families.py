@@ -183,7 +183,20 @@ def _language_model(c: Config, model_type: str, outer: Mapping[str, Any]) -> Map
     # transformers reads these from the outer table.
     outer_keys = ("tie_word_embeddings", "quantization_config")
     outside = {key: outer[key] for key in outer_keys if outer.get(key) is not None}
+    if model_type == "qwen2_5_vl" and text_config.get("tie_word_embeddings"):
+        outside["tie_word_embeddings"] = True  # false may be the default of the outer table
     return {**_WITH_IMAGES[model_type], **text_config, **outside}
+
+
+def sees_images(directory: str) -> bool:
+    """Whether a directory's model also sees images, so that its language model is a part of another one."""
+    try:
+        config = msgspec.json.decode(
+            regular_file.read(Path(directory, "config.json"), CONFIG_BYTES)
+        )
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(config, dict) and config.get("model_type") in _WITH_IMAGES
 
 
 def read_architecture(directory: str) -> Architecture:

@@ -31,6 +31,9 @@ def ministral3(c: Config) -> Architecture:
     if c.missing("rope_parameters") and c.missing("rope_scaling"):
         raise refusal(c.where, "rope_parameters", None, "the settings of its rotary positions")
     decoder = llama(c, 1_000_000.0, head_size=128, max_positions=262_144, norm_eps=1e-5)
+    if decoder.rope_scaling is None or decoder.rope_scaling.kind != "yarn":
+        kind = decoder.rope_scaling.kind if decoder.rope_scaling else "default"
+        raise refusal(c.where, "rope_type", kind, "yarn: anything else is not supported")
     return with_window(c, msgspec.structs.replace(decoder, family="ministral3"))
 
 
