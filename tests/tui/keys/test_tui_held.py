@@ -68,6 +68,7 @@ async def test_a_held_key_neither_stops_a_run_nor_replaces_a_file(
     make_console: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("memconsole.tui.screens.base.HELD_SECONDS", 30.0)  # machines may be slow
     (tmp_path / "kept.toml").write_text("mine")
     app = make_console()
     async with app.run_test(size=(80, 24)) as pilot:
