@@ -79,7 +79,7 @@ def _gpt2(a: Architecture) -> dict[str, Any]:
     }
 
 
-def _shape(a: Architecture) -> dict[str, Any]:
+def _sizes(a: Architecture) -> dict[str, Any]:
     """The sizes of all families but GPT-2 and GPT-NeoX."""
     return {
         "hidden_size": a.hidden_size,
@@ -89,6 +89,13 @@ def _shape(a: Architecture) -> dict[str, Any]:
         "head_dim": a.head_size,
         "intermediate_size": a.intermediate_size,
         "max_position_embeddings": a.max_positions,
+    }
+
+
+def _shape(a: Architecture) -> dict[str, Any]:
+    """What all families with RMSNorm say of their blocks."""
+    return {
+        **_sizes(a),
         "rms_norm_eps": a.norm_eps,
         "attention_bias": False,
         "attention_dropout": 0.0,
@@ -208,13 +215,7 @@ def _gpt_neox(a: Architecture) -> dict[str, Any]:
 
 def _starcoder2(a: Architecture) -> dict[str, Any]:
     return {
-        "hidden_size": a.hidden_size,
-        "num_hidden_layers": a.layers,
-        "num_attention_heads": a.heads,
-        "num_key_value_heads": a.kv_heads,
-        "head_dim": a.head_size,
-        "intermediate_size": a.intermediate_size,
-        "max_position_embeddings": a.max_positions,
+        **_sizes(a),
         "hidden_act": "gelu" if a.activation == "gelu" else TANH_GELU[1],
         "norm_epsilon": a.norm_eps,
         "use_bias": True,
