@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memconsole.plan.models.architecture import Architecture
+from memconsole.plan.models.architecture import Activation, Architecture
 from memconsole.plan.models.configs.common import all_local
 from memconsole.plan.models.configs.reader import Config, refusal
 from memconsole.plan.models.configs.rotary import rope, rotary_size
@@ -11,12 +11,19 @@ TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
 """Names of the tanh approximation of GELU."""
 
 
+def _gelu(c: Config, key: str, usual: str, *others: str) -> Activation:
+    """The kind of GELU that `key` names, exact or by the tanh approximation, which may have `others` as names. `usual`: its
+    name if the file has none. Raises `PlanError`."""
+    named = c.text(key, usual)
+    allowed = ("gelu", *TANH_GELU, *others)
+    if named not in allowed:
+        raise refusal(c.where, key, named, " or ".join(allowed))
+    return "gelu" if named == "gelu" else "gelu_tanh"
+
+
 def gpt2(c: Config) -> Architecture:
     hidden, heads = c.size("n_embd", 768), c.size("n_head", 12)
-    activation = c.text("activation_function", "gelu_new")
-    allowed = ("gelu", *TANH_GELU)
-    if activation not in allowed:
-        raise refusal(c.where, "activation_function", activation, " or ".join(allowed))
+    activation = _gelu(c, "activation_function", "gelu_new")
     return Architecture(
         family="gpt2",
         vocab_size=c.size("vocab_size", 50_257),
@@ -29,7 +36,7 @@ def gpt2(c: Config) -> Architecture:
         max_positions=c.size("n_positions", 1024),
         norm="layernorm",
         norm_eps=c.number("layer_norm_epsilon", 1e-5),
-        activation="gelu" if activation == "gelu" else "gelu_tanh",
+        activation=activation,
         gated_mlp=False,
         biases=True,
         positions="learned",
@@ -41,10 +48,7 @@ def gpt2(c: Config) -> Architecture:
 def gpt_neox(c: Config) -> Architecture:
     """GPT-NeoX (Pythia): attention and MLP side by side, and rotary positions in a part of each head."""
     hidden, heads = c.size("hidden_size"), c.size("num_attention_heads")
-    activation = c.text("hidden_act", "gelu")
-    allowed = ("gelu", *TANH_GELU, "gelu_fast")
-    if activation not in allowed:
-        raise refusal(c.where, "hidden_act", activation, " or ".join(allowed))
+    activation = _gelu(c, "hidden_act", "gelu", "gelu_fast")
     if not c.flag("attention_bias", True):
         raise refusal(c.where, "attention_bias", False, "true: anything else is not supported")
     theta, scaling = rope(c, "full_attention", c.number("rotary_emb_base", 10_000.0))
@@ -61,7 +65,7 @@ def gpt_neox(c: Config) -> Architecture:
         max_positions=c.size("max_position_embeddings", 2048),
         norm="layernorm",
         norm_eps=c.number("layer_norm_eps", 1e-5),
-        activation="gelu" if activation == "gelu" else "gelu_tanh",
+        activation=activation,
         gated_mlp=False,
         biases=True,
         rope_theta=theta,
@@ -76,10 +80,7 @@ def gpt_neox(c: Config) -> Architecture:
 def starcoder2(c: Config) -> Architecture:
     """StarCoder2: rotary positions, shared keys and values, and an MLP without a gate."""
     hidden, heads = c.size("hidden_size", 3072), c.size("num_attention_heads", 24)
-    activation = c.text("hidden_act", TANH_GELU[1])
-    allowed = ("gelu", *TANH_GELU)
-    if activation not in allowed:
-        raise refusal(c.where, "hidden_act", activation, " or ".join(allowed))
+    activation = _gelu(c, "hidden_act", TANH_GELU[1])
     if not c.flag("use_bias", True):
         raise refusal(c.where, "use_bias", False, "true: anything else is not supported")
     theta, scaling = rope(c, "full_attention", 10_000.0)
@@ -96,7 +97,7 @@ def starcoder2(c: Config) -> Architecture:
         max_positions=c.size("max_position_embeddings", 4096),
         norm="layernorm",
         norm_eps=c.number("norm_epsilon", 1e-5),
-        activation="gelu" if activation == "gelu" else "gelu_tanh",
+        activation=activation,
         gated_mlp=False,
         biases=True,
         rope_theta=theta,
