@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from memconsole.plan.machine.processor import process_cpus
 from memconsole.plan.plan import Plan, replace
 from memconsole.runs.act import launch as launching
 from memconsole.runs.act.control import request
@@ -43,7 +44,9 @@ Launch = Callable[..., RunDirectory]
 
 def on_top_of(backend: str) -> tuple[int, int]:
     """Allowed beside what is left, from the build on and from the first step on."""
-    return memory_limit.BUILD_MAPPED_BYTES[backend], memory_limit.STEPS_MAPPED_BYTES
+    heaps = memory_limit.THREAD_HEAP_BYTES * (process_cpus() - 1) if backend == "torch" else 0
+    build, steps = memory_limit.BUILD_MAPPED_BYTES[backend], memory_limit.STEPS_MAPPED_BYTES
+    return build + heaps, steps + heaps
 
 
 @pytest.fixture
