@@ -19,7 +19,6 @@ from memconsole.runs.record.log import events
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.stream import Item
 from memconsole_trainer.engine import Batch, StepMetrics
-from memconsole_trainer.host import heap
 from memconsole_trainer.loop import summary
 from memconsole_trainer.loop.announcing import StopRequestedError
 from memconsole_trainer.loop.preflight import first_step, preflight
@@ -37,8 +36,6 @@ _ADVICE = {
     "fp16": "Lower train.learning_rate, or use optimize.precision = bf16 or fp32",
 }
 """Advice when the loss is not finite, by precision."""
-SETTLING_STEPS = 5
-"""On a CPU, the heap returns its unused memory to the system after each of the first steps of an attempt, this many."""
 
 
 class NonFiniteLossError(ArithmeticError):
@@ -70,7 +67,6 @@ class Trainer:
         """The step of the last sample."""
         self._compiled = False
         """Whether this attempt has taken a step. Its first one compiles."""
-        self._settling_steps_left = SETTLING_STEPS
         self._step_is_rehearsal = False
         """Whether the next step is the one that the preflight would rehearse."""
         self._best_is_unsaved = False
@@ -137,7 +133,6 @@ class Trainer:
         compiles = not self._compiled
         trained = self._take_step(batch)
         p.step += 1
-        self._return_unused_memory()
         units = units if trained else 0
         p.tokens += units
         p.data = state
@@ -172,14 +167,6 @@ class Trainer:
         self._compiled = True
         self._profiling.after(number)
         return trained
-
-    def _return_unused_memory(self) -> None:
-        """On a CPU, after one of the first steps: give the heap's unused memory back to the system. A small array may
-        have been placed in the block that this step freed, and then the next step needs a new block."""
-        if self._settling_steps_left and self._engine.device.kind == "cpu":
-            self._settling_steps_left -= 1
-            self._engine.synchronize()
-            heap.trim()
 
     def _should_save(self, regular: bool) -> bool:
         """Whether to save now: after the best evaluation, or if it is a `regular` time and the plan does
