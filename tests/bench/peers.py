@@ -6,7 +6,8 @@ nanoGPT is a checkout named by NANOGPT_DIR; its own train.py runs. The Trainer n
 peer that is not there is reported missing. Peer and memconsole take turns in each round, so that a machine that
 slows down slows both. Shown are the medians, and the ratio memconsole / peer of each round: its median, least and most.
 In a second table stands the share of the rate of a large matrix product, which each round measures too: the higher of
-MKL's and oneDNN's.
+MKL's and oneDNN's. Results go to results/peers_amd.json or results/peers_intel.json, and into the tables of that maker
+in docs/speed.md; those of another maker's processor are printed only.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ sys.path.insert(0, str(ROOT))
 
 from tests.bench import peer_runs
 from tests.bench.peer_runs import MissingError, Speed
-from tests.bench.trained import into_page, machine, markdown
+from tests.bench.trained import MAKERS, into_page, machine, maker, markdown, results_of
 
-RESULTS = Path(__file__).with_name("results") / "peers.json"
+RESULTS = results_of("peers", maker())
 PAGE = ROOT / "docs" / "speed.md"
 MIB = 2**20
 
@@ -179,7 +180,7 @@ def shares(results: dict[str, Any]) -> str:
 
 
 TABLES = {"peers": table, "peers-shares": shares}
-"""The tables of the page, by their marks."""
+"""The tables of the page, by their marks without the maker."""
 
 
 def _cells(one: dict[str, Any] | None, peer: str, backend: str) -> list[str]:
@@ -223,7 +224,8 @@ def main() -> None:
             print(f"{case.peer} is missing: {found['missing']}", file=sys.stderr)
     for mark, made in TABLES.items():
         print(made(results), end="\n\n")
-        into_page(PAGE, mark, made(results))
+        if maker() in MAKERS:
+            into_page(PAGE, f"{mark}-{maker()}", made(results))
 
 
 if __name__ == "__main__":

@@ -15,8 +15,10 @@ from types import MappingProxyType
 from typing import Any
 
 from memconsole.cli.exits import Exit
+from memconsole.plan.machine import processor
 
 BACKENDS = ("torch", "jax")
+MAKERS = ("amd", "intel")
 Settings = Mapping[str, object]
 
 
@@ -66,6 +68,17 @@ def machine() -> dict[str, Any]:
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "versions": {name: _version(name) for name in ("torch", "jax", "flax", "optax")},
     }
+
+
+def maker() -> str:
+    """amd or intel, whose processors have tables of their own in docs/speed.md; other for the rest."""
+    name = processor.name().lower()
+    return next((maker for maker in MAKERS if maker in name), "other")
+
+
+def results_of(name: str, maker: str) -> Path:
+    """The file of the results of `name` on a processor of this maker."""
+    return Path(__file__).with_name("results") / f"{name}_{maker}.json"
 
 
 def _version(name: str) -> str:

@@ -7,7 +7,7 @@ training and of held-out text every 250 steps, and save checkpoints as they do b
 begins without anything cached: its seconds include tokenizing the text and, in JAX, compiling. nanoGPT's files of tokens
 are made before its command, and it logs every step, as in its README. At the end the last weights of each are evaluated on
 the whole held-out text, by nanoGPT's own model.
-Results go to results/whole_run.json and into docs/speed.md.
+Results go to results/whole_run_amd.json or results/whole_run_intel.json, by the processor's maker, and into docs/speed.md.
 """
 
 from __future__ import annotations
@@ -29,9 +29,18 @@ sys.path.insert(0, str(ROOT))
 from tests.bench import peer_runs
 from tests.bench.peer_runs import Work
 from tests.bench.peers import CASES, PAGE
-from tests.bench.trained import BACKENDS, into_page, machine, markdown, trained
+from tests.bench.trained import (
+    BACKENDS,
+    MAKERS,
+    into_page,
+    machine,
+    maker,
+    markdown,
+    results_of,
+    trained,
+)
 
-RESULTS = Path(__file__).with_name("results") / "whole_run.json"
+RESULTS = results_of("whole_run", maker())
 CASE = CASES[0]
 EVALUATED_EVERY, BATCHES = 250, 20
 OURS: dict[str, object] = {
@@ -159,7 +168,8 @@ def main() -> None:
     if not options.print:
         document = {"command": "python tests/bench/whole_run.py", **machine(), **results}
         RESULTS.write_text(json.dumps(document, indent=1) + "\n")
-        into_page(PAGE, "whole-run", table(results))
+        if maker() in MAKERS:
+            into_page(PAGE, f"whole-run-{maker()}", table(results))
 
 
 if __name__ == "__main__":

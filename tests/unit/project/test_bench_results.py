@@ -25,7 +25,7 @@ from tests.bench import (
     whole_run,
     window_reading,
 )
-from tests.bench.trained import BACKENDS
+from tests.bench.trained import BACKENDS, MAKERS, results_of
 
 PAGE = optimizations.PAGE.read_text(encoding="utf-8")
 RESULTS = json.loads(optimizations.RESULTS.read_text())["results"]
@@ -224,10 +224,11 @@ def test_the_page_quotes_the_table_of_the_card() -> None:
     assert f"<!-- card -->\n{found}\n<!-- /card -->" in page
 
 
-def test_the_page_quotes_the_tables_of_peers() -> None:
-    found = json.loads(peers.RESULTS.read_text())["results"]
+@pytest.mark.parametrize("maker", MAKERS)
+def test_the_page_quotes_the_tables_of_peers(maker: str) -> None:
+    found = json.loads(results_of("peers", maker).read_text())["results"]
     page = peers.PAGE.read_text(encoding="utf-8")
     for mark, table in peers.TABLES.items():
-        assert f"<!-- {mark} -->\n{table(found)}\n<!-- /{mark} -->" in page
-    whole = whole_run.table(json.loads(whole_run.RESULTS.read_text()))
-    assert f"<!-- whole-run -->\n{whole}\n<!-- /whole-run -->" in page
+        assert f"<!-- {mark}-{maker} -->\n{table(found)}\n<!-- /{mark}-{maker} -->" in page
+    whole = whole_run.table(json.loads(results_of("whole_run", maker).read_text()))
+    assert f"<!-- whole-run-{maker} -->\n{whole}\n<!-- /whole-run-{maker} -->" in page
