@@ -37,11 +37,6 @@ COMPILER_MAPPED_BYTES = 64 * MIB
 with 32."""
 STACK_BYTES = 8 * MIB
 """Mapped stack of one thread."""
-THREAD_HEAP_BYTES = 64 * MIB
-"""What glibc maps for the heap of a thread where heaps have room at their end (`MALLOC_TOP_PAD_`): the most that such a
-heap can have (malloc/arena.c, HEAP_MAX_SIZE)."""
-MEASURED_HEAPS = 2
-"""Heaps of the processes whose mapped memory was measured for the allowances above."""
 _STATUS = "/proc/self/status"
 
 
@@ -54,7 +49,7 @@ def limit_build(plan: Plan, engine: Engine) -> None:
     """
     if engine.device.kind == "cpu":
         left = max(available_memory.fillable_bytes(), _share(plan, engine) or 0)
-        limit_growth(left + BUILD_MAPPED_BYTES[plan.backend] + _stacks() + _thread_heaps())
+        limit_growth(left + BUILD_MAPPED_BYTES[plan.backend] + _stacks())
 
 
 def limit_steps(plan: Plan, engine: Engine) -> None:
@@ -69,7 +64,7 @@ def limit_steps(plan: Plan, engine: Engine) -> None:
     if allowed is None:
         compiler = COMPILER_MAPPED_BYTES if plan.optimize.compile else 0
         left = available_memory.fillable_bytes()
-        limit_growth(left + STEPS_MAPPED_BYTES + compiler + _stacks() + _thread_heaps())
+        limit_growth(left + STEPS_MAPPED_BYTES + compiler + _stacks())
         return
     held = engine.memory().allocated_bytes or 0
     if held > allowed:
@@ -115,15 +110,6 @@ def _stacks() -> int:
     """Stack bytes of the threads still to be started, assuming one thread per processor."""
     with contextlib.suppress(OSError, ValueError):
         return STACK_BYTES * max(0, (os.cpu_count() or 1) - _status("Threads"))
-    return 0
-
-
-def _thread_heaps() -> int:
-    """Bytes that the heaps of further threads map when the first 16-bit product of each allocates its operands."""
-    if "MALLOC_TOP_PAD_" not in os.environ:
-        return 0
-    with contextlib.suppress(KeyError, ValueError):
-        return THREAD_HEAP_BYTES * max(0, int(os.environ["MALLOC_ARENA_MAX"]) - MEASURED_HEAPS)
     return 0
 
 

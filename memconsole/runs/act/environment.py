@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
-from memconsole.plan.machine import jemalloc, processor
+from memconsole.plan.machine import jemalloc
 from memconsole.plan.machine.inductor_cache import inductor_cache
 from memconsole.plan.plan import Plan
 from memconsole.plan.processes import processes
@@ -19,6 +19,7 @@ _HOST_DEVICES = "--xla_force_host_platform_device_count"
 """XLA's flag for several devices on a CPU."""
 NEVER = str(2**40)
 """As a threshold in bytes: no array is that large."""
+ARENAS = {"torch": "2", "jax": "1"}
 HEAPS = {
     ("torch", "fast"): (NEVER, NEVER),
     ("jax", "fast"): ("16777216", NEVER),
@@ -135,7 +136,7 @@ def _heap(plan: Plan) -> dict[str, str]:
     """Settings of the C library's heap, or of jemalloc in its place."""
     if plan.optimize.heap == "jemalloc":
         return {"MALLOC_CONF": JEMALLOC_CONF}
-    backend = plan.backend if plan.backend == "jax" else "torch"
+    backend = plan.backend if plan.backend in ARENAS else "torch"
     from_system, returned = HEAPS[backend, plan.optimize.heap]
     fast = plan.optimize.heap == "fast"
     room = {"MALLOC_TOP_PAD_": ROOM, **NO_MAPPINGS} if fast and backend == "torch" else {}
@@ -144,20 +145,8 @@ def _heap(plan: Plan) -> dict[str, str]:
         room
         | pages
         | {
-            "MALLOC_ARENA_MAX": _arenas(plan, backend),
+            "MALLOC_ARENA_MAX": ARENAS[backend],
             "MALLOC_MMAP_THRESHOLD_": from_system,
             "MALLOC_TRIM_THRESHOLD_": returned,
         }
     )
-
-
-def _arenas(plan: Plan, backend: str) -> str:
-    """How many heaps the C library may divide its memory into. Threads that share one wait for each other at every
-    allocation.
-
-    In torch each thread of a product in 16 bits allocates its own copies of the operands: a bf16 step of a Llama of 31 M
-    parameters took 2.0 s where two threads shared a heap, and 1.45 s with one each (an Intel Xeon with AMX), in the same
-    memory. One more heap is for the threads that read data and save. XLA's step is one block, and its threads gain 2 to
-    4 % from heaps of their own for 1 to 3 % more memory.
-    """
-    return "1" if backend == "jax" else str(1 + (plan.device.threads or processor.process_cpus()))

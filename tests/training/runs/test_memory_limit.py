@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from memconsole.plan.machine.processor import process_cpus
 from memconsole.plan.plan import Plan, replace
 from memconsole.runs.act import launch as launching
 from memconsole.runs.act.control import request
@@ -44,9 +43,7 @@ Launch = Callable[..., RunDirectory]
 
 def on_top_of(backend: str) -> tuple[int, int]:
     """Allowed beside what is left, from the build on and from the first step on."""
-    heaps = memory_limit.THREAD_HEAP_BYTES * (process_cpus() - 1) if backend == "torch" else 0
-    build, steps = memory_limit.BUILD_MAPPED_BYTES[backend], memory_limit.STEPS_MAPPED_BYTES
-    return build + heaps, steps + heaps
+    return memory_limit.BUILD_MAPPED_BYTES[backend], memory_limit.STEPS_MAPPED_BYTES
 
 
 @pytest.fixture

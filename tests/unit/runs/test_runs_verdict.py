@@ -302,8 +302,6 @@ def test_the_environment_fits_the_device_and_keeps_what_a_person_set(
     assert tight["MALLOC_TRIM_THRESHOLD_"] == "131072"
     by_jax = trainer_environment(plans.replace(plan, {"backend": "jax"}), {})
     assert by_jax["MALLOC_ARENA_MAX"] == "1"
-    four = plans.replace(plan, {"device.threads": 4})
-    assert trainer_environment(four, {})["MALLOC_ARENA_MAX"] == "5"
     assert made["MALLOC_TOP_PAD_"] == str(64 << 20)
     assert made["MALLOC_MMAP_MAX_"] == "0"
     assert not {"MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_"} & set(tight | by_jax)
