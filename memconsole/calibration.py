@@ -56,6 +56,7 @@ class _ReceiptFields(msgspec.Struct, kw_only=True):
     versions: dict[str, str]
     plan: dict[str, Any]
     steps: int
+    resized_at: int = 0
     measured: _Peaks
     by_phase: dict[str, int] = {}
     shortfall: _Shortfall | None = None
@@ -207,7 +208,7 @@ class Receipts:
             plan = from_document(_with_heap(stored.plan))
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
             return None
-        shortfall = stored.shortfall
+        shortfall, steps = stored.shortfall, stored.steps - stored.resized_at
         priced = [size for phase, size in stored.by_phase.items() if phase not in UNPRICED]
         ran_out = shortfall is not None
         peak = (
@@ -215,7 +216,7 @@ class Receipts:
         )
         # The first steps are slow, and while a heap grows a run has not reached its peak. A damaged log may lack the record
         # of the peak.
-        if not peak or stored.missing_records or (not ran_out and stored.steps < SETTLED_STEPS):
+        if not peak or stored.missing_records or (not ran_out and steps < SETTLED_STEPS):
             return None
         return Measured(
             plan=plan,
@@ -225,7 +226,7 @@ class Receipts:
             versions=stored.versions,
             peak_bytes=peak,
             at_least=ran_out,
-            step_seconds=_step_seconds(stored, plan) if stored.steps >= SETTLED_STEPS else None,
+            step_seconds=_step_seconds(stored, plan) if steps >= SETTLED_STEPS else None,
         )
 
 

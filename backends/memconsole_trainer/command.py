@@ -25,6 +25,8 @@ def main() -> int:
         # the terminal's encoding.
         encoding = None if name == CHAT or sys.stdout.isatty() else "utf-8"
         sys.stdout.reconfigure(encoding=encoding, errors="replace")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
     try:
         return int(importlib.import_module(f"memconsole_trainer.{name}").main())
     except ModuleNotFoundError:

@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 from memconsole.cli import output
 from memconsole.cli.completing import VARIABLE
 from memconsole.cli.options import plan_options
-from memconsole.errors import UserError
+from memconsole.errors import FileError, UserError
 from memconsole.sanitize import clean, clean_line
 
 COMMANDS = {
@@ -183,9 +183,11 @@ def main() -> Any:
     except UserError as error:
         _end(error)
     except OSError as error:
-        if not output.failed(error):
+        if output.failed(error):
+            _end(output.OutputError(error))
+        if not error.filename:
             raise
-        _end(output.OutputError(error))
+        _end(FileError(error))
 
 
 def _end(error: UserError) -> NoReturn:

@@ -50,6 +50,9 @@ _HBM = frozenset(
 )
 """Words in a product name that mean HBM."""
 
+SLICE = "MIG-"
+"""The beginning of a slice's UUID."""
+
 
 class Nvidia:
     """Keeps NVML open between readings, and opens it again after a failure."""
@@ -72,12 +75,19 @@ class Nvidia:
             return [], [f"NVIDIA: {reason(error)}"]
         if count == 0:
             return [], ["NVIDIA: the driver is loaded but sees no GPU"]
+        setting = self._environment.get("CUDA_VISIBLE_DEVICES")
+        if setting is not None and setting.strip().startswith(SLICE):
+            return [read_slice(setting.split(",")[0].strip(), "cuda:0")], []
         identifiers = [_identifier(index) for index in range(count)]
-        order, note = visible_order(
-            identifiers, self._environment.get("CUDA_VISIBLE_DEVICES"), "CUDA_VISIBLE_DEVICES"
-        )
+        order, note = visible_order(identifiers, setting, "CUDA_VISIBLE_DEVICES")
         readings = [read_device(index, f"cuda:{place}") for place, index in enumerate(order)]
         notes = [f"NVIDIA: {note}"] if note else []
+        notes += [
+            f"NVIDIA: GPU {index} is divided into slices (MIG), of which CUDA sees one; name it with "
+            f"CUDA_VISIBLE_DEVICES={SLICE}… (nvidia-smi -L lists them)"
+            for index in order
+            if _is_divided(index)
+        ]
         by_speed = self._environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
         if by_speed and len({reading.name for reading in readings}) > 1:
             notes.append(
@@ -106,10 +116,22 @@ def reason(error: pynvml.NVMLError) -> str:
 def read_device(index: int, identifier: str) -> DeviceReading:
     """One device. `index` is NVML's index, `identifier` is the name that plans use."""
     handle = _ask(lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
+    return _read(handle, f"NVIDIA GPU {index}", identifier)
+
+
+def read_slice(uuid: str, identifier: str) -> DeviceReading:
+    """A slice of a card (MIG). A program sees one slice at most, as the first GPU. (NVIDIA Multi-Instance GPU User Guide,
+    "Device Enumeration".)"""
+    handle = _ask(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
+    return _read(handle, clean_line(uuid, 60), identifier)
+
+
+def _read(handle: Any, unnamed: str, identifier: str) -> DeviceReading:
+    """The device of a handle, which may be `Missing`; `unnamed` is its name if the driver tells none."""
     if isinstance(handle, Missing):
         return DeviceReading(
             id=identifier,
-            name=f"NVIDIA GPU {index}",
+            name=unnamed,
             kind="gpu",
             memory_label="VRAM",
             total_bytes=handle,
@@ -121,7 +143,7 @@ def read_device(index: int, identifier: str) -> DeviceReading:
             source="NVML",
         )
     name = _ask(lambda: _text(pynvml.nvmlDeviceGetName(handle)))
-    label = f"NVIDIA GPU {index}" if isinstance(name, Missing) else clean_line(name, 120)
+    label = unnamed if isinstance(name, Missing) else clean_line(name, 120)
     memory = _ask(lambda: _memory(handle))
     return DeviceReading(
         id=identifier,
@@ -201,6 +223,16 @@ def _identifier(index: int) -> str:
         return _text(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index)))
     except pynvml.NVMLError:
         return ""
+
+
+def _is_divided(index: int) -> bool:
+    """Whether a card is in MIG mode."""
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        current, _ = pynvml.nvmlDeviceGetMigMode(handle)
+    except pynvml.NVMLError:
+        return False
+    return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
 
 
 def _text(value: str | bytes) -> str:

@@ -6,6 +6,7 @@ plan's backend implements its settings.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 
@@ -121,7 +122,7 @@ def _check_model_settings(plan: Plan) -> None:
     if entry is None or entry.regressor is None:
         _refuse_set(plan, OF_WINDOWS, "is for windows of numbers; {model} reads none, leave it out")
     checkpoint = checkpoint_of(plan)
-    if checkpoint is not None and not (checkpoint / "MANIFEST.json").is_file():
+    if checkpoint is not None and not os.path.isfile(checkpoint / "MANIFEST.json"):
         reason = (
             f"expected {RANDOM}, a checkpoint of a run such as RUN/checkpoints/best, or none for those "
             "in the model's directory"

@@ -74,6 +74,9 @@ class _Silent:
     def tick(self) -> None:
         """Does nothing."""
 
+    def wait_while_paused(self) -> None:
+        """Does nothing."""
+
 
 def trained(
     settings: Settings, control: Callable[[Plan, int], Controller] = controller_of

@@ -20,6 +20,9 @@ class Silent:
     def tick(self) -> None:
         """Does nothing."""
 
+    def wait_while_paused(self) -> None:
+        """Does nothing."""
+
 
 def engine_and_batches(plan: Any, steps: int) -> tuple[Any, list[Any]]:
     """A built engine, and as many batches of one micro-batch from the plan's data."""

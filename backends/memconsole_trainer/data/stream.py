@@ -51,6 +51,9 @@ class RowIterator(Protocol):
     def set_state(self, state: Any) -> None: ...
 
 
+CLOSE_SECONDS = 5.0
+
+
 class Rows(Protocol):
     """A task's training rows: how to iterate over an epoch, and how to make a batch of rows."""
 
@@ -168,9 +171,11 @@ class BatchStream:
         return seconds
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop the thread. It may still be filling a shuffle window, or waiting for a network: after `CLOSE_SECONDS` it is
+        left alone, and ends with the process."""
         self._closing.set()
-        while self._thread.is_alive():
+        latest = time.monotonic() + CLOSE_SECONDS
+        while self._thread.is_alive() and time.monotonic() < latest:
             with contextlib.suppress(queue.Empty):
                 self._queue.get_nowait()  # so that a blocked `put` returns at once
             self._thread.join(timeout=0.01)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from memconsole.runs.act.trainer.attempt import Attempt
 from memconsole.runs.record.log import events
+
+PAUSE_POLL_SECONDS = 0.2
 
 
 class StopRequestedError(Exception):
@@ -60,6 +63,18 @@ class Announcer:
             self.report_memory(self._phase)
         if self._attempt.stop_requested or self._attempt.asked:
             raise StopRequestedError
+
+    def wait_while_paused(self) -> None:
+        """Wait while the run is paused, in a phase of its own. Raises `StopRequestedError`."""
+        if not self._attempt.paused:
+            return
+        before = self._phase
+        self.phase("paused")
+        print(f"paused in the phase {before}", flush=True)
+        while self._attempt.paused:
+            time.sleep(PAUSE_POLL_SECONDS)
+            self.tick()
+        self.phase(before)
 
     def warning(self, message: str) -> None:
         warn(self._attempt, message)

@@ -16,6 +16,7 @@ shown twice.
 
 from __future__ import annotations
 
+import math
 import queue
 import socket
 import struct
@@ -119,6 +120,7 @@ def _table() -> list[int]:
 
 
 _TABLE = _table()
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def _double(field: int, value: float) -> bytes:
@@ -126,6 +128,9 @@ def _double(field: int, value: float) -> bytes:
 
 
 def _float(field: int, value: float) -> bytes:
+    """A value that is too large for fp32 becomes the largest one."""
+    if math.isfinite(value):
+        value = max(-LARGEST, min(LARGEST, value))
     return _base128(field << 3 | 5) + struct.pack("<f", value)
 
 

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 
 import msgspec
 
+from memconsole.plan.errors import PlanError
 from memconsole.plan.tasks import task_of
 from memconsole.plan.tasks.judging import improves, scores_of
 from memconsole.plan.tasks.task import Measure
@@ -75,7 +76,7 @@ class Trainer:
     def train(self) -> events.Ended:
         """Train until the plan is done.
 
-        Raises `StopRequestedError` and `DataError` after saving a checkpoint. Raises `PreflightError`,
+        Raises `StopRequestedError`, and `DataError` and `PlanError` of the data, after saving a checkpoint. Raises `PreflightError`,
         `NonFiniteLossError`, `FencedError` and OSError without saving one.
         """
         self._watch.report_memory()
@@ -98,18 +99,18 @@ class Trainer:
             self._watch.clock.count()
             self._watch.ranks.last(self._progress.step)
             raise
-        except DataError:
+        except (DataError, PlanError):
             self._save()  # the run goes on from here when its data can be read again
             raise
 
     def _next(self) -> Item:
-        """The next item of the data. Raises `DataError` in all processes if one cannot read it."""
+        """The next item of the data. Raises `DataError` or `PlanError` in all processes if one cannot read it."""
         if self._engine.process_group.size == 1:
             return self._job.stream.next(self._watch.check_stop)
         error = item = None
         try:
             item = self._job.stream.next(self._watch.heartbeat)
-        except DataError as raised:
+        except (DataError, PlanError) as raised:
             error = raised
         failed = self._watch.agree(error is not None)
         self._watch.check_stop()
@@ -354,7 +355,7 @@ class Trainer:
             bits_per_byte=judged.bits_per_byte if finite else None,
             tokens=int(total.weight),
             seconds=time.monotonic() - started,
-            metrics=metrics,
+            metrics={key: value for key, value in metrics.items() if math.isfinite(value)},
             best=self._count_evaluation(total.mean, metrics),
             train_loss=train_loss,
         )

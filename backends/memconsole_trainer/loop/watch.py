@@ -13,13 +13,12 @@ from memconsole.runs.record.log import events
 from memconsole_trainer.control.controller import Controller
 from memconsole_trainer.engine import Engine, MemoryReading
 from memconsole_trainer.host.host_memory import HostMemory, highest_resident, tree_memory
-from memconsole_trainer.loop.announcing import StopRequestedError, warn
+from memconsole_trainer.loop.announcing import PAUSE_POLL_SECONDS, StopRequestedError, warn
 from memconsole_trainer.loop.clock import TrainingClock
 from memconsole_trainer.loop.progress import Progress
 from memconsole_trainer.loop.ranks import RankReadings
 
 MEMORY_EVERY_SECONDS = 1.0
-PAUSE_POLL_SECONDS = 0.2
 
 
 class Watch:

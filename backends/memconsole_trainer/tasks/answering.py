@@ -177,15 +177,22 @@ def asked_records(
 def _held_numbers(source: Recorded, split: Split) -> NDArray[np.int64]:
     """The numbers of held-out records, spread over all; of a stream, the first ones."""
     if source.count is None:
-        return np.flatnonzero(split.held_out(0, SEARCHED_RECORDS))
+        return np.flatnonzero(split.held_out(0, _first_ones(source, SEARCHED_RECORDS)))
     return held_out_numbers(source.count, split)
 
 
 def _train_numbers(source: Recorded, split: Split) -> list[int]:
     """The rising numbers of the train records among `BASELINE_RECORDS` at even distances; of a stream, among the
     first ones."""
-    numbers = even_rows(source.count or BASELINE_RECORDS, BASELINE_RECORDS).tolist()
+    rows = source.count or _first_ones(source, BASELINE_RECORDS)
+    numbers = even_rows(rows, BASELINE_RECORDS).tolist()
     return [number for number in numbers if not split.held_out(number, number + 1)[0]]
+
+
+def _first_ones(stream: Recorded, most: int) -> int:
+    """How many of the first records of a stream are looked at: at most `most`."""
+    known = stream.expected_count if isinstance(stream, StreamRecords) else stream.count
+    return min(most, known or most)
 
 
 def score_model(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -43,6 +44,8 @@ EVERY_ROW = 1 << 62
 """Rows that are scored of an epoch that has been read to its end: more than any epoch has."""
 TOLD_SECONDS = 5.0
 """Seconds between two reports of how many pairs are scored."""
+KEPT_SECONDS = 60.0
+"""Seconds after which the answers that were scored are written, so that an attempt that ends early has to score few again."""
 
 
 def open_data(
@@ -108,36 +111,41 @@ class ReferenceData(PairData):
 
     def measure_start(self, start: Start, say: Teller) -> None:
         """Compute the log-likelihood of every answer that is trained or evaluated under the starting weights, so that
-        training needs no second model. What the run's directory holds is not computed again."""
-        kept = _read(self._file, self.fingerprints["data"])
-        scoring = _Scoring(start, kept.answers, say)
-        for batch in start.trained:
-            scoring.score(batch)
-        rows = 0 if start.changed else kept.rows
-        if rows < start.rows:
-            seen = 0
-            for batch, count in self._trained(start.shape, start.rows):
-                scoring.score(batch)
-                seen += count
-            rows = start.rows if seen >= start.rows else EVERY_ROW
-            for batch in self.validation(start.shape, 0):
-                scoring.score(batch)
+        training needs no second model. What the run's directory holds is not computed again. What is computed is kept
+        there once a minute, and when a stop is requested."""
+        stored = _Stored(self._file, self.fingerprints["data"])
+        rows = 0 if start.changed else stored.rows
+        scoring = _Scoring(start, stored.answers, say, lambda found: stored.write(found, rows))
+        try:
+            rows = self._score(scoring, start, rows)
+        except BaseException:
+            scoring.keep()
+            raise
+        if not start.engine.process_group.rank:
+            stored.write(scoring.answers(), rows)
         if scoring.empty:
             say.warning(
                 f"{scoring.empty:,} of {scoring.pairs:,} pairs teach nothing: their answers are equal, or not within "
                 f"data.sequence_length = {start.shape.sequence_length:,} tokens"
             )
-        answers = scoring.answers()
         if start.engine.device.kind == "cpu":
             heap.trim()  # as a run does after each evaluation
-        if not start.engine.process_group.rank and (rows, len(answers)) != (
-            kept.rows,
-            len(kept.answers),
-        ):
-            content = io.BytesIO()
-            np.savez(content, answers=answers, rows=rows, data=self.fingerprints["data"])
-            write_atomic(self._file, content.getvalue())
-        self._reference.take(answers)
+        self._reference.take(scoring.answers())
+
+    def _score(self, scoring: _Scoring, start: Start, rows: int) -> int:
+        """Score what is trained and evaluated. As many `rows`, from the beginning of the first epoch on, are scored
+        already; returns how many are now. Raises as `_Scoring.score` does."""
+        for batch in start.trained:
+            scoring.score(batch)
+        if rows >= start.rows:
+            return rows
+        seen = 0
+        for batch, count in self._trained(start.shape, start.rows):
+            scoring.score(batch)
+            seen += count
+        for batch in self.validation(start.shape, 0):
+            scoring.score(batch)
+        return start.rows if seen >= start.rows else EVERY_ROW
 
     def _trained(self, shape: BatchShape, most: int) -> Iterator[tuple[Batch, int]]:
         """The first `most` rows of the first epoch, in the order of training, in batches of `shape`; and the number of
@@ -176,10 +184,17 @@ class ReferenceData(PairData):
 class _Scoring:
     """Scores the answers of batches that are not scored yet."""
 
-    def __init__(self, start: Start, kept: NDArray[np.void], say: Teller) -> None:
-        self._start, self._say = start, say
-        self._parts, self._kept = [kept], Reference(kept)
-        self._told = -TOLD_SECONDS
+    def __init__(
+        self,
+        start: Start,
+        known: NDArray[np.void],
+        say: Teller,
+        keep: Callable[[NDArray[np.void]], None],
+    ) -> None:
+        """`known` answers are scored already. `keep` stores all that are; it is called by the first process."""
+        self._start, self._say, self._keep = start, say, keep
+        self._parts, self._known = [known], Reference(known)
+        self._told, self._kept = -TOLD_SECONDS, time.monotonic()
         self.pairs = self.empty = 0
         """Pairs so far, and how many of them have nothing that is learned."""
 
@@ -190,7 +205,7 @@ class _Scoring:
         self.pairs += int(np.count_nonzero(there))
         self.empty += int(np.count_nonzero(there & ~of_pairs(counts)))
         keys = keys_of(batch)
-        new = counts & self._kept.lacks(keys)
+        new = counts & self._known.lacks(keys)
         if new.any():
             if not self._start.genuine:
                 raise DataError(
@@ -205,30 +220,47 @@ class _Scoring:
                 self._say.phase(
                     "reference", f"{self.pairs:,} pairs scored with the starting weights"
                 )
+            if time.monotonic() - self._kept >= KEPT_SECONDS:
+                self.keep()
+        if self._start.engine.process_group.size == 1:
+            self._say.wait_while_paused()
         self._say.tick()
+
+    def keep(self) -> None:
+        """Store what is scored, if the disk takes it."""
+        self._kept = time.monotonic()
+        if not self._start.engine.process_group.rank:
+            with contextlib.suppress(OSError):
+                self._keep(self.answers())
 
     def answers(self) -> NDArray[np.void]:
         """All that are scored, of the type `SCORED`."""
         return each_once(np.concatenate(self._parts))
 
 
-class _Kept(NamedTuple):
-    """What a run's directory holds."""
+class _Stored:
+    """What a run's directory holds: nothing if the file is missing or damaged."""
 
-    answers: NDArray[np.void]
-    """Of the type `SCORED`."""
-    rows: int
-    """Rows, from the beginning of the first epoch on, whose answers are among them; so are all held-out ones."""
+    def __init__(self, file: Path, data: str) -> None:
+        """`data` is the fingerprint of the run's data. The file may be of other data, some of whose answers may be the
+        same, so that they are kept."""
+        self._file, self._data = file, data
+        self.answers = np.empty(0, SCORED)
+        self.rows = 0
+        """Rows, from the beginning of the first epoch on, whose answers are among `answers`; so are all held-out ones."""
+        try:
+            with np.load(io.BytesIO(regular_file.read(file, MOST_BYTES))) as found:
+                answers, rows, of = found["answers"], int(found["rows"]), str(found["data"])
+        except (OSError, ValueError, EOFError, KeyError, TypeError, BadZipFile):
+            return
+        if answers.dtype == SCORED and answers.ndim == 1:
+            self.answers, self.rows = answers, rows if of == data else 0
 
-
-def _read(file: Path, data: str) -> _Kept:
-    """What a file holds for data with this fingerprint; nothing if it is missing or damaged. The answers of other data may
-    be the same, so that they are kept."""
-    try:
-        with np.load(io.BytesIO(regular_file.read(file, MOST_BYTES))) as found:
-            answers, rows, same = found["answers"], int(found["rows"]), str(found["data"]) == data
-    except (OSError, ValueError, EOFError, KeyError, TypeError, BadZipFile):
-        return _Kept(np.empty(0, SCORED), 0)
-    if answers.dtype != SCORED or answers.ndim != 1:
-        return _Kept(np.empty(0, SCORED), 0)
-    return _Kept(answers, rows if same else 0)
+    def write(self, answers: NDArray[np.void], rows: int) -> None:
+        """Replace the file, unless it holds as much."""
+        if (rows, len(answers)) == (self.rows, len(self.answers)):
+            return
+        content = io.BytesIO()
+        np.savez(content, answers=answers, rows=rows, data=self._data)
+        write_atomic(self._file, content.getvalue())
+        self.answers, self.rows = answers, rows

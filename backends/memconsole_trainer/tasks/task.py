@@ -28,6 +28,10 @@ class Teller(Protocol):
         """Record that the process is alive. Raises `StopRequestedError`."""
         ...
 
+    def wait_while_paused(self) -> None:
+        """Wait while the run is paused. Only for a run of one process. Raises `StopRequestedError`."""
+        ...
+
 
 @dataclass(frozen=True)
 class Judged:

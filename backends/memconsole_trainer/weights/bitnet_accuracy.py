@@ -64,6 +64,8 @@ def compared(trained_model: TrainedModel, quantized: WeightSource) -> dict[str, 
     """Validation loss of the trained weights and of `quantized`. Raises `NotMeasuredError`,
     `DataError`, `PlanError`."""
     plan = trained_model.plan
+    if plan.learns_pairs:
+        raise NotMeasuredError(f"the run learned preferences ({plan.objective_name}), not texts")
     opened = open_text(plan, trained_model.architecture.vocab_size)
     if opened.fingerprint != trained_model.checkpoint.fingerprints.get("data"):
         raise NotMeasuredError(f"{plan.data.source} has changed since the run")

@@ -74,6 +74,8 @@ class Checkpoints:
         self._directory = directory
         self._keep = keep
         self._last_bytes = 0
+        self._last_step: int | None = None
+        """The step that was committed last."""
 
     def sweep(self) -> None:
         """Undo a replacement that was cut short, and remove leftovers of an interrupted save or
@@ -125,10 +127,8 @@ class Checkpoints:
             warn(f"{path.name} is damaged ({problem}); using the checkpoint before it")
             if not owned:
                 continue
-            bad = path.with_name(path.name + DAMAGED)
             with contextlib.suppress(OSError):
-                shutil.rmtree(bad, ignore_errors=True)
-                path.rename(bad)
+                _set_aside(path)
         return None
 
     def save(
@@ -201,7 +201,7 @@ class Checkpoints:
         sync_directory(self._directory)
         if replaced is not None:
             shutil.rmtree(replaced, ignore_errors=True)
-        self._last_bytes = total
+        self._last_bytes, self._last_step = total, step
         return Saved(final, total, time.monotonic() - started)
 
     def path_of(self, step: int) -> Path:
@@ -209,7 +209,15 @@ class Checkpoints:
         return self._directory / f"step-{step:09d}"
 
     def retain(self) -> None:
-        """Delete all checkpoints except the newest `keep` and the best one."""
+        """Delete all checkpoints except the newest `keep` and the best one.
+
+        Those of later steps than the one that was just committed could not be read when the run was resumed, and it went
+        on from an earlier one. They get the name of damaged ones, so that no reader takes them for its state.
+        """
+        for path in self.committed():
+            if self._last_step is not None and step_of(path) > self._last_step:
+                with contextlib.suppress(OSError):
+                    _set_aside(path)
         committed = self.committed()
         kept = set(committed[: self._keep])
         best_one = self.best()
@@ -258,6 +266,13 @@ class Checkpoints:
     def _full_disk_error(self, free: int, needed: int) -> OSError:
         words = f"{format_bytes(free)} free, a checkpoint needs {format_bytes(needed)}"
         return OSError(errno.ENOSPC, words, str(self._directory))
+
+
+def _set_aside(path: Path) -> None:
+    """Give a checkpoint the name of a damaged one. Raises `OSError`."""
+    bad = path.with_name(path.name + DAMAGED)
+    shutil.rmtree(bad, ignore_errors=True)
+    path.rename(bad)
 
 
 class _CountedBytes(Iterator[Named]):

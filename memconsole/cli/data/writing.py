@@ -29,9 +29,9 @@ def absolute(path: Path) -> str:
 
 def check_place(out: Path, force: bool) -> None:
     """Raise `PlanError` if a file cannot be put at `out`. What is there may be replaced with `force`."""
-    if out.exists() and not force:
+    if os.path.exists(out) and not force:
         raise PlanError(f"{out}: exists; choose another name, or replace it with --force")
-    if not out.absolute().parent.is_dir():
+    if not os.path.isdir(out.absolute().parent):
         raise PlanError(f"{out}: there is no folder {out.absolute().parent}")
 
 

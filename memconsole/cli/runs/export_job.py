@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 import click
 
 from memconsole.cli import completing
 from memconsole.devices.budget import budget
+from memconsole.given_path import given_path
 from memconsole.inspection import count_items
 from memconsole.memory.estimate import estimate
 from memconsole.plan import plan as plans
@@ -140,8 +142,8 @@ def command(
 
 def _plan_of(named: str) -> tuple[Plan, str]:
     """A plan and a title for it. A file is a plan; everything else names a run. Raises `PlanError`."""
-    path = Path(named).expanduser()
-    if path.is_file() or named.endswith(".toml"):
+    path = given_path(named)
+    if os.path.isfile(path) or named.endswith(".toml"):
         return load(path), path.stem
     try:
         run = find_run(named)

@@ -45,10 +45,10 @@ def _recorded(run: RunDirectory, attempt: int, request: str) -> events.Profile:
     """Wait for the requested profile. Raises `RunError` if the run ends first."""
     reader = EventReader(run.attempt_path(attempt))
     while True:
-        lives = liveness(run).live
+        lives = liveness(run).live and run.newest_attempt() == attempt
         for event in reader.read():
             if isinstance(event, events.Profile) and event.request == request:
                 return event
         if not lives:
-            raise RunError(f"run {run.id} ended before its steps were recorded")
+            raise RunError(f"run {run.id}: attempt {attempt} ended before its steps were recorded")
         time.sleep(POLL_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -10,12 +11,12 @@ from memconsole.cli import completing
 from memconsole.plan import plan as plans
 from memconsole.plan.check import check
 from memconsole.plan.models.files import TOKENIZER_JSON
-from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.plan import Plan, PlanError, quote
 from memconsole.plan.toggles.optimizations import check_trainable
 from memconsole.plan.training import resuming
 from memconsole.runs.act import launch
 from memconsole.runs.act.control import request
-from memconsole.runs.read.life.ladder import rungs
+from memconsole.runs.read.life.ladder import Rung, least_evaluated, rungs
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.read.life.newest import find_paused
 from memconsole.runs.record.checkpoints import base
@@ -113,12 +114,7 @@ def _changed(run: RunDirectory, assignments: tuple[str, ...], *, from_scratch: b
     after = resuming.changed(before, dict(plans.parse_assignments(assignments)))
     if after.device.count != before.device.count:
         check_trainable(after)
-        if rungs(run):
-            raise PlanError(
-                f"device.count = {after.device.count}: this run has halved its micro-batches to fit in memory; "
-                "resume it as it is",
-                "device.count",
-            )
+    _check_ladder(rungs(run), before, after)
     if not from_scratch:
         _check_length(run, before, after)
     own = run.path / TOKENIZER_JSON
@@ -126,6 +122,25 @@ def _changed(run: RunDirectory, assignments: tuple[str, ...], *, from_scratch: b
     present = base.present(run, after, trained=committed)
     check(resuming.without_lost_source(present, own) if committed else present)
     return after
+
+
+def _check_ladder(taken: Sequence[Rung], before: Plan, after: Plan) -> None:
+    """Raise `PlanError` if a setting is changed that a run has to keep after it has halved its batches."""
+    if taken and after.device.count != before.device.count:
+        raise PlanError(
+            f"device.count = {after.device.count}: this run has halved its batches to fit in memory; "
+            "resume it as it is",
+            "device.count",
+        )
+    least, asked = least_evaluated(taken), after.train.evaluation_batch_size
+    if least is None or asked == before.train.evaluation_batch_size:
+        return
+    if asked is None or asked > least:
+        raise PlanError(
+            f"train.evaluation_batch_size = {quote(asked)}: this run has halved it to {least:,} to fit in memory; "
+            f"expected at most {least:,}",
+            "train.evaluation_batch_size",
+        )
 
 
 def _check_length(run: RunDirectory, before: Plan, after: Plan) -> None:

@@ -29,7 +29,7 @@ from memconsole.runs.read.follow import Follower
 from memconsole.runs.read.report.report import report
 from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.record import labels
-from memconsole.runs.record.directory import RunDirectory
+from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.names import check_name
 from memconsole.runs.record.run_store import find_run
 from memconsole.runs.record.states import LIVE, OUT_OF_MEMORY
@@ -233,7 +233,11 @@ def _naming(run: RunDirectory) -> Iterator[None]:
 
 
 def _ask_to_stop(run: RunDirectory) -> None:
-    begun = request(run, "stop", "memconsole train (Ctrl-C)")
+    try:
+        begun = request(run, "stop", "memconsole train (Ctrl-C)")
+    except RunError as error:  # as of a run that has ended meanwhile
+        click.echo(str(error), err=True)
+        return
     words = "stopping: finishing the step, then a checkpoint" if begun else "cancelled"
     click.echo(words, err=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import msgspec
@@ -103,7 +104,7 @@ def ratings_to_count(plan: Plan) -> Path | None:
     if entry is None or entry.recommender is None or plan.model.items is not None:
         return None
     file = rating_file(_where(plan), plan.data)
-    return file if file is not None and file.is_file() else None
+    return file if file is not None and os.path.isfile(file) else None
 
 
 def assumed_items(plan: Plan) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from memconsole.given_path import given_path
 from memconsole.once_per_version import once_per_version
 from memconsole.plan.catalog.rating_tables import RowError, TextTable, is_parquet
 from memconsole.plan.errors import PlanError
@@ -63,7 +64,7 @@ def metadata_beside(ratings: Path) -> tuple[Path, ...]:
 
 def rating_file(source: str, data: DataChoice) -> Path | None:
     """The file of ratings that a path names, or that is in a folder; None if the path's name is of another kind."""
-    where = Path(source).expanduser().absolute()
+    where = given_path(source).absolute()
     rated = where.name.lower().endswith(RATING_FILES)
     return where if rated else ratings_in(where, data)
 

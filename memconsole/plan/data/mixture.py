@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 from typing import NamedTuple
 
+from memconsole.given_path import given_path
 from memconsole.plan import catalog
 from memconsole.plan.catalog.entries import DatasetEntry
 from memconsole.plan.catalog.sources import HUB_PREFIX
@@ -129,7 +129,7 @@ def _overlap(entry: DatasetEntry, plan: Plan, other: DatasetEntry, other_plan: P
         return same and _split(entry, plan) == _split(other, other_plan)
     if "hub" in (entry.kind, other.kind):
         return False
-    a, b = (Path(e.where).expanduser().resolve() for e in (entry, other))
+    a, b = (given_path(e.where).resolve() for e in (entry, other))
     return a == b or a in b.parents or b in a.parents
 
 

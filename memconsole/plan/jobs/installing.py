@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
 import memconsole
+from memconsole.given_path import given_path
 from memconsole.plan.check import device_kind
 from memconsole.plan.machine.trackers import wanted
 from memconsole.plan.plan import Plan, PlanError
@@ -32,8 +34,8 @@ def package(plan: Plan) -> str:
 def local_package(word: str) -> tuple[Path, str] | None:
     """The wheel of this machine that an argument of pip names, and its extras; None for anything else."""
     file, bracket, extras = word.partition("[")
-    path = Path(file).expanduser()
-    return (path.absolute(), bracket + extras) if path.is_file() else None
+    path = given_path(file)
+    return (path.absolute(), bracket + extras) if os.path.isfile(path) else None
 
 
 def pip(install: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from memconsole import regular_file, typed_json
+from memconsole.given_path import given_path
 from memconsole.plan import catalog
 from memconsole.plan.models import tokenizer_config
 from memconsole.plan.models.tokenizer_file import control_tokens
@@ -97,7 +98,7 @@ def _source(name: str) -> str:
         return templates()[name].text
     if "{{" in name or "{%" in name:
         return name
-    path = Path(name).expanduser()
+    path = given_path(name)
     if path.suffix in TEMPLATE_SUFFIXES:
         try:
             return _text(path)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
 
+from memconsole.given_path import given_path
 from memconsole.plan import catalog
 from memconsole.plan.models.files import (
     TOKENIZER_JSON,
@@ -38,7 +40,7 @@ class Origin(msgspec.Struct, frozen=True):
 def checkpoint_of(plan: Plan) -> Path | None:
     """The checkpoint of another run that the plan starts from, if it names one."""
     named = plan.model.weights
-    return None if named is None or named == RANDOM else Path(named).expanduser()
+    return None if named is None or named == RANDOM else given_path(named)
 
 
 def origin(plan: Plan) -> Origin:
@@ -200,7 +202,7 @@ def _weights_name(plan: Plan) -> str:
 
 def _is_hub_id(name: str) -> bool:
     """Whether the name of a model that was found is no directory."""
-    return not Path(name).expanduser().is_dir()
+    return not os.path.isdir(given_path(name))
 
 
 def _reads_text(plan: Plan) -> bool:

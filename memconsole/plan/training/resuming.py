@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from memconsole.given_path import given_path
 from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, PlanError, get, quote, replace
 from memconsole.plan.training.origin import RANDOM, checkpoint_of
@@ -146,11 +148,11 @@ def without_lost_source(plan: Plan, own_tokenizer: Path) -> Plan:
     """
     changes: dict[str, object] = {}
     source = checkpoint_of(plan)
-    lost = source is not None and not (source / "MANIFEST.json").is_file()
+    lost = source is not None and not os.path.isfile(source / "MANIFEST.json")
     if lost and not frozen_names(plan, catalog.model(plan)):
         changes["model.weights"] = RANDOM
     given = plan.data.tokenizer
-    if given is not None and own_tokenizer.is_file() and not Path(given).expanduser().exists():
+    if given is not None and own_tokenizer.is_file() and not os.path.exists(given_path(given)):
         changes["data.tokenizer"] = str(own_tokenizer)
     return replace(plan, changes) if changes else plan
 

@@ -22,6 +22,7 @@ from memconsole.runs.act.environment import trainer_environment
 from memconsole.runs.act.family import wake
 from memconsole.runs.act.reserves import free_reserves
 from memconsole.runs.act.trackers import start_trackers
+from memconsole.runs.read.life import ladder
 from memconsole.runs.read.life.liveness import liveness, refusal, settled
 from memconsole.runs.record import consent
 from memconsole.runs.record.checkpoints import base, borrowed
@@ -221,6 +222,7 @@ def _change_plan(run: RunDirectory, changed: Plan) -> None:
             write_atomic(
                 run.first_plan_path, regular_file.read(run.plan_path, plan_file.PLAN_BYTES)
             )
+        ladder.note_resized(run, run.read_plan(), changed)
         run.write_plan(changed)
     except OSError as error:
         raise WriteError(

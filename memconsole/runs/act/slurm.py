@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -40,10 +40,8 @@ _NO_SUCH_MEMORY = ("Memory specification", "node configuration is not available"
 """Of sbatch's answers to a job that asks for more memory than the cluster knows of."""
 
 
-def script(
-    run: RunDirectory, plan: Plan, python: str = sys.executable, host_bytes: int | None = None
-) -> str:
-    """The batch script of a run. `host_bytes` is the estimate of one process, if there is one. Raises `PlanError`."""
+def options_of(run: RunDirectory, plan: Plan, host_bytes: int | None = None) -> list[str]:
+    """The options of sbatch for a run. `host_bytes` is the estimate of one process, if there is one. Raises `PlanError`."""
     count, node_count = plan.device.count, nodes(plan)
     options = [
         f"--job-name=memconsole-{run.id}",
@@ -63,7 +61,11 @@ def script(
         options.append(f"--time={plan.launch.time_limit}")
     if host_bytes is not None:
         options += memory_options(plan, host_bytes)
-    options += sbatch_options(plan)
+    return options + sbatch_options(plan)
+
+
+def script(run: RunDirectory, options: Sequence[str], python: str = sys.executable) -> str:
+    """The batch script of a run, which holds the options that it is submitted with."""
     lines = [f"#SBATCH {_word(option)}" for option in options]
     command = " ".join(
         map(shlex.quote, (python, "-P", "-m", "memconsole.runs.act.in_job", str(run.path)))
@@ -84,13 +86,15 @@ def submit(run: RunDirectory, plan: Plan) -> JobRecord:
     check_job(plan)
     path = run.path / SCRIPT
     try:
-        text = script(run, plan, host_bytes=_host_bytes(run, plan))
-        files.write_atomic(path, text.encode(), 0o700)
+        options = options_of(run, plan, _host_bytes(run, plan))
+        files.write_atomic(path, script(run, options).encode(), 0o700)
     except OSError as error:
         raise WriteError(f"{path}: cannot be written: {error.strerror}") from None
     before = run.newest_attempt() or 0
     try:
-        answer = _ask(run, "sbatch", "--parsable", f"--chdir={run.path}", str(path)).strip()
+        # As arguments, they come before variables of the user such as SBATCH_PARTITION; lines of a script do not.
+        own = ("--parsable", f"--chdir={run.path}", *options)
+        answer = _ask(run, "sbatch", *own, str(path)).strip()
     except RunError as error:
         if any(words in str(error) for words in _NO_SUCH_MEMORY):
             remedy = (

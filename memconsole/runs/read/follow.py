@@ -13,6 +13,7 @@ from memconsole.plan.sections.hybrid import PHASES as HYBRID_PHASES
 from memconsole.plan.tasks import task_of
 from memconsole.plan.training.origin import checkpoint_of
 from memconsole.runs.read.history import History
+from memconsole.runs.read.life.ladder import rungs, stepped
 from memconsole.runs.read.life.liveness import Liveness, liveness, refusal
 from memconsole.runs.read.shown.clean_records import clean_texts
 from memconsole.runs.read.shown.log_tail import LogTail
@@ -66,7 +67,7 @@ class Follower:
         record = run.record()
         self._created = run.created_wall
         self._plan, self._by_recipe, why = _read_plan(run)
-        self._plan_read = why is None
+        self._plan_read, self._plan_of = why is None, run.newest_attempt()
         self._problems: tuple[str, ...] = ()
         self._other_version = ""
         if why is not None and why.other_version:
@@ -81,6 +82,7 @@ class Follower:
         """The run's current state."""
         # Check liveness before the events, so that the last records of an ended run are included.
         life = liveness(self.run)
+        self._renew_plan()
         self._catch_up()
         state = self.state
         beat = self._heartbeat(life)
@@ -231,6 +233,17 @@ class Follower:
         self._history.reader = EventReader(directory, saved.position)
         self._saved = saved.position
 
+    def _renew_plan(self) -> None:
+        """Read the plan again if another attempt has begun: settings may have changed when the run was resumed, and sizes
+        when it ran out of memory."""
+        attempt = self.run.newest_attempt()
+        if attempt == self._plan_of:
+            return
+        self._plan_of = attempt
+        plan, by_recipe, why = _read_plan(self.run)
+        if why is None:
+            self._plan, self._by_recipe, self._plan_read = plan, by_recipe, True
+
     def _catch_up(self) -> None:
         """Read every new record."""
         for _ in self._history.new():
@@ -306,10 +319,10 @@ def status(run: RunDirectory) -> RunStatus:
 
 
 def _read_plan(run: RunDirectory) -> tuple[Plan, frozenset[str], Unread | None]:
-    """The run's plan, the settings that the recipe chose, and why it cannot be read."""
+    """The plan of the run's newest attempt, the settings that the recipe chose, and why it cannot be read."""
     try:
         plan, by_recipe = run.read_settled_plan()
-        return clean_texts(plan), by_recipe, None
+        return clean_texts(stepped(plan, rungs(run))), by_recipe, None
     except PlanError as error:
         return Plan(), frozenset(), unread(run, error)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memconsole.runs.read.life.ladder import rungs
+from memconsole.runs.read.life.ladder import resized_after
 from memconsole.runs.read.shown.missing import MissingCounts
 from memconsole.runs.read.state.reduce import RunState, begin_attempt, forget_memory, reduce
 from memconsole.runs.record.directory import RunDirectory
@@ -27,6 +27,9 @@ class History:
         self.pieces = 0
         """How many pieces of at most `READ_BYTES` were read."""
 
+        self.resized_at = 0
+        """The step after which the sizes of the newest attempt began, of those attempts that were read."""
+
     @property
     def missing(self) -> int:
         """How many records could not be read, are not there, or had impossible values."""
@@ -41,8 +44,9 @@ class History:
             self.counts.leave(self.reader)
             self.reader = EventReader(self.run.attempt_path(number))
             begin_attempt(self.state, number)
-            if any(rung.attempt == number - 1 for rung in rungs(self.run)):
+            if number - 1 in resized_after(self.run):
                 forget_memory(self.state)
+                self.resized_at = self.state.step
             yield from self._drain()
 
     def _drain(self) -> Iterator[events.Record]:

@@ -171,6 +171,7 @@ def _own_directory(entry: os.DirEntry[str]) -> bool:
 
 def find_run(reference: str) -> RunDirectory:
     """Find a run by its id, a unique prefix of the id, the id's random end, its name (the newest such run) or `latest`.
+    A name comes before the prefix of another run's id.
 
     Raises `RunError`, which names `reference`.
     """
@@ -182,9 +183,11 @@ def find_run(reference: str) -> RunDirectory:
     shown = clean_line(reference, NAME_CHARACTERS)
     if re.fullmatch(r"[0-9a-z-]+", reference):
         by_prefix = [run for run in runs if run.id.startswith(reference)]
-        if len(by_prefix) == 1:
+        is_id = any(run.id == reference for run in by_prefix)
+        is_name = bool(by_prefix) and not is_id and any(run.name == reference for run in runs)
+        if len(by_prefix) == 1 and not is_name:
             return by_prefix[0]
-        if by_prefix and not any(run.name == reference for run in by_prefix):
+        if by_prefix and not is_name:
             some = ", ".join(run.id for run in by_prefix[:3])
             raise RunError(
                 f'"{shown}" is the start of {len(by_prefix)} runs ({some} …); type more of it'

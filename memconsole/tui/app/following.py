@@ -5,6 +5,7 @@ Workers that outlive a screen belong to the app. Each sends its result as one me
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -97,27 +98,35 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
             run = find_run(reference)
             follower = Follower(run)
         except (RunError, PlanError, OSError) as error:
-            self.post_message(FollowFailed(str(error)))
+            self.post_message(FollowFailed(str(error), stopped=stop))
             return
-        last = None
+        last, name = None, run.name
         while not stop.is_set():
-            snapshot = follower.poll()
-            if not run.path.is_dir():  # after the poll, which may have read it half deleted
-                name = last.name if last is not None else run.id
-                self.post_message(FollowFailed(f"run {name} has been deleted"))
+            try:
+                snapshot = follower.poll()
+                os.stat(run.path)  # after the poll, which may have read it half deleted
+            except FileNotFoundError:
+                self.post_message(FollowFailed(f"run {name} has been deleted", stopped=stop))
                 return
-            if snapshot != last:
-                last = snapshot
+            except OSError as error:  # as of a network file system that does not answer
+                words = error.strerror or type(error).__name__
+                self.post_message(FollowFailed(f"run {name} cannot be read: {words}", stopped=stop))
+                last = None
+                stop.wait(self.interval_seconds)
+                continue
+            if snapshot != last and not stop.is_set():
+                last, name = snapshot, snapshot.name
                 self._snapshot_shown.clear()
-                self.post_message(SnapshotArrived(snapshot))
+                self.post_message(SnapshotArrived(snapshot, stopped=stop))
                 while not self._snapshot_shown.wait(0.5) and not stop.is_set():
                     pass
             stop.wait(self.interval_seconds)
 
     @on(SnapshotArrived)
     def _snapshot_arrived(self, message: SnapshotArrived) -> None:
-        snapshot = message.snapshot
-        view = self.run_view
+        if message.stopped.is_set():
+            return
+        snapshot, view = message.snapshot, self.run_view
         first = view.snapshot is None
         ended = view.live and not replace(view, snapshot=snapshot).live
         self.run_id = snapshot.id
@@ -130,16 +139,17 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
             pane = "summary"
         self.set_run_view(replace(view, snapshot=snapshot, problem="", pane=pane))
         self._snapshot_shown.set()
-        if first:
+        if view.snapshot is None or view.snapshot.plan != snapshot.plan:
             self._predict(snapshot.id, snapshot.plan, self.devices)
-        elif view.snapshot is not None and _moved_on(view.snapshot, snapshot):
+        if view.snapshot is not None and _moved_on(view.snapshot, snapshot):
             for screen in self.screen_stack:
                 if isinstance(screen, ConsoleScreen) and screen.SCREEN == "run":
                     screen.notice("")
 
     @on(FollowFailed)
     def _follow_failed(self, message: FollowFailed) -> None:
-        self.set_run_view(replace(self.run_view, problem=message.reason))
+        if not message.stopped.is_set():
+            self.set_run_view(replace(self.run_view, problem=message.reason))
 
     def set_run_view(self, view: RunView) -> None:
         """Change the run view and update the screens. The view changes only here."""

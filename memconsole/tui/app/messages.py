@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 
 from textual.message import Message
 
@@ -11,7 +12,15 @@ from memconsole.runs.read.shown.snapshot import RunSnapshot
 
 
 @dataclass
-class SnapshotArrived(Message, bubble=False):
+class OfFollower(Message, bubble=False):
+    """What a follower's thread says."""
+
+    stopped: threading.Event = field(default_factory=threading.Event, kw_only=True)
+    """Set once another run is watched, which the message is not about."""
+
+
+@dataclass
+class SnapshotArrived(OfFollower, bubble=False):
     """The current state of the watched run."""
 
     snapshot: RunSnapshot
@@ -21,7 +30,7 @@ class SnapshotArrived(Message, bubble=False):
 
 
 @dataclass
-class FollowFailed(Message, bubble=False):
+class FollowFailed(OfFollower, bubble=False):
     """The run could not be read; `reason` is one line."""
 
     reason: str

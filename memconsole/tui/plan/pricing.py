@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from memconsole.devices.reading import Devices
+from memconsole.errors import FileError
 from memconsole.memory.table import Estimate, MemoryTable
 from memconsole.plan.plan import Plan, PlanError
 
@@ -79,6 +80,10 @@ def price(plan: Plan, devices: Devices | None, lookup: Lookup | None = None) -> 
         )
     except PlanError as error:
         return Priced(plan, None, str(error), time.thread_time() - begun)
+    except OSError as error:  # of a file that the plan names
+        if not error.filename:
+            raise
+        return Priced(plan, None, str(FileError(error)), time.thread_time() - begun)
     return Priced(plan, priced, "", time.thread_time() - begun, cards)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memconsole.devices.reading import Devices
 from memconsole.memory.table import Estimate
 from memconsole.plan.plan import Plan
+from memconsole.runs.read.life.ladder import resized_after
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory, RunError
 from memconsole.runs.record.run_store import find_run
@@ -24,5 +25,8 @@ def predicted(run_id: str, plan: Plan, devices: Devices | None) -> tuple[Estimat
 
 
 def kept_estimate(run: RunDirectory) -> Estimate | None:
-    """The estimate that `memconsole.start.start` stored with the run, or None."""
+    """The estimate that `memconsole.start.start` stored with the run; None if it is missing, or the run went on with other
+    sizes."""
+    if resized_after(run):
+        return None
     return files.read_struct(run.path / "estimate.json", Estimate)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from memconsole.plan.plan import PlanError
 from memconsole.runs.act import launch
 from memconsole.runs.record import consent
 from memconsole.runs.record.directory import RunDirectory
@@ -116,6 +117,22 @@ def test_a_run_whose_data_cannot_be_read_keeps_every_step_and_goes_on_when_it_ca
     assert stopped.committed_checkpoints()[-1].name == "step-000000006"
     assert attempt(stopped) == 0
     assert state_hashes(stopped) == state_hashes(runs.whole)
+
+
+def test_a_run_whose_data_turn_out_to_be_unusable_keeps_every_step(
+    runs: Runs, stopped: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_before, reads = BatchStream.next, iter(range(2))
+
+    def refused(stream: BatchStream, *waiting: Any) -> Item:
+        if next(reads, None) is None:
+            raise PlanError("data.isolate_documents = true: a template writes the end token")
+        return read_before(stream, *waiting)
+
+    monkeypatch.setattr(BatchStream, "next", refused)
+    assert attempt(stopped) == ExitCode.BAD_PLAN
+    assert final(stopped)["step"] == 6
+    assert stopped.committed_checkpoints()[-1].name == "step-000000006"
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["tokenized again", "tokens held"])

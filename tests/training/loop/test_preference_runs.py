@@ -15,8 +15,10 @@ from memconsole.plan.plan import Plan, replace
 from memconsole.plan.training.resuming import changed
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
+from memconsole.runs.record.records import PAUSED
 from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.data.text.rows.pairs import SCORED, each_once
+from memconsole_trainer.tasks import preference
 from memconsole_trainer.tasks.preference import FILE
 from tests.training.harness.runs import TINY, attempt, final, state_hashes, told
 
@@ -151,6 +153,82 @@ def test_a_run_scores_what_it_trains_and_a_longer_one_scores_the_rest(pairs: Pat
     (warning,) = [w.message for w in told(run, events.Warning) if "teach nothing" in w.message]
     assert warning.startswith("1 of ")
     assert np.isin(few, every).all(), "with the starting weights, not those of step 2"
+
+
+def test_scoring_that_was_stopped_goes_on_with_what_it_has(pairs: Path) -> None:
+    whole, run = (create_run(plan(pairs, "torch")) for _ in range(2))
+    assert attempt(whole) == 0
+    batches = 0
+
+    def third_batch(phase: str, step: int) -> bool:
+        nonlocal batches
+        batches += phase == "reference"
+        return batches == 3
+
+    assert attempt(run, third_batch) == 75
+    some = scored(run)
+    assert 0 < len(some) < len(scored(whole))
+    assert attempt(run) == 0, final(run)
+    assert np.isin(some, scored(run)).all()
+    assert np.array_equal(scored(run), scored(whole))
+    assert state_hashes(run) == state_hashes(whole)
+
+
+def test_a_full_disk_does_not_end_scoring_or_change_how_it_ended(
+    pairs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = create_run(plan(pairs, "torch", train__max_steps=1))
+    monkeypatch.setattr(preference, "KEPT_SECONDS", 0.0)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preference, "write_atomic", full)
+        batches = 0
+
+        def third_batch(phase: str, step: int) -> bool:
+            nonlocal batches
+            batches += phase == "reference"
+            return batches == 3
+
+        assert attempt(run, third_batch) == 75, final(run)
+    assert attempt(run) == 0, final(run)
+
+
+def test_what_is_scored_is_kept_once_a_minute(pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = create_run(plan(pairs, "torch"))
+    monkeypatch.setattr(preference, "KEPT_SECONDS", 0.0)
+    kept: list[int] = []
+
+    def watch(phase: str, step: int) -> bool:
+        if phase == "reference" and (run.path / FILE).exists():
+            kept.append(len(scored(run)))
+        return False
+
+    assert attempt(run, watch) == 0
+    assert len(set(kept)) > 2, "a killed trainer would find them"
+
+
+def test_a_run_pauses_while_its_answers_are_scored(pairs: Path) -> None:
+    run = create_run(plan(pairs, "torch", train__max_steps=1))
+
+    def pause_once(phase: str, step: int) -> bool:
+        number = run.newest_attempt()
+        assert number is not None
+        request = run.attempt_path(number) / PAUSED
+        if phase == "reference" and "paused" not in seen:
+            request.touch()
+        if phase == "paused":
+            request.unlink(missing_ok=True)
+        seen.append(phase)
+        return False
+
+    seen: list[str] = []
+    assert attempt(run, pause_once) == 0
+    phases = [p.phase for p in told(run, events.Phase)]
+    first = phases.index("paused")
+    assert phases[first - 1] == phases[first + 1] == "reference"
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut"])

@@ -91,6 +91,19 @@ def plan(path: Path, backend: str, **changes: Any) -> Plan:
     return replace(Plan(), {**TINY, "backend": backend, "data.source": str(path), **settings})
 
 
+def test_an_evaluation_of_weights_that_diverged_is_told(windows: Path) -> None:
+    changes = {"train__learning_rate": 10.0, "train__log_every": 100, "train__warmup_steps": 0}
+    changes |= {"optimize__optimizer": "sgd", "train__grad_clip": 0.0}
+    run = create_run(
+        plan(windows, "torch", train__evaluate_every=5, train__max_steps=20, **changes)
+    )
+    attempt(run)
+    last = told(run, events.Evaluation)[-1]
+    assert last.loss is None
+    assert np.isfinite(list(last.metrics.values())).all()
+    assert "zero_loss" in last.metrics
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_run_learns_the_controls_and_beats_its_baselines(backend: str, windows: Path) -> None:
     pytest.importorskip(backend)

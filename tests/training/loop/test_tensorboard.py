@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections import defaultdict
 from pathlib import Path
@@ -13,7 +14,14 @@ from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.log import events
 from memconsole.runs.record.run_store import create_run
 from memconsole_trainer.loop.scalars import scalars
-from memconsole_trainer.loop.tensorboard import FOLDER, TensorBoard, crc32c, record
+from memconsole_trainer.loop.tensorboard import (
+    FOLDER,
+    LARGEST,
+    TensorBoard,
+    _float,
+    crc32c,
+    record,
+)
 from tests.training.harness.runs import attempt, plan, told
 
 Curves = dict[str, list[tuple[int, float]]]
@@ -189,6 +197,12 @@ def test_the_speed_is_that_of_what_the_task_counts(units: str) -> None:
     assert found[f"train/{units}_per_second"] == 8.0
     assert found[f"train/{units}"] == 96
     assert len([tag for tag in found if "token" in tag]) == (2 if units == "tokens" else 0)
+
+
+def test_a_figure_beyond_fp32_becomes_the_largest_one() -> None:
+    for value, stored in ((1e39, LARGEST), (-1e300, -LARGEST), (math.inf, math.inf), (0.5, 0.5)):
+        (found,) = struct.unpack("<f", _float(2, value)[-4:])
+        assert found == stored
 
 
 def test_a_disk_that_fails_ends_the_curves_and_nothing_else(

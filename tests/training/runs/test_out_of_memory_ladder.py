@@ -130,7 +130,7 @@ def test_the_effective_batch_is_kept_whatever_the_micro_batch() -> None:
     )
     seen = []
     while (rung := next_rung(plan, 1, "train")) is not None:
-        plan = stepped(plan, rung)
+        plan = stepped(plan, [rung])
         assert plan.effective_batch == 36
         seen.append(plan.train.batch_size)
     assert seen == [6, 3, 1]

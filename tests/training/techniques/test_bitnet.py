@@ -172,6 +172,20 @@ def test_the_losses_told_are_those_of_the_weights_before_and_in_the_files(
     assert 0 < document["zero_share"] < 1
 
 
+def test_an_export_of_a_run_on_preferences_has_no_loss_of_texts(tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    rows = [
+        {"prompt": f"Where is {n}? ", "chosen": "Here it is.", "rejected": "No."} for n in range(40)
+    ]
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changes = {"train__objective": "dpo", "data__template": "prompt", "model__weights": "random"}
+    run = create_run(plan(pairs, train__max_steps=1, **changes))
+    assert attempt(run) == 0
+    done = CliRunner().invoke(cli, ["export", run.id, str(tmp_path / "out"), "--format", "bitnet"])
+    assert done.exit_code == 0
+    assert "not measured: the run learned preferences" in done.output
+
+
 def test_an_export_of_changed_data_says_that_its_loss_was_not_measured(
     text: Path, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from memconsole.cli.runs.chat import command
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.templates.choice import template_of
 from memconsole_trainer import chat
+from memconsole_trainer import command as trainer_command
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, train
 from memconsole_trainer.engine import OnTokens, Sampling
 from memconsole_trainer.sample import asked
@@ -125,3 +127,15 @@ def test_a_chat_says_once_that_the_oldest_messages_are_forgotten(
     assert capsys.readouterr().err.count(full) == 1
     last = model.prompts[-1].count("hi")
     assert 1 < last < 12
+
+
+def test_a_line_that_is_not_utf8_is_answered(
+    model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8")
+    monkeypatch.setattr(sys, "stdin", given)
+    monkeypatch.setattr(sys, "argv", ["", "chat", "run"])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert trainer_command.main() == 0
+    assert capsys.readouterr().out == "hello\n"
+    assert "caf\N{REPLACEMENT CHARACTER}" in model.prompts[0]

@@ -18,7 +18,7 @@ import pytest
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from memconsole.runs.record.checkpoints.manifest import step_of, verify
+from memconsole.runs.record.checkpoints.manifest import DAMAGED, step_of, verify
 from memconsole.runs.record.directory import RunDirectory
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.host.host_memory import resident
@@ -239,6 +239,19 @@ def test_retention_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     assert [step_of(p) for p in checkpoints.committed()] == [5, 4, 2]
     assert checkpoints.best() == (tmp_path / "best").resolve() == tmp_path / "step-000000002"
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def test_a_checkpoint_is_kept_beside_a_later_one_that_could_not_be_read(tmp_path: Path) -> None:
+    before = Checkpoints(tmp_path, 1)
+    for step in (80, 100):
+        save(before, step)
+    after = Checkpoints(tmp_path, 1)  # of a run that was resumed from step 80
+    save(after, 90)
+    after.retain()
+    assert [step_of(p) for p in after.committed()] == [90]
+    assert [p.name for p in tmp_path.iterdir() if p.name.endswith(DAMAGED)] == [
+        f"step-000000100{DAMAGED}"
+    ]
 
 
 def test_the_measure_of_the_task_chooses_the_best_checkpoint(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import shutil
 import time
@@ -14,6 +15,8 @@ from memconsole.plan import plan as plans
 from memconsole.plan.differences import differing
 from memconsole.plan.plan import Plan
 from memconsole.runs.act.delete import delete_run
+from memconsole.runs.read.follow import Follower
+from memconsole.runs.read.shown.snapshot import RunSnapshot
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.labels import read_labels
@@ -23,6 +26,7 @@ from memconsole.runs.record.processes import locks
 from memconsole.runs.record.records import ExitRecord
 from memconsole.runs.record.run_store import create_run, list_runs
 from memconsole.runs.record.states import Verdict
+from memconsole.tui.app.messages import FollowFailed, SnapshotArrived
 from memconsole.tui.draw.comparing_plans import PricedPlan, plan_rows
 from memconsole.tui.draw.comparing_runs import chart_lines, run_rows
 from memconsole.tui.draw.lines import plain
@@ -210,6 +214,49 @@ async def test_a_watched_run_that_another_process_deletes_keeps_its_figures(
         assert view.snapshot.facts.step == 40
         await settle(pilot)
         assert all(worker.is_finished for worker in app.workers if worker.group == "follow")
+
+
+async def test_a_run_that_cannot_be_read_for_a_while_is_said_and_then_followed_again(
+    make_console: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_on_disk("shared")
+    app = make_console()
+    app.interval_seconds = 0.05
+    poll = Follower.poll
+
+    def stale(follower: Follower) -> RunSnapshot:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        await app.watch_run(run.id)
+        await shown(app, pilot, "train 3.047")
+        with monkeypatch.context() as patch:
+            patch.setattr(Follower, "poll", stale)
+            await shown(app, pilot, "run shared cannot be read: Stale file handle")
+        assert Follower.poll is poll
+        await pilot.pause(0.5)
+        await settle(pilot)
+        assert "cannot be read" not in screen_text(app)
+
+
+async def test_what_the_follower_of_another_run_says_late_is_dropped(make_console: Make) -> None:
+    one, other = run_on_disk("one"), run_on_disk("other")
+    app = make_console()
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        await app.watch_run(one.id)
+        await shown(app, pilot, "train 3.047")
+        before, stopped = app.run_view.snapshot, app._stop_following
+        assert before is not None
+        await app.watch_run(other.id)
+        app.post_message(SnapshotArrived(before, stopped=stopped))
+        app.post_message(FollowFailed("run one has been deleted", stopped=stopped))
+        await settle(pilot)
+        await settle(pilot)
+        assert app.run_id == other.id
+        assert app.run_view.snapshot is None or app.run_view.snapshot.id == other.id
+        assert app.run_view.problem == ""
 
 
 async def shown(app: Console, pilot: Any, words: str) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memconsole.plan.tasks.language import MASKED
+from memconsole_trainer.data import stream as stream_module
 from memconsole_trainer.data.sources.split import Split
 from memconsole_trainer.data.stream import BatchShape, BatchStream
 from memconsole_trainer.data.text.rows.batches import TextRows, make_batch
@@ -202,6 +203,29 @@ def test_short_and_missing_rows_are_masked_and_inputs_precede_targets() -> None:
         [[10, 11, 12, MASKED], masked],
     ]
     assert batch["inputs"].dtype == batch["targets"].dtype == np.int32
+
+
+def test_a_thread_that_waits_for_its_data_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, arrives = threading.Event(), threading.Event()
+
+    class Waiting(Blocks):
+        def block(self, index: int) -> Tokens:
+            asked.set()
+            arrives.wait(30)
+            return super().block(index)
+
+    monkeypatch.setattr(stream_module, "CLOSE_SECONDS", 0.1)
+    stream = BatchStream(TextRows(Waiting(SIZES, 8, 8), 5, 16), BatchShape(1, 4, 8))
+    assert asked.wait(30)
+    began = time.monotonic()
+    stream.close()
+    assert time.monotonic() - began < 10
+    assert stream._thread.is_alive()
+    arrives.set()
+    stream._thread.join(30)
+    assert not stream._thread.is_alive()
 
 
 def test_what_waits_for_the_device_takes_the_bytes_of_its_tokens() -> None:

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -139,10 +140,24 @@ def test_a_parquet_file_and_a_stream_hold_the_records_of_the_lines(tmp_path: Pat
     assert [record.fields["symptom"] for record in stream.records([2, 299])] == [
         rows[2]["symptom"], rows[299]["symptom"],
     ]  # fmt: skip
+    few = StreamRecords(broken, EQUIPMENT, "hf://some/records", 100)
+    assert [record.where for record in few.records([2, 299])] == ["hf://some/records: row 3"]
     texts = stream.iterate(40)
     assert list(itertools.islice(texts, 261)) == wanted[40:]
     with pytest.raises(DataError, match=r'hf://some/records: row 302 field "symptom" is null'):
         next(texts)
+
+
+def test_a_stream_that_breaks_is_said_with_its_name() -> None:
+    def rows() -> Iterator[dict[str, Any]]:
+        yield MADE[0]
+        raise ConnectionError("it is gone")
+
+    stream = StreamRecords(rows(), EQUIPMENT, "hf://some/records", None)
+    found = stream.records([0, 5])
+    next(found)
+    with pytest.raises(DataError, match="hf://some/records: ConnectionError: it is gone"):
+        next(found)
 
 
 def test_a_record_that_was_read_and_has_changed_is_found(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,20 @@ def test_whatever_is_damaged_or_torn_is_made_again_and_never_read(
             cache.put(number, block(number), number + 100)
         os.close(cache._lock or 0)
         assert all(same(opened(folder), number) for number in range(20))
+
+
+def test_threads_that_keep_blocks_at_the_same_time_lose_none(tmp_path: Path) -> None:
+    cache = opened(tmp_path / "a", count=400)
+
+    def keep(numbers: range) -> None:
+        for number in numbers:
+            cache.put(number, block(number), number + 100)
+            assert same(cache, number)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(keep, [range(first, 400, 4) for first in range(4)]))
+    assert all(same(cache, number) for number in range(400))
+    assert all(same(opened(tmp_path / "a", count=400), number) for number in range(400))
 
 
 def test_a_full_cache_or_disk_ends_the_writing_and_says_so_once(

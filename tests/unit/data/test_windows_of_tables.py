@@ -153,6 +153,25 @@ def test_what_cannot_be_cut_is_refused_by_name(
     assert words in str(raised.value)
 
 
+def test_numbers_that_python_writes_in_other_ways_are_read(tmp_path: Path) -> None:
+    moments = [1_700_000_000_000_000_001 + n for n in range(4)]
+    whole = pa.table({"x": pa.array(moments, pa.int64())})
+    assert cutting._numbers(whole.column("x"), "x", 0).tolist() == [float(m) for m in moments]
+    words = pa.table({"x": pa.array(["+1.5", " 2 ", "", None, "-3e2"])})
+    found = cutting._numbers(words.column("x"), "x", 0)
+    assert found[[0, 1, 4]].tolist() == [1.5, 2.0, -300.0]
+    assert np.isnan(found[2:4]).all()
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"), [("1_000", "expected a number"), ("+1e400", "too large"), ("+one", "row 7")]
+)
+def test_cells_that_are_no_number_are_refused(cell: str, words: str) -> None:
+    column = pa.table({"x": pa.array(["1", cell])}).column("x")
+    with pytest.raises(DataError, match=words):
+        cutting._numbers(column, "t.csv: column x", 5)
+
+
 def test_the_command_writes_a_file_that_inspect_knows(tmp_path: Path) -> None:
     table, out = write_table(tmp_path / "table.csv"), tmp_path / "w.h5"
     words = [

@@ -19,6 +19,7 @@ from memconsole.plan.check import check
 from memconsole.plan.data.paths import load
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.tui.keys.keymap import read_keymap
+from memconsole.tui.plan.dialogs.choices import _files_with
 from memconsole.tui.screens.prompt import path_refusal
 from tests.tui.harness import readings
 
@@ -34,6 +35,19 @@ def test_a_plan_that_is_no_file_is_refused_in_one_line(no_file: Put, tmp_path: P
     with pytest.raises(PlanError, match=r"plan\.toml: cannot be read: ") as refused:
         load(path)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("path", ["~nobody-here/x", "x" * 300, "~nobody-here/x.jinja"])
+@pytest.mark.parametrize("key", ["model.weights", "data.template", "data.tokenizer", "data.source"])
+def test_a_path_that_no_file_can_have_is_refused_by_its_key(key: str, path: str) -> None:
+    plan = plans.replace(Plan(), {key: path})
+    with pytest.raises(PlanError) as refused:
+        check(plan)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_files_beside_data_of_an_unknown_user_are_none() -> None:
+    assert _files_with((".json",), plans.replace(Plan(), {"data.source": "~nobody-here/x"})) == []
 
 
 def test_what_a_name_belongs_to_is_said(tmp_path: Path) -> None:

@@ -18,12 +18,14 @@ from click.testing import CliRunner
 import memconsole
 from memconsole.calibration import Receipts
 from memconsole.cli.main import cli
+from memconsole.cli.runs import logs
 from memconsole.cli.runs.logs import CHUNK, LONGEST, texts
 from memconsole.memory.answers.lengths import keep_lengths
 from memconsole.memory.tracers.store import ExactStore, StoredAnswer
 from memconsole.plan.data.lengths import Lengths
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.follow import Follower
+from memconsole.runs.read.life.liveness import Liveness
 from memconsole.runs.read.report.report import report
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
@@ -188,11 +190,11 @@ def test_a_secret_typed_as_a_name_is_kept_nowhere(monkeypatch: pytest.MonkeyPatc
 
 def test_a_line_without_end_is_printed_in_pieces_and_whole() -> None:
     line = "x" * (3 * LONGEST) + "ü\n" + "short\nlast ü"
-    pieces = list(texts(io.BytesIO(line.encode()), None, raw=False))
+    pieces = list(texts(io.BytesIO(line.encode()), lambda: False, raw=False))
     assert "".join(pieces) == line
     assert max(map(len, pieces)) <= LONGEST + CHUNK
     bytes_read = io.BytesIO(b"a\xff\n" + "ü".encode()[:1])
-    assert list(texts(bytes_read, None, raw=False)) == [
+    assert list(texts(bytes_read, lambda: False, raw=False)) == [
         "a\N{REPLACEMENT CHARACTER}\n",
         "\N{REPLACEMENT CHARACTER}",
     ]
@@ -205,6 +207,29 @@ def test_the_dropped_head_of_a_long_log_is_told_and_not_printed(run: RunDirector
         file.write(b"step 2\n")
     done = CliRunner().invoke(cli, ["logs", run.id])
     assert done.output == "[64.0 MiB of earlier output were not kept]\nstep 2\n"
+
+
+def test_a_followed_log_goes_on_with_the_next_attempt(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run.attempt_path(1) / "out.log").write_text("one\n")
+    asked = 0
+
+    def lives(_: RunDirectory) -> Liveness:
+        """The run halves its batch when it was asked twice, and ends later."""
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            run.new_attempt()
+        if asked == 4:
+            (run.attempt_path(2) / "out.log").write_text("two\n")
+        return Liveness("running" if asked < 6 else "finished", run.newest_attempt())
+
+    monkeypatch.setattr(logs, "liveness", lives)
+    monkeypatch.setattr(logs, "POLL_SECONDS", 0.0)
+    assert CliRunner().invoke(cli, ["logs", run.id, "-f"]).output == "one\ntwo\n"
+    asked = 10
+    assert CliRunner().invoke(cli, ["logs", run.id, "-f", "--attempt", "1"]).output == "one\n"
 
 
 def test_a_log_that_is_no_file_is_named(run: RunDirectory) -> None:

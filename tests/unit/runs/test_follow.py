@@ -459,7 +459,10 @@ def test_following_the_output_of_a_live_run_reads_no_event_log(
     monkeypatch.setattr(logs.time, "sleep", lambda seconds: log.open("a").write("more\n"))
     monkeypatch.setattr(follow.EventReader, "read", lambda *ignored: pytest.fail("it was read"))
     with log.open("rb") as source:
-        assert "".join(logs.texts(source, run, raw=False)) == "one\nmore\nmore\n"
+        assert (
+            "".join(logs.texts(source, lambda: logs.liveness(run).live, raw=False))
+            == "one\nmore\nmore\n"
+        )
 
 
 def test_a_saved_state_beyond_the_log_is_ignored(run: RunDirectory, clock: Clock) -> None:

@@ -95,6 +95,10 @@ def test_runs_are_found_by_id_start_end_name_and_latest() -> None:
     assert find_run(first.id) == first
     with pytest.raises(RunError, match="start of 2 runs"):
         find_run("2")
+    named = create_run(Plan(), "2999")
+    assert find_run("2999") == named, "a name comes before the beginning of another run's id"
+    assert find_run("29990") == second
+    delete_run(named)
     with pytest.raises(RunError, match='no run "alpah" — did you mean "alpha"'):
         find_run("alpah")
     for hostile in ("../..", "", "a/b", "\x1b[2J", "."):

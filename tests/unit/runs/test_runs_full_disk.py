@@ -15,6 +15,7 @@ import pytest
 from memconsole.cli.main import main
 from memconsole.plan.plan import Plan
 from memconsole.runs.act import control, launch
+from memconsole.runs.act.supervise import serving as serving_module
 from memconsole.runs.act.supervise.serving import Serving
 from memconsole.runs.act.supervise.stop_deadline import (
     LONGEST_SECONDS,
@@ -222,6 +223,24 @@ def test_a_stop_waits_for_a_trainer_that_cannot_save() -> None:
     assert deadline.at == 10 * LONGEST_SECONDS + SHORTEST_SECONDS
     deadline.moved(10 * LONGEST_SECONDS + 30)
     assert deadline.at == 10 * LONGEST_SECONDS + SHORTEST_SECONDS
+
+
+def test_a_stop_is_no_kill_after_the_machine_has_slept(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(serving_module, "boot_seconds", lambda: now)
+    serving = Serving(run, lambda text: None)
+    assert not serving.overdue(beat("train", 1))
+    serving._count_stop("me")
+    now += SHORTEST_SECONDS - 1
+    for _ in range(2):
+        now += LONGEST_SECONDS
+        assert not serving.overdue(beat("train", 1)), "it slept"
+    for _ in range(int(SHORTEST_SECONDS / 5) + 1):
+        now += 5.0
+        late = serving.overdue(beat("train", 1))
+    assert late
 
 
 def test_what_is_in_memory_only_is_said_by_its_steps(run: RunDirectory) -> None:

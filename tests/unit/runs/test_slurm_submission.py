@@ -17,7 +17,7 @@ from memconsole.plan.jobs.on_node import check_job, on_node
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.processes import nodes
 from memconsole.runs.act import control, launch
-from memconsole.runs.act.slurm import place, script, submission_environment, submit
+from memconsole.runs.act.slurm import options_of, place, script, submission_environment, submit
 from memconsole.runs.read.life import slurm
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.record import files
@@ -50,7 +50,7 @@ def test_the_script_asks_for_what_the_plan_says_and_becomes_the_supervisor() -> 
         },
     )
     run = RunDirectory(Path("/shared/my runs/100%/20260101-000000-aaaaaa"))
-    lines = script(run, plan, "/opt/my python").splitlines()
+    lines = script(run, options_of(run, plan), "/opt/my python").splitlines()
     options = [shlex.split(line.removeprefix("#SBATCH "))[0] for line in lines if "#SBATCH" in line]
     assert options == [
         "--job-name=memconsole-20260101-000000-aaaaaa",
@@ -117,15 +117,14 @@ def test_a_job_asks_for_the_host_memory_of_a_nodes_processes(
 ) -> None:
     changes = {"device.name": "h100-80gb", "device.count": 16, "launch.devices_per_node": 8}
     plan = replace(ON_SLURM, {**changes, "backend": backend, "launch.options": options})
-    lines = script(RunDirectory(Path("/r")), plan, host_bytes=2 << 30).splitlines()
-    words = [line.removeprefix("#SBATCH ") for line in lines]
+    words = options_of(RunDirectory(Path("/r")), plan, host_bytes=2 << 30)
     assert [word for word in words if word.startswith(("--mem", "--exclusive"))] == asked
 
 
 @pytest.mark.parametrize("given", ["--mem=1G", "--mem 2000", "--mem=1048576K"])
 def test_less_memory_than_estimated_is_refused(given: str) -> None:
     with pytest.raises(PlanError, match=r"less than the 2\.00 GiB"):
-        script(
+        options_of(
             RunDirectory(Path("/r")),
             replace(ON_SLURM, {"launch.options": given}),
             host_bytes=2 << 30,
@@ -180,7 +179,11 @@ def called(folder: Path) -> list[str]:
 
 def test_a_launched_job_waits_and_a_stop_takes_it_out_of_the_queue(commands: Path) -> None:
     run = launch.launch(ON_SLURM)
-    assert called(commands) == [f"sbatch --parsable --chdir={run.path} {run.path}/job.sh"]
+    (line,) = called(commands)
+    assert line.startswith(f"sbatch --parsable --chdir={run.path} ")
+    assert line.endswith(f" {run.path}/job.sh")
+    for option in options_of(run, ON_SLURM):
+        assert option in line, "an argument comes before SBATCH_… of the user's environment"
     assert liveness(run).state == "queued"
     with pytest.raises(RunError, match="is queued"):
         control.request(run, "pause", "me")

@@ -134,14 +134,10 @@ def _numbers(column: Any, where: str, first: int) -> Numbers:
         if kind in TEXT_TYPES:
             trimmed = compute.utf8_trim_whitespace(column)
             column = compute.if_else(compute.equal(trimmed, ""), None, trimmed)
-        found = column.cast(pa.float64()).to_numpy().astype(np.float64)
+        # Not safe: whole numbers above 2^53 are rounded.
+        found = column.cast(pa.float64(), safe=False).to_numpy().astype(np.float64)
     except pa.ArrowInvalid:
-        row, cell = next(
-            (row, cell) for row, cell in enumerate(column.to_pylist()) if not _is_number(cell)
-        )
-        raise DataError(
-            f"{where} holds {quote(cell)} in row {first + row + 1:,}, expected a number"
-        ) from None
+        found = _cells(column.to_pylist(), where, first)
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError):
         raise DataError(f"{where} holds {kind}, expected numbers") from None
     large = np.flatnonzero(np.abs(found) > LARGEST)
@@ -153,12 +149,18 @@ def _numbers(column: Any, where: str, first: int) -> Numbers:
     return found
 
 
-def _is_number(cell: Any) -> bool:
-    try:
-        float(0 if cell is None else cell)
-    except ValueError:
-        return False
-    return True
+def _cells(cells: Sequence[str | None], where: str, first: int) -> Numbers:
+    """The numbers of cells of text, which may have forms that Arrow does not read, such as `+1.5`. Raises `DataError`."""
+    found = np.full(len(cells), np.nan)
+    for row, cell in enumerate(cells):
+        try:
+            if cell is not None:
+                found[row] = float(str(cell).replace("_", " _ "))  # Python alone takes 1_000
+        except ValueError:
+            raise DataError(
+                f"{where} holds {quote(cell)} in row {first + row + 1:,}, expected a number"
+            ) from None
+    return found
 
 
 class _Series:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -227,20 +229,24 @@ class StreamDocuments:
 
     def iterate(self, start: int = 0) -> Iterator[str]:
         """Yield the texts from number `start` on. Raises `DataError`."""
-        rows = self._stream.skip(start) if start else self._stream
-        left = None if self._max_examples is None else self._max_examples - start
-        if left is not None and left <= 0:
-            return
-        try:
-            for number, row in enumerate(rows, start):
+        with self._errors():
+            for number, row in self._rows(start):
                 yield self._text(number, row)
-                if left is not None:
-                    left -= 1
-                    if left == 0:
-                        return
-        except DataError:
-            raise
+
+    def _rows(self, start: int = 0) -> Iterator[tuple[int, Any]]:
+        """The rows of the dataset from number `start` on, each with its number."""
+        rows = self._stream.skip(start) if start else self._stream
+        left = None if self._max_examples is None else max(0, self._max_examples - start)
+        return enumerate(itertools.islice(rows, left), start)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turns the errors of reading and rendering rows into `DataError`."""
+        try:
+            yield
         except (OSError, ValueError, KeyError) as error:
+            if isinstance(error, DataError):
+                raise
             raise DataError(f"{self._name}: {type(error).__name__}: {error}") from error
 
     def _text(self, number: int, row: Any) -> str:

@@ -193,12 +193,13 @@ class StreamRecords(StreamDocuments):
         """The records of these rising numbers."""
         wanted = iter(numbers)
         number = next(wanted, None)
-        for index, row in enumerate(self._stream):
-            if number is None:
-                return
-            if index == number:
-                yield self._record(index, row)
-                number = next(wanted, None)
+        with self._errors():
+            for index, row in self._rows():
+                if number is None:
+                    return
+                if index == number:
+                    yield self._record(index, row)
+                    number = next(wanted, None)
 
     def _record(self, number: int, row: Any) -> Record:
         return Record(f"{self._name}: row {number + 1:,}", row)

@@ -18,6 +18,9 @@ from memconsole.runs.record.states import WAIT_DISK
 SAME_STOP_SECONDS = 3.0
 """If two people ask to stop within this time, the second request does not make the stop urgent."""
 
+SLEPT_SECONDS = 10.0
+"""The supervisor looks several times a second. After a longer gap the machine or the container has slept."""
+
 
 class Serving:
     """Serves the requests to one attempt of one run."""
@@ -31,6 +34,8 @@ class Serving:
         self._say = say
         self._durations = SeenDurations()
         self._deadline: StopDeadline | None = None
+        self._looked: float | None = None
+        """When `overdue` was asked last."""
         self._unwritten: dict[str, requests.Reply] = {}
         """Replies that could not be written because the disk is full, by the names of their files."""
 
@@ -78,11 +83,14 @@ class Serving:
     def overdue(self, beat: Heartbeat | None) -> bool:
         """Whether a requested stop takes too long. `beat` is the trainer's newest heartbeat."""
         now = boot_seconds()
+        slept = self._looked is not None and now - self._looked > SLEPT_SECONDS
+        self._looked = now
         moved = beat is not None and self._durations.see(beat, now)
         if self._deadline is None:
             return False
-        if beat is not None and beat.phase == WAIT_DISK:
-            # The state that it could not save is only in its memory, so it must not be killed.
+        if slept or (beat is not None and beat.phase == WAIT_DISK):
+            # The trainer could do nothing meanwhile. What a full disk does not take is only in its memory, so that it must
+            # not be killed.
             self._deadline.hold(now)
         elif moved:
             self._deadline.moved(now)

@@ -1,16 +1,29 @@
-"""The out-of-memory ladder: halve the micro-batch, with the same rows per step, or the evaluation batch."""
+"""The sizes of a run's attempts: the out-of-memory ladder, and changes that a person makes.
+
+The ladder halves the micro-batch, with the same rows per step, or the evaluation batch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from memconsole.plan.plan import Plan, replace
+from memconsole.plan.plan import Plan, get, replace
 from memconsole.plan.toggles.micro_batches import half
 from memconsole.runs.record import files
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.states import OUT_OF_MEMORY, Verdict
 
 FILE = "ladder.json"
+SIZES = (
+    "device.count",
+    "optimize.sharding",
+    "optimize.accumulation_steps",
+    "train.batch_size",
+    "train.evaluation_batch_size",
+)
+"""Settings that a resumed run may change and that its memory and the time of its steps depend on."""
 _BEFORE_BATCHES = ("starting", "import", "data", "tokenizer")
 """Phases whose memory does not depend on the batch size."""
 
@@ -51,30 +64,57 @@ class _Ladder(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `ladder.json`."""
 
     rungs: tuple[Rung, ...] = ()
+    resized_after: tuple[int, ...] = ()
+    """The attempts after which a person changed one of `SIZES`."""
 
 
 def rungs(run: RunDirectory) -> tuple[Rung, ...]:
     """The steps taken so far, oldest first."""
-    stored = files.read_struct(run.path / FILE, _Ladder)
-    return stored.rungs if stored is not None else ()
+    return _ladder(run).rungs
+
+
+def resized_after(run: RunDirectory) -> frozenset[int]:
+    """The attempts whose sizes the next attempt no longer had."""
+    ladder = _ladder(run)
+    return frozenset(ladder.resized_after) | {rung.attempt for rung in ladder.rungs}
+
+
+def note_resized(run: RunDirectory, before: Plan, after: Plan) -> None:
+    """Record that the next attempt has other sizes, if `before` and `after` differ in them. Raises `OSError`."""
+    attempt = run.newest_attempt()
+    if attempt is None or all(get(before, key) == get(after, key) for key in SIZES):
+        return
+    ladder = _ladder(run)
+    attempts = tuple(sorted({*ladder.resized_after, attempt}))
+    files.write_struct(run.path / FILE, msgspec.structs.replace(ladder, resized_after=attempts))
+
+
+def least_evaluated(taken: Sequence[Rung]) -> int | None:
+    """The rows of an evaluation batch after the steps `taken`; None if none of them halved it."""
+    halved = [r for r in taken if r.evaluation_batch_size != r.evaluation_batch_size_before]
+    return halved[-1].evaluation_batch_size if halved else None
+
+
+def _ladder(run: RunDirectory) -> _Ladder:
+    return files.read_struct(run.path / FILE, _Ladder) or _Ladder()
 
 
 def present_plan(run: RunDirectory) -> Plan:
-    """The plan of the run's next attempt: the original plan with the last step applied.
-
-    Raises `PlanError`.
-    """
-    plan, taken = run.read_plan(), rungs(run)
-    return stepped(plan, taken[-1]) if taken else plan
+    """The plan of the run's next attempt: its plan with the steps taken. Raises `PlanError`."""
+    return stepped(run.read_plan(), rungs(run))
 
 
-def stepped(plan: Plan, rung: Rung) -> Plan:
-    """`plan` with the batch sizes of `rung`."""
-    changes = {
-        "train.batch_size": rung.batch_size,
-        "train.evaluation_batch_size": rung.evaluation_batch_size,
-        "optimize.accumulation_steps": rung.accumulation_steps,
+def stepped(plan: Plan, taken: Sequence[Rung]) -> Plan:
+    """`plan` after the steps `taken`. An evaluation batch that was not halved, or is smaller by now, stays."""
+    if not taken:
+        return plan
+    changes: dict[str, object] = {
+        "train.batch_size": taken[-1].batch_size,
+        "optimize.accumulation_steps": taken[-1].accumulation_steps,
     }
+    least, planned = least_evaluated(taken), plan.train.evaluation_batch_size
+    if least is not None and (planned is None or planned > least):
+        changes["train.evaluation_batch_size"] = least
     return replace(plan, changes)
 
 
@@ -88,7 +128,10 @@ def descend(run: RunDirectory, attempt: int, verdict: Verdict, phase: str) -> Ru
         return None
     rung = next_rung(present_plan(run), attempt, phase)
     if rung is not None:
-        files.write_struct(run.path / FILE, _Ladder(rungs=(*rungs(run), rung)))
+        ladder = _ladder(run)
+        files.write_struct(
+            run.path / FILE, msgspec.structs.replace(ladder, rungs=(*ladder.rungs, rung))
+        )
     return rung
 
 

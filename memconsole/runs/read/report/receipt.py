@@ -45,6 +45,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     trainable_parameters: int | None
     verdict: VerdictLine
     steps: int
+    resized_at: int = 0
+    """The step after which the run has had its present sizes."""
     attempts: int
     estimate: StoredEstimate | None
     measured: MeasuredLine
@@ -60,9 +62,9 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     The last step has no estimate.
     """
     tokens_per_second: float | None
-    """The median of the recorded speeds. Padding does not count."""
+    """The median of the recorded speeds with the present sizes. Padding does not count."""
     step_seconds: float | None = None
-    """The median of the recorded seconds of a step. A slow first step, which compiles, does not change it."""
+    """The median of the recorded seconds of a step with the present sizes. A slow first step, which compiles, does not change it."""
     average_epoch_minutes: float | None
     written_wall: float
     """When the receipt was written, in seconds since 1970. Recorded for people who read the file."""
@@ -80,6 +82,7 @@ def write_receipt(run: RunDirectory) -> Receipt:
     report, state = report_of(run, run_events, ended), run_events.state
     started = state.started
     kind = started.device_kind if started else ""
+    measured = [step for step in run_events.steps if step.step > run_events.resized_at]
     receipt = Receipt(
         run=report.run,
         backend=report.backend,
@@ -94,6 +97,7 @@ def write_receipt(run: RunDirectory) -> Receipt:
         trainable_parameters=state.trainable_parameters,
         verdict=report.verdict,
         steps=state.step,
+        resized_at=run_events.resized_at,
         attempts=report.attempts,
         estimate=stored_estimate(run),
         measured=report.memory.measured,
@@ -102,8 +106,8 @@ def write_receipt(run: RunDirectory) -> Receipt:
         comparison=report.memory.comparison,
         shortfall=report.memory.shortfall,
         ladder=report.ladder,
-        tokens_per_second=_median(step.tokens_per_second for step in run_events.steps),
-        step_seconds=_median(step.step_seconds for step in run_events.steps),
+        tokens_per_second=_median(step.tokens_per_second for step in measured),
+        step_seconds=_median(step.step_seconds for step in measured),
         average_epoch_minutes=report.average_epoch_minutes,
         written_wall=time.time(),
         missing_records=report.missing_records,

@@ -10,7 +10,7 @@ from memconsole.plan import plan_file
 from memconsole.plan.plan import PlanError
 from memconsole.plan.tasks import TASKS, Task, task_of
 from memconsole.runs.read.history import History
-from memconsole.runs.read.life.ladder import Rung, present_plan, rungs
+from memconsole.runs.read.life.ladder import Rung, present_plan, resized_after, rungs
 from memconsole.runs.read.life.liveness import liveness
 from memconsole.runs.read.report.comparison import (
     Comparison,
@@ -183,6 +183,8 @@ class RunEvents(msgspec.Struct):
     steps: list[StepLine]
     missing: int = 0
     """Records that could not be read or are not there."""
+    resized_at: int = 0
+    """The step after which the run has had its present sizes."""
 
 
 def report(run: RunDirectory) -> Report:
@@ -208,7 +210,7 @@ def read_events(run: RunDirectory) -> RunEvents:
                 )
             )
         odd = state.odd
-    return RunEvents(state, steps, history.missing)
+    return RunEvents(state, steps, history.missing, history.resized_at)
 
 
 def _truncate(steps: list[StepLine], last: int) -> None:
@@ -370,8 +372,8 @@ def _task(run: RunDirectory) -> Task:
 
 
 def stored_estimate(run: RunDirectory) -> StoredEstimate | None:
-    """The launch estimate; None if the run went on with smaller micro-batches than estimated."""
-    if rungs(run):
+    """The launch estimate; None if the run went on with other sizes than estimated."""
+    if resized_after(run):
         return None
     stored = files.read_struct(run.path / "estimate.json", StoredEstimate)
     return None if stored is None else clean_texts(stored)

@@ -121,7 +121,7 @@ def begin_attempt(state: RunState, attempt: int) -> RunState:
 
 
 def forget_memory(state: RunState) -> RunState:
-    """Continue with smaller micro-batches: clear the peaks, which belong to the larger ones."""
+    """Continue with other sizes: clear the peaks, which belong to those before."""
     state.memory, state.peaks_by_phase = None, {}
     state.peak_bytes = state.peak_device_bytes = state.peak_reserved_bytes = None
     state.peak_host_bytes = None

@@ -8,6 +8,7 @@ from typing import Literal
 
 from memconsole.devices.cluster import PARTITIONS
 from memconsole.devices.reading import Devices
+from memconsole.given_path import given_path
 from memconsole.plan.plan import Plan
 from memconsole.plan.tasks import TASKS, task_of
 from memconsole.tui.draw.words import verdict_mark
@@ -117,7 +118,7 @@ def _files_with(suffixes: tuple[str, ...], plan: Plan) -> list[Choice]:
     """The files with one of these suffixes in the working folder and beside the plan's data."""
     from memconsole.plan.catalog.folders import plain_suffix
 
-    beside = Path(plan.data.source).expanduser().parent
+    beside = given_path(plan.data.source).parent
     choices: dict[Path, Choice] = {}
     with contextlib.suppress(OSError):
         here = Path.cwd()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memconsole.given_path import given_path
 from memconsole.plan import plan_file
 from memconsole.plan.data.paths import absolute, load
 from memconsole.plan.plan import Plan, PlanError
@@ -31,7 +32,7 @@ class PlanFiles:
         def entered(word: object) -> None:
             if not isinstance(word, str):
                 return
-            path = Path(word).expanduser()
+            path = given_path(word)
             try:
                 path.write_text(plan_file.dumps(absolute(self._owner.view.plan)), encoding="utf-8")
             except PlanError as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,6 +97,9 @@ class TokenCache:
         """Number of blocks of a stream that was read to its end."""
         self._beside = 0
         self._writing = False
+        self._using = threading.Lock()
+        """Held while a block is looked up or kept: the thread that reads ahead, and one that scores answers, may do so at the
+        same time."""
         self._to_index = self._to_tokens = -1
         try:
             self._lock = disk_cache.lock(folder)
@@ -122,6 +126,10 @@ class TokenCache:
 
     def get(self, block: int) -> Kept | None:
         """A block; None if it is not kept, or damaged."""
+        with self._using:
+            return self._get(block)
+
+    def _get(self, block: int) -> Kept | None:
         if not self._number(block) and not self._writing:
             self._load()
         number = self._number(block)
@@ -134,7 +142,7 @@ class TokenCache:
             size = 0  # no block is so large: the record is damaged
         with contextlib.suppress(OSError):
             data = os.pread(self._tokens, size, int(record["start"]))
-        if len(data) != size or _hash(record, data) != record["hash"]:
+        if record["block"] != block or len(data) != size or _hash(record, data) != record["hash"]:
             self._place[block] = 0
             return None
         cuts = Cuts(*(int(record[name]) for name in ("packed", "cut", "answers_cut", "longest")))
@@ -152,6 +160,10 @@ class TokenCache:
 
     def put(self, block: int, made: Made, source: int = 0) -> None:
         """Keep a block, unless another process writes, or there is no room."""
+        with self._using:
+            self._put(block, made, source)
+
+    def _put(self, block: int, made: Made, source: int) -> None:
         if not self._writing or self._number(block):
             return
         tokens = np.ascontiguousarray(made.tokens, self._dtype)
@@ -165,8 +177,11 @@ class TokenCache:
 
     def end(self, count: int) -> None:
         """Remember that a stream has `count` blocks."""
-        if self._writing and self.ended is None:
-            self._append(np.array((count, _END, *[0] * (len(RECORD.names or ()) - 2)), RECORD), b"")
+        with self._using:
+            if self._writing and self.ended is None:
+                self._append(
+                    np.array((count, _END, *[0] * (len(RECORD.names or ()) - 2)), RECORD), b""
+                )
 
     def _append(self, record: Any, data: bytes) -> None:
         record["hash"] = _hash(record, data)
