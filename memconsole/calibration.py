@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ from typing import Any
 import msgspec
 
 from memconsole import regular_file, typed_json
+from memconsole.memory.answers.cards import Price
 from memconsole.memory.answers.pace import Slowdown, paced, slowdown
 from memconsole.memory.answers.receipts import Machine, Measured, calibrated, kin_of, setup_of
-from memconsole.memory.estimate import model_of, table_of
+from memconsole.memory.estimate import Lookup, model_of, table_of
 from memconsole.memory.seconds import step_seconds
 from memconsole.memory.state.data import units_per_step
 from memconsole.memory.table import Estimate, MemoryTable
@@ -66,18 +66,16 @@ class _ReceiptFields(msgspec.Struct, kw_only=True):
     """Older receipts have `tokens_per_second` alone."""
 
 
+def receipts_here() -> Receipts:
+    """The receipts of the runs on this machine so far; for commands, which ask once."""
+    receipts = Receipts()
+    receipts.refresh()
+    return receipts
+
+
 def calibrated_here(plan: Plan, priced: Estimate) -> Estimate:
-    """`priced`, calibrated with the runs measured on this machine; for commands, which ask once."""
-    receipts = Receipts()
-    receipts.refresh()
-    return receipts.calibrate(plan, priced)
-
-
-def calibrated_price() -> Callable[[Plan, Budget], MemoryTable]:
-    """A function that makes tables calibrated with the runs measured on this machine so far."""
-    receipts = Receipts()
-    receipts.refresh()
-    return lambda plan, on: receipts.calibrate_table(plan, table_of(plan, on))
+    """`priced`, calibrated with the runs measured on this machine."""
+    return receipts_here().calibrate(plan, priced)
 
 
 class Receipts:
@@ -97,6 +95,10 @@ class Receipts:
         self._lock = threading.Lock()
         self._machines: dict[str, Machine] = {}
         self._refreshed: float | None = None
+
+    def price(self, lookup: Lookup | None = None) -> Price:
+        """A function that makes calibrated tables, with the exact numbers that `lookup` returns."""
+        return lambda plan, on: self.calibrate_table(plan, table_of(plan, on, lookup))
 
     def refresh(self) -> None:
         """Read new receipts and forget those of deleted runs, at most every few seconds. Each run
@@ -167,7 +169,7 @@ class Receipts:
         if not newest or not device.local:
             return None
         machine, runs = self._machine(device.name, device.kind), [*newest, *self._kin(plan)]
-        key = (*setup_of(plan), plan.device.count, machine.device_name)
+        key = (*setup_of(plan), plan.device.count, plan.device.threads, machine.device_name)
         if key not in self._slowdowns:
             self._slowdowns[key] = slowdown(
                 plan,

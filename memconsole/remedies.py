@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memconsole.calibration import calibrated_price
+from memconsole.calibration import receipts_here
 from memconsole.devices.budget import budget
 from memconsole.devices.reading import Devices
 from memconsole.memory.answers.advice import Remedy, remedies
@@ -19,7 +19,9 @@ def remedies_of(
 
     Estimates are calibrated. The bytes are relative to what the failed run needed. Raises `PlanError` for an absent device.
     """
-    return remedies(plan, budget(plan, devices), out_of_memory_run(shortfall), calibrated_price())
+    return remedies(
+        plan, budget(plan, devices), out_of_memory_run(shortfall), receipts_here().price()
+    )
 
 
 def out_of_memory_run(shortfall: Shortfall | None) -> OutOfMemoryRun | None:

@@ -16,6 +16,7 @@ from memconsole.plan import catalog
 from memconsole.plan.catalog import CatalogDevice
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.processes import nodes, processes
 from memconsole.units import MIB, format_bytes
 
 JAX_GPU_FRACTION = 0.75
@@ -172,6 +173,8 @@ def _local(plan: Plan, reading: DeviceReading) -> Budget:
     if reading.kind == "cpu" and plan.device.memory_fraction is None:
         name, taken = PROCESS.get(plan.backend, PROCESS["torch"])
         usable, why = max(0, usable - taken), f"{why}, less {format_bytes(taken)} for {name}"
+    if reading.kind == "cpu" and plan.device.count > 1:
+        usable, why = _share_of_machine(plan, usable, why)
     return Budget(
         name=reading.name,
         kind=reading.kind,
@@ -185,6 +188,17 @@ def _local(plan: Plan, reading: DeviceReading) -> Budget:
         peak_flops=dict(known.peak_flops) if known else {},
         link_bytes_per_second=known.link_bytes_per_second if known else None,
     )
+
+
+def _share_of_machine(plan: Plan, usable: int, why: str) -> tuple[int, str]:
+    """The part of a machine's memory that each of several devices of a CPU has. `usable` is without one process. Raises
+    `PlanError` if the devices do not fill their nodes."""
+    machines = nodes(plan) if plan.launch.on == "slurm" else 1
+    others, each = processes(plan) // machines - 1, plan.device.count // machines
+    if plan.device.memory_fraction is None:
+        usable -= others * PROCESS.get(plan.backend, PROCESS["torch"])[1]
+        why = f"{why} in each of {others + 1:,} processes" if others else why
+    return max(0, usable) // each, f"{why}, shared by {each:,}"
 
 
 def _from_catalog(plan: Plan, device: CatalogDevice) -> Budget:

@@ -19,7 +19,8 @@ AS_MUCH = 0.95
 
 
 def catalog_budgets(plan: Plan) -> dict[str, Budget]:
-    """The budget of every catalog device that the plan's backend can use, keyed by device name."""
+    """The budget of every catalog device that the plan's backend can use, as many of them as the plan has, keyed by device
+    name."""
     budgets = {}
     for name in catalog.devices():
         device = msgspec.structs.replace(plan.device, name=name)
@@ -28,7 +29,9 @@ def catalog_budgets(plan: Plan) -> dict[str, Budget]:
             check(on_device)
         except PlanError:
             continue
-        budgets[name] = budget(on_device, None)
+        found = budget(on_device, None)
+        if plan.device.count == 1 or found.kind in SEVERAL:
+            budgets[name] = found
     return budgets
 
 

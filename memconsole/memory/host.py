@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from memconsole.memory.activations.jax_packing import forward_library_bytes, library_bytes
 from memconsole.memory.activations.kept import kept_by_blocks
+from memconsole.memory.activations.tiles import computes_in_tiles
 from memconsole.memory.coefficients import Heap, Runtime
 from memconsole.memory.state.data import (
     data_bytes,
@@ -18,6 +19,7 @@ from memconsole.memory.state.step_sizes import Moment, StepSizes
 from memconsole.memory.table import HostBytes
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
+from memconsole.plan.processes import devices_of_each
 from memconsole.plan.training.compiler import imports_compiler
 
 OF_MORE_ROWS = 0.85
@@ -141,9 +143,20 @@ def saved_bytes(step: StepSizes) -> int:
     return sum(min(size, SHARD_BYTES) for size in kinds)
 
 
+def offloaded_activations(step: StepSizes) -> int:
+    """Bytes of activations in the trainer's host memory. A CPU and an Apple GPU move them to disk."""
+    plan, model = step.plan, step.model
+    if not plan.optimize.activation_offload or step.kind in ("cpu", "apple"):
+        return 0
+    tiled = isinstance(model, Architecture) and computes_in_tiles(plan, model, step.tokens)
+    mode = plan.optimize.gradient_checkpointing
+    kept = kept_by_blocks(plan, model, step.flow, mode, step.kind, tiled=tiled)
+    return kept * step.tokens * devices_of_each(plan)
+
+
 def host_of(step: StepSizes, costs: Runtime, on_host: int) -> HostBytes:
     """Resident memory of the idle trainer with its data, and in addition what the run holds while it trains: offloaded
-    optimizer state, and `on_host` bytes of tensors if the device is the CPU."""
+    optimizer state and activations, and `on_host` bytes of tensors if the device is the CPU."""
     plan, model = step.plan, step.model
     idle = costs.host_bytes
     if isinstance(model, Architecture):
@@ -153,5 +166,7 @@ def host_of(step: StepSizes, costs: Runtime, on_host: int) -> HostBytes:
     if imports_compiler(plan):
         idle += costs.compiler_import_bytes
     return HostBytes(
-        idle + step.state.host + on_host, idle + costs.compiling_bytes, costs.compiler_code_bytes
+        idle + step.state.host + offloaded_activations(step) + on_host,
+        idle + costs.compiling_bytes,
+        costs.compiler_code_bytes,
     )

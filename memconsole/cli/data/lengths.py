@@ -9,13 +9,14 @@ import msgspec
 
 from memconsole import typed_json
 from memconsole.inspection import data_settings, inspection
+from memconsole.memory.answers.cards import Price
 from memconsole.memory.answers.lengths import (
     LengthPrice,
     keep_lengths,
     known_lengths,
     priced_lengths,
 )
-from memconsole.memory.estimate import Lookup, model_of
+from memconsole.memory.estimate import model_of, table_of
 from memconsole.plan.data.lengths import Lengths
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.plan import Plan, PlanError
@@ -37,11 +38,11 @@ class RowLengths(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def row_lengths(
-    plan: Plan, device: Budget, *, measure: bool, lookup: Lookup | None = None
+    plan: Plan, device: Budget, *, measure: bool, price: Price = table_of
 ) -> RowLengths:
     """Lengths from the last measurement of this data, or from a new one. Raises `PlanError`."""
     lengths = _measured(plan) if measure else known_lengths(plan)
-    prices = priced_lengths(plan, device, lengths, lookup) if lengths is not None else ()
+    prices = priced_lengths(plan, device, lengths, price) if lengths is not None else ()
     return RowLengths(lengths=lengths, prices=prices)
 
 

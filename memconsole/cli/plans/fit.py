@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from memconsole.calibration import Receipts
+from memconsole.calibration import receipts_here
 from memconsole.cli import completing
 from memconsole.cli.data.lengths import RowLengths, row_lengths
 from memconsole.cli.data.lengths import document as rows_document
@@ -16,7 +16,7 @@ from memconsole.cli.data.lengths import lines as rows_lines
 from memconsole.cli.exits import Exit
 from memconsole.cli.machine.reading import read_devices
 from memconsole.cli.options import build_plan, lengths_option, plan_options, timeout_option
-from memconsole.cli.plans.fit_exact import fit_exactly, known
+from memconsole.cli.plans.fit_exact import fit_exactly
 from memconsole.cli.plans.fit_options import (
     ALLOW,
     check_device_count,
@@ -28,13 +28,9 @@ from memconsole.cli.plans.fit_report import FitReport, fit_report
 from memconsole.cli.plans.fit_words import document, hopeless, text
 from memconsole.devices.budget import budget
 from memconsole.devices.planned import devices_allowed
-from memconsole.memory.answers.solve import Fit, Price, fit
-from memconsole.memory.estimate import table_of
-from memconsole.memory.table import MemoryTable
+from memconsole.memory.answers.solve import Fit, fit
 from memconsole.memory.tracers.exact_book import ExactBook
 from memconsole.plan.data.paths import absolute
-from memconsole.plan.machine.budget import Budget
-from memconsole.plan.plan import Plan
 from memconsole.plan.plan_file import dumps
 
 
@@ -101,18 +97,19 @@ def command(
     if amount is not None:
         device = with_usable_bytes(device, amount)
     kept, notes = kept_on_machine(plan, device, kept)
-    receipts = Receipts()
-    receipts.refresh()
+    receipts = receipts_here()
     tracers: AbstractContextManager[ExactBook | None] = (
         closing(ExactBook()) if exact else nullcontext()
     )
     with tracers as book:
         if book is None:
-            problem, price, lookup = "", _calibrated(receipts), None
+            problem, price = "", receipts.price()
             fitted = fit(plan, device, kept, price, allowed, most)
         else:
-            fitted, problem = fit_exactly(book, plan, device, kept, limit_seconds, allowed, most)
-            price, lookup = known(book), book.lookup
+            price = receipts.price(book.lookup)
+            fitted, problem = fit_exactly(
+                book, plan, device, kept, limit_seconds, allowed, most, price
+            )
         if as_toml:
             _print_toml(fitted)
         else:
@@ -129,7 +126,7 @@ def command(
             )
             _print(
                 report,
-                row_lengths(fitted.plan, device, measure=lengths, lookup=lookup),
+                row_lengths(fitted.plan, device, measure=lengths, price=price),
                 problem,
                 as_json,
             )
@@ -137,15 +134,6 @@ def command(
         click.echo(f"memconsole: not exact: {problem}", err=True)
         ctx.exit(Exit.NOT_EXACT)
     ctx.exit(0 if fitted.fits else Exit.DOES_NOT_FIT)
-
-
-def _calibrated(receipts: Receipts) -> Price:
-    """Prices by formula, corrected by the finished runs of this machine."""
-
-    def price(plan: Plan, device: Budget) -> MemoryTable:
-        return receipts.calibrate_table(plan, table_of(plan, device))
-
-    return price
 
 
 def _print(report: FitReport, rows: RowLengths, problem: str, as_json: bool) -> None:

@@ -23,8 +23,10 @@ def fit_exactly(
     limit_seconds: float,
     allow: Allowed = NOTHING,
     devices: int | None = None,
+    price: Price | None = None,
 ) -> tuple[Fit, str]:
-    """The best plan that fits by exact numbers, and the reason if it is not certain.
+    """The best plan that fits by exact numbers, and the reason if it is not certain. `price` makes tables with the exact
+    numbers in `book`, and by formula for the rest.
 
     A plan known by formula alone is assumed to need the low end of its band. The best plan that may
     fit is traced, and so on until the best plan is known to fit. A better plan is then skipped only
@@ -32,26 +34,21 @@ def fit_exactly(
     """
     deadline = time.monotonic() + limit_seconds
     problem = ""
+    price = price or (lambda plan, device: table_of(plan, device, book.lookup))
     while True:
-        hoped = fit(plan, device, keep, hopeful(book), allow, devices)
-        if not hoped.fits or sure(known(book)(hoped.plan, device)):
+        hoped = fit(plan, device, keep, hopeful(price), allow, devices)
+        if not hoped.fits or sure(price(hoped.plan, device)):
             break
         problem = wait_for_exact(book, hoped.plan, device, max(0.1, deadline - time.monotonic()))
-        if not problem and not sure(known(book)(hoped.plan, device)):
+        if not problem and not sure(price(hoped.plan, device)):
             problem = "the tracer's answer is not for this plan"
         if problem:
             break
-    return fit(plan, device, keep, known(book), allow, devices), problem
+    return fit(plan, device, keep, price, allow, devices), problem
 
 
-def known(book: ExactBook) -> Price:
-    """A price function that uses the exact numbers in `book`, and the formula for the rest."""
-    return lambda plan, device: table_of(plan, device, book.lookup)
-
-
-def hopeful(book: ExactBook) -> Price:
-    """The same, but with formula estimates at the low end of their band."""
-    price = known(book)
+def hopeful(price: Price) -> Price:
+    """`price`, but with formula estimates at the low end of their band."""
 
     def low_price(plan: Plan, device: Budget) -> MemoryTable:
         table = price(plan, device)

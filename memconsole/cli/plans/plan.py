@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from memconsole.calibration import calibrated_here
+from memconsole.calibration import receipts_here
 from memconsole.cli.data.lengths import document as rows_document
 from memconsole.cli.data.lengths import lines as rows_lines
 from memconsole.cli.data.lengths import row_lengths
@@ -19,7 +19,7 @@ from memconsole.cli.plans.plan_words import document, text
 from memconsole.cli.tables import columns
 from memconsole.devices.budget import budget
 from memconsole.memory.answers.cards import cards_table, needed
-from memconsole.memory.estimate import estimate
+from memconsole.memory.estimate import Lookup, estimate
 from memconsole.memory.table import Estimate
 from memconsole.plan import catalog
 from memconsole.plan import plan as plans
@@ -77,14 +77,16 @@ def command(
         click.echo(dumps(absolute(plan)), nl=False)
         return
     device = budget(plan, read_devices(plan))
+    lookup: Lookup | None = None
     if exact:
-        priced, problem = _exact(plan, device, limit_seconds)
+        priced, problem, lookup = _exact(plan, device, limit_seconds)
     else:
         priced, problem = estimate(plan, device), ""
-    priced = calibrated_here(plan, priced)
-    needs = needed(plan, priced.table)
-    on_several = cards_table(plan, device) if all_cards else ()
-    rows = row_lengths(plan, device, measure=lengths)
+    receipts = receipts_here()
+    price, priced = receipts.price(lookup), receipts.calibrate(plan, priced)
+    needs = needed(plan, priced.table, price)
+    on_several = cards_table(plan, device, price) if all_cards else ()
+    rows = row_lengths(plan, device, measure=lengths, price=price)
     if as_json:
         words = document(plan, priced, problem) | {
             "rows": rows_document(plan, rows),
@@ -102,8 +104,8 @@ def command(
     ctx.exit(0 if priced.table.fits else Exit.DOES_NOT_FIT)
 
 
-def _exact(plan: Plan, device: Budget, limit_seconds: float) -> tuple[Estimate, str]:
-    """The estimate with traced or compiled numbers, and the reason if there are none."""
+def _exact(plan: Plan, device: Budget, limit_seconds: float) -> tuple[Estimate, str, Lookup]:
+    """The estimate with traced or compiled numbers, the reason if there are none, and what finds such numbers."""
     from memconsole.cli.plans.exact import wait_for_exact
     from memconsole.memory.tracers.exact_book import ExactBook
 
@@ -111,7 +113,7 @@ def _exact(plan: Plan, device: Budget, limit_seconds: float) -> tuple[Estimate, 
     book = ExactBook()
     try:
         problem = wait_for_exact(book, plan, device, limit_seconds)
-        return estimate(plan, device, book.lookup), problem
+        return estimate(plan, device, book.lookup), problem, book.lookup
     finally:
         book.close()
 

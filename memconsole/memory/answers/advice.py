@@ -13,7 +13,9 @@ from memconsole.memory.estimate import model_of, table_of
 from memconsole.memory.seconds import seconds_per_unit
 from memconsole.memory.table import MemoryTable
 from memconsole.memory.verdict import Verdict
+from memconsole.plan import catalog
 from memconsole.plan import plan as plans
+from memconsole.plan.catalog.windows import window_sizes
 from memconsole.plan.check import check
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.models.regressor import Regressor
@@ -186,11 +188,23 @@ def largest_sequence_length(plan: Plan, budget: Budget, price: Price = table_of)
     """The longest rows that fit, in multiples of 8 tokens and within the model's positions; None if no length fits.
     Rows are at least as long as `data.stride`."""
     shortest = -(-max(8, plan.data.stride or 8) // 8) * 8
-    sizes = range(shortest, model_of(plan).max_positions + 1, 8)
+    sizes = range(shortest, _longest(plan) + 1, 8)
     found = _largest(plan, budget, "data.sequence_length", sizes, _least_beyond_length, price)
     if found is None or found.size < sizes[-1]:
         return found
     return msgspec.structs.replace(found, all_positions=True)
+
+
+def _longest(plan: Plan) -> int:
+    """The most positions of a row: those of the model, or of the windows that a regressor reads."""
+    model = model_of(plan)
+    if not isinstance(model, Regressor):
+        return model.max_positions
+    try:
+        windows = window_sizes(catalog.dataset(plan).where)
+    except PlanError:
+        windows = None
+    return model.max_positions if windows is None else min(model.max_positions, windows.length)
 
 
 def _least_beyond_batch(bytes_: int, plan: Plan) -> int:

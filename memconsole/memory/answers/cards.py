@@ -131,14 +131,14 @@ def _ways(plan: Plan, count: int, budget: Budget, price: Price) -> Iterator[Card
             yield Cards(plan=other, table=price(other, budget))
 
 
-def cards_table(plan: Plan, budget: Budget) -> tuple[Cards, ...]:
+def cards_table(plan: Plan, budget: Budget, price: Price = table_of) -> tuple[Cards, ...]:
     """One device, two, four and so on, in each way the plan can be trained, up to the first number on which it fits."""
     if budget.kind not in SEVERAL:
         return ()
     alone = placed(plan, 1, "none")
-    rows = [Cards(plan=alone, table=table_of(alone, budget))]
+    rows = [Cards(plan=alone, table=price(alone, budget))]
     count = 2
     while count <= SHOWN or (count <= LONGEST and rows[-1].table.verdict is not Verdict.FITS):
-        rows += _ways(plan, count, budget, table_of)
+        rows += _ways(plan, count, budget, price)
         count *= 2
     return tuple(rows)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from memconsole import regular_file, typed_json
-from memconsole.memory.estimate import Lookup, model_of, table_of
+from memconsole.memory.answers.cards import Price
+from memconsole.memory.estimate import model_of, table_of
 from memconsole.memory.table import MemoryTable
 from memconsole.plan.data.lengths import Lengths, lengths_key
 from memconsole.plan.machine.budget import Budget
@@ -31,7 +32,7 @@ class LengthPrice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def priced_lengths(
-    plan: Plan, budget: Budget, lengths: Lengths, lookup: Lookup | None = None
+    plan: Plan, budget: Budget, lengths: Lengths, price: Price = table_of
 ) -> tuple[LengthPrice, ...]:
     """`plan` with rows as long as the p50, p99 and longest document. Raises `PlanError`.
 
@@ -49,7 +50,7 @@ def priced_lengths(
         table = None
         if length <= most:
             data = msgspec.structs.replace(plan.data, sequence_length=length)
-            table = table_of(msgspec.structs.replace(plan, data=data), budget, lookup)
+            table = price(msgspec.structs.replace(plan, data=data), budget)
         found.append(LengthPrice(name=name, tokens=tokens, sequence_length=length, table=table))
     return tuple(found)
 

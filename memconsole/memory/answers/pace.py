@@ -1,4 +1,4 @@
-"""Corrects the estimated time of a step with finished runs of the device.
+"""Corrects the estimated time of a step with finished runs of the device, which had as many CPU threads.
 
 Each run gives one ratio: its measured time divided by its estimated time.
 
@@ -54,6 +54,7 @@ def slowdown(
         if run.step_seconds
         and run.plan.backend == plan.backend
         and run.plan.device.count == plan.device.count
+        and run.plan.device.threads == plan.device.threads
         and same_machine(run, machine)
     ]
     kin = [run for run in known if kin_of(run.plan) == kin_of(plan)]

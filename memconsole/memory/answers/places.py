@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from memconsole.plan import plan as plans
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, PlanError
+from memconsole.plan.processes import nodes, processes
 from memconsole.plan.toggles.optimizations import conflict
 
 COUNT, SHARDING = "device.count", "optimize.sharding"
@@ -17,22 +18,29 @@ def counts(most: int) -> tuple[int, ...]:
 
 
 def placed(plan: Plan, count: int, sharding: str) -> Plan:
-    """`plan` on `count` devices, which share the rows of a step. Each device gets the same number of rows, so a step may
-    have a few rows more.
+    """`plan` on `count` devices, which share the rows of a step. Each device gets the same number of rows, and rows that
+    belong together stay on one device, so a step may have a few rows more.
 
     Micro-batches keep their size if the rows of a device are a multiple of it, and are smaller otherwise. Where training
     depends on their number, they keep that.
     """
     if count == plan.device.count:
         return plans.replace(plan, {SHARDING: sharding})
-    rows = -(-plan.effective_batch // count)
+    together = plan.rows_together
+    rows = _up(plan.effective_batch, count * together) // count
     if plan.hybrid.sums_gradients:
         steps = plan.optimize.accumulation_steps
-        batch = -(-rows // steps)
+        batch = _up(rows, steps * together) // steps
     else:
-        batch = next(size for size in range(plan.train.batch_size, 0, -1) if rows % size == 0)
+        sizes = range(_up(plan.train.batch_size, together), 0, -together)
+        batch = next(size for size in sizes if rows % size == 0)
         steps = rows // batch
     return plans.replace(plan, {COUNT: count, SHARDING: sharding, ROWS[0]: batch, ROWS[1]: steps})
+
+
+def _up(number: int, unit: int) -> int:
+    """The least multiple of `unit` that is not below `number`."""
+    return -(-number // unit) * unit
 
 
 def places(plan: Plan, keep: frozenset[str], most: int | None) -> tuple[Plan, ...]:
@@ -45,7 +53,7 @@ def places(plan: Plan, keep: frozenset[str], most: int | None) -> tuple[Plan, ..
         for sharding in ("none",) if count == 1 else SPLIT:
             other = placed(plan, count, sharding)
             kept = all(plans.get(other, key) == plans.get(plan, key) for key in keep)
-            if kept and other.effective_batch == plan.effective_batch:
+            if kept and other.effective_batch == plan.effective_batch and not _unfilled(other):
                 found.append(other)
     return tuple(found) or (plan,)
 
@@ -66,4 +74,15 @@ def of_place(before: Plan, after: Plan) -> tuple[tuple[str, str], ...]:
 def refused(plan: Plan) -> str | None:
     """Why a plan cannot be trained in its place, or None."""
     found = conflict(plan)
-    return None if found is None else found[1]
+    return _unfilled(plan) if found is None else found[1]
+
+
+def _unfilled(plan: Plan) -> str | None:
+    """Why the devices do not fill their nodes, or None."""
+    try:
+        if plan.launch.on == "slurm":
+            nodes(plan)
+        processes(plan)
+    except PlanError as error:
+        return str(error)
+    return None

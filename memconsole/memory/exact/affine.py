@@ -177,7 +177,9 @@ def _embedding(tokens: int, a: Architecture) -> str:
 def _evaluated(plan: Plan) -> tuple[str, ...]:
     """The part of the key for a separate evaluation batch size, which has its own chunks and its own one-row case."""
     rows = plan.train.evaluation_batch_size
-    return () if rows is None else (f"evaluation={rows}",)
+    if rows is None:
+        return ()
+    return (f"evaluation={rows},{chunks(rows * plan.data.sequence_length)}",)
 
 
 @lru_cache(maxsize=256)

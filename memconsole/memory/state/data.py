@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from memconsole.given_path import given_path
 from memconsole.plan import catalog
 from memconsole.plan.catalog.entries import DatasetEntry
 from memconsole.plan.catalog.folders import PACKED, known_folder
@@ -109,8 +111,22 @@ def held_out_bytes(plan: Plan, model: Model) -> int:
     return sum(min(HELD_BYTES, int(rows * share) * row) for share in shares)
 
 
-@lru_cache(maxsize=256)
+def _stamp(data: DataChoice) -> tuple[int, int] | None:
+    """The time of the last change and the size of the file or folder that `data.source` names; None if there is none."""
+    known = catalog.datasets().get(data.source)
+    try:
+        status = os.stat(given_path(known.where if known is not None else data.source))
+    except (OSError, ValueError):
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
 def _file_bytes(data: DataChoice) -> int | None:
+    return _file_bytes_of(data, _stamp(data))
+
+
+@lru_cache(maxsize=256)
+def _file_bytes_of(data: DataChoice, stamp: object) -> int | None:
     try:
         return catalog.dataset(Plan(data=data)).bytes
     except PlanError:
@@ -122,9 +138,13 @@ def table_bytes(plan: Plan) -> int:
     return TABLE_LIBRARIES_BYTES if any(_is_table(part.plan.data) for part in parts(plan)) else 0
 
 
-@lru_cache(maxsize=256)
 def _is_table(data: DataChoice) -> bool:
     """Whether the trainer reads `data.source` as a table."""
+    return _is_table_of(data, _stamp(data))
+
+
+@lru_cache(maxsize=256)
+def _is_table_of(data: DataChoice, stamp: object) -> bool:
     try:
         entry = catalog.dataset(Plan(data=data))
         inside = known_folder(Path(entry.where)) if entry.format == "directory" else None
@@ -184,9 +204,13 @@ def dataset_tokens(plan: Plan) -> int | None:
     return sum(known) if len(known) == len(found) else None
 
 
-@lru_cache(maxsize=256)
 def _source_tokens(data: DataChoice) -> int | None:
     """Tokens of `data.source`, or None."""
+    return _source_tokens_of(data, _stamp(data))
+
+
+@lru_cache(maxsize=256)
+def _source_tokens_of(data: DataChoice, stamp: object) -> int | None:
     try:
         entry = catalog.dataset(Plan(data=data))
     except PlanError:
@@ -205,9 +229,13 @@ def _source_tokens(data: DataChoice) -> int | None:
     return _first_records(entry, data.max_examples)
 
 
-@lru_cache(maxsize=256)
 def _records(data: DataChoice) -> float | None:
     """About the records of `data.source`; None if nothing tells before a run."""
+    return _records_of(data, _stamp(data))
+
+
+@lru_cache(maxsize=256)
+def _records_of(data: DataChoice, stamp: object) -> float | None:
     try:
         entry = catalog.dataset(Plan(data=data))
         found: float | None = entry.documents

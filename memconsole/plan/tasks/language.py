@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import cast
 
-from memconsole.plan.errors import PlanError, quote
+from memconsole.plan.errors import PlanError
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model, Parameter
 from memconsole.plan.sections import Plan
@@ -81,16 +81,11 @@ class Language:
 
 
 def _check_experts(plan: Plan) -> None:
-    if plan.optimize.compile:
-        reason = "how many tokens an expert gets changes from batch to batch; expected false"
-        raise _has_experts(plan, "optimize.compile", True, reason)
     if plan.optimize.lora_targets == "mlp":
-        reason = "experts get no adapters; expected attention"
-        raise _has_experts(plan, "optimize.lora_targets", "mlp", reason)
-
-
-def _has_experts(plan: Plan, key: str, value: object, reason: str) -> PlanError:
-    return PlanError(f"{key} = {quote(value)}: {plan.model.name} has experts; {reason}", key)
+        raise PlanError(
+            f'optimize.lora_targets = "mlp": {plan.model.name} has experts; experts get no adapters; expected attention',
+            "optimize.lora_targets",
+        )
 
 
 @lru_cache(maxsize=256)

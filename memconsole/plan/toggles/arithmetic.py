@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from memconsole.plan import catalog
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole.plan.toggles.optimization import (
     Optimization,
@@ -97,9 +99,14 @@ def _compiler_memory(plan: Plan, kind: str) -> str | None:
     return "at the peak, compiled blocks hold as much as others, and more with adapters"
 
 
-def _dropout_masks(plan: Plan) -> str | None:
-    """Why torch cannot compile blocks, or None."""
-    if plan.backend != "torch" or not plan.optimize.compile:
+def _not_compiled(plan: Plan) -> str | None:
+    """Why blocks cannot be compiled, or None."""
+    if not plan.optimize.compile:
+        return None
+    model = catalog.model(plan)
+    if isinstance(model, Architecture) and model.experts:
+        return f"{plan.model.name} has experts; how many tokens an expert gets changes from batch to batch; expected false"
+    if plan.backend != "torch":
         return None
     dropped = [
         key
@@ -124,7 +131,7 @@ COMPILE = Optimization(
     costs="the first step waits for the compiler, which takes host memory",
     values=fixed(False, True),
     absent_on={("jax", "cpu"): "on a CPU, JAX runs blocks in a loop, which takes less memory"},
-    conflicts={"optimize.compile": _dropout_masks},
+    conflicts={"optimize.compile": _not_compiled},
     result=always(Result.SAME),
     reach=Reach.STEP,
     touches=("activations",),

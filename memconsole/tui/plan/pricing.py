@@ -124,8 +124,8 @@ def with_rows(view: PlanView, lookup: Lookup | None = None) -> PlanView:
 
         lengths = known_lengths(view.plan)
         try:
-            device = view.estimate.table.budget
-            prices = priced_lengths(view.plan, device, lengths, lookup) if lengths else ()
+            device, price = view.estimate.table.budget, _receipts().price(lookup)
+            prices = priced_lengths(view.plan, device, lengths, price) if lengths else ()
         except PlanError:
             prices = ()
         rows = RowLengths(lengths, prices)
