@@ -91,9 +91,10 @@ class TextStreamer:
 def of_record(engine: Generator, answerer: Answerer, record: Record) -> TextStreamer:
     """Shows the answer to a chat; answers to other records are shown when all are there. Raises `RecordError`."""
     question = answerer.template.question(record.fields)
+    stops = answerer.stops(question)
 
     def answer(prompt: list[int], new: list[int]) -> str:
-        text = answerer.tokenizer.continuation(prompt, new, answerer.ends)
+        text = answerer.tokenizer.continuation(prompt, new, stops)
         return question.parse(text)[CHAT_ANSWER]
 
     chat = question.names == (CHAT_ANSWER,)

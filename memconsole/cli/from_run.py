@@ -31,6 +31,8 @@ def plan_from(named: str) -> Plan:
     changes: dict[str, object] = {"model.weights": str(found[0])}
     if (run.path / TOKENIZER_JSON).is_file():
         changes["data.tokenizer"] = str(run.path / TOKENIZER_JSON)
+        # The tokenizer was made with them, and a plan that names one has none of them.
+        changes |= {"data.lowercase": False, "data.code_field": None, "data.characters": False}
         # The tokenizer may have fewer entries than the model, and would decide the model's size.
         if catalog.is_sized(plan):
             changes["data.vocab_size"] = catalog.architecture(plan).vocab_size

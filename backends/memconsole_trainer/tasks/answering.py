@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.plan import Plan
 from memconsole.plan.templates.chat import RecordError
+from memconsole.plan.templates.question import Question
 from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.sources.records import (
     Record,
@@ -85,12 +86,18 @@ class Answerer:
         if room < 1:
             empty = dict.fromkeys(question.names, "")
             return Answered(str(question.prompt), "", empty, len(prompt), room)
-        stops = (*sampling.stop, *self.tokenizer.stops(question.between[-1]), *self.ends)
+        stops = (*sampling.stop, *self.stops(question))
         new = engine.generate(prompt, room, replace(sampling, stop=stops))
-        text = self.tokenizer.continuation(prompt, new, self.ends)
+        text = self.tokenizer.continuation(prompt, new, stops)
+        if question.prompt.endswith(" "):
+            text = text.removeprefix(" ")  # it is in the prompt
         answers = question.parse(text)
         filled = fills_context(new, room, self.most_tokens, stops)
         return Answered(str(question.prompt), text, answers, len(prompt), room, filled)
+
+    def stops(self, question: Question) -> tuple[int, ...]:
+        """The tokens that end the last answer to a question."""
+        return (*self.tokenizer.stops(question.between[-1]), *self.ends)
 
     def room(self, record: Record) -> int:
         """Tokens that the answer to a record may have. Raises `RecordError`."""
@@ -108,7 +115,10 @@ def fills_context(new: Sequence[int], room: int, most: int, stops: Collection[in
 def prompt_ids(tokenizer: Tokenizer, question: Question) -> list[int]:
     """A question's tokens, open at the end."""
     one = encode(tokenizer, [question.prompt], False)[0]
-    return [int(i) for i in ids(one.tokens)[: len(one.offsets)]] or tokenizer.prompt("")
+    found = [int(i) for i in ids(one.tokens)[: len(one.offsets)]]
+    if tokenizer.joins_spaces and tokenizer.decode(found[-1:]) == " ":
+        found.pop()  # in training it is a part of the answer's first token
+    return found or tokenizer.prompt("")
 
 
 @dataclass(frozen=True)

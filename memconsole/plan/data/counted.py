@@ -16,14 +16,14 @@ _known: dict[tuple[DataChoice, ModelChoice, str], tuple[float, int | None]] = {}
 
 
 def counted_tokens(plan: Plan) -> int | None:
-    """The train tokens of `data.source` in its present state, as a run with the same tokenizer counted them; None if
-    no run has. Damaged files are ignored."""
+    """The rows that a run with the same tokenizer cut `data.source` into, in its present state, times the tokens between
+    two of their starts; None if no run has counted them. Damaged files are ignored."""
     return kept_count(plan, _name)
 
 
-def keep_counted(plan: Plan, train_tokens: int) -> None:
-    """Keep a count. If the cache cannot be written, later plans go on guessing."""
-    keep_count(plan, train_tokens, _name)
+def keep_counted(plan: Plan, tokens: int) -> None:
+    """Keep a count, as `counted_tokens` returns it. If the cache cannot be written, later plans go on guessing."""
+    keep_count(plan, tokens, _name)
 
 
 def kept_count(plan: Plan, name: Callable[[Plan], str]) -> int | None:
@@ -55,6 +55,7 @@ def _read(plan: Plan, name: Callable[[Plan], str]) -> int | None:
 
 def _name(plan: Plan) -> str:
     words: tuple[object, ...] = (
+        "rows",
         lengths_key(plan),
         plan.data.validation,
         plan.data.validation_fraction,

@@ -22,6 +22,7 @@ from memconsole.plan.templates.chat import (
     CHAT_COLUMNS,
     DEVELOPER,
     PARTS,
+    REASONING,
     Message,
     RecordError,
     is_learned,
@@ -138,17 +139,22 @@ class Template:
         text = self._render({**variables, "messages": answered})
         before = self._render({**variables, "messages": messages}, prompt=True)
         if self._names.has_answer_blocks:
-            before = text[: text.rindex(ANSWER_START)] if ANSWER_START in text else text
+            opened = text[: text.rindex(ANSWER_START)] if ANSWER_START in text else text
+            # Some templates mark the beginning of a message as learned, which is given, not answered.
+            given = from_marked(before)
+            longer = len(given) > len(from_marked(opened)) and from_marked(text).startswith(given)
+            before = before if longer else opened
         return Question.of_open(before, text, (CHAT_ANSWER,))
 
     def answers(self, record: Mapping[str, Any]) -> dict[str, str]:
-        """The answers that `record` holds, by name; empty if it holds none, or one that is not learned. Raises
-        `RecordError`."""
+        """The answers that `record` holds, by name; empty if it holds none, one that is not learned, or one that calls tools
+        or reasons, of which its content is a part. Raises `RecordError`."""
         if not self.chat:
             values = {name: record.get(name) for name in self.answer_fields}
             return {name: str(as_text(v)) for name, v in values.items() if v is not None}
         last = messages_of(record)[-1]
         learned = last["role"] == "assistant" and is_learned(last)
+        learned &= not any(last.get(key) for part in (CALLS, REASONING) for key in PARTS[part])
         return {CHAT_ANSWER: last["content"]} if learned else {}
 
     @cached_property

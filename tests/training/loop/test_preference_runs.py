@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from memconsole.memory.estimate import model_of
+from memconsole.memory.run_time import run_steps, steps_are_known
 from memconsole.plan.plan import Plan, replace
 from memconsole.plan.training.resuming import changed
 from memconsole.runs.record.directory import RunDirectory
@@ -127,6 +129,28 @@ def test_a_run_without_a_reference_scores_nothing_and_resumes_exactly(
     assert attempt(again, lambda phase, step: step == 5) == 75
     assert attempt(again) == 0
     assert state_hashes(again) == state_hashes(whole)
+
+
+@pytest.mark.parametrize("objective", ["next-token", "simpo"])
+def test_a_plan_knows_the_steps_of_records_that_a_run_has_counted(
+    objective: str, pairs: Path, tmp_path: Path
+) -> None:
+    records = tmp_path / "records.jsonl"
+    answered = [json.loads(line) for line in pairs.read_text().splitlines()]
+    records.write_text(
+        "".join(
+            json.dumps({"prompt": r["prompt"], "completion": r["chosen"]}) + "\n" for r in answered
+        )
+    )
+    source = records if objective == "next-token" else pairs
+    changes = {"train__max_steps": None, "train__epochs": 1, "train__objective": objective}
+    changes |= {"train__batch_size": 2, "optimize__accumulation_steps": 1}
+    made = plan(source, "torch", **changes)
+    run = create_run(made)
+    assert attempt(run) == 0, final(run)
+    (total,) = {p.total_steps for p in told(run, events.Phase) if p.total_steps is not None}
+    assert steps_are_known(made)
+    assert run_steps(made, model_of(made)) == total
 
 
 def scored(run: RunDirectory) -> NDArray[np.void]:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from memconsole.cli.from_run import plan_from
 from memconsole.cli.main import cli
+from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.training.resuming import MAY_CHANGE
 from memconsole.runs.act import launch, restart
@@ -137,3 +139,16 @@ def test_only_a_full_disk_is_to_be_freed(
     monkeypatch.setattr(locks, "_open", refused)
     with pytest.raises(RunError, match=f"{run.path} cannot be written: .*{words}$"):
         launch.resume(run)
+
+
+def test_a_plan_from_a_run_has_no_settings_of_a_tokenizer_that_was_made(
+    run: RunDirectory,
+) -> None:
+    """The run's tokenizer holds them, and a plan with a given tokenizer may not have them."""
+    given = {"data.lowercase": True, "data.template": "equipment", "data.code_field": "codes"}
+    run.write_plan(replace(run.read_plan(), given))
+    (run.path / TOKENIZER_JSON).write_text("{}")
+    data = plan_from(run.id).data
+    assert data.tokenizer == str(run.path / TOKENIZER_JSON)
+    assert (data.lowercase, data.code_field, data.characters) == (False, None, False)
+    assert data.template == "equipment"

@@ -44,6 +44,7 @@ from memconsole_trainer.data.text.portion import Portion, prepare_part
 from memconsole_trainer.data.text.rows.batches import Boundary, TextRows
 from memconsole_trainer.data.text.tokens.marked import encode, ids, learned, marked_dtype, trimmed
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, load, train
+from memconsole_trainer.engine import Sampling
 from memconsole_trainer.tasks import answering
 from memconsole_trainer.tasks.answer_scores import Nearest, f1, scores
 from memconsole_trainer.tasks.answering import asked_records, held_records
@@ -265,7 +266,7 @@ UNWANTED = [
              "<|im_start|>assistant\nGood<|im_end|>\n<|endoftext|>"],
             ["Good<|im_end|>", "<|endoftext|>"],
         ),
-        ("plain", ["User: Ask é\nAssistant:", "Assistant: Good\n<|endoftext|>"], [" Good", "<|endoftext|>"]),
+        ("plain", ["User: Ask é\nAssistant:", "Assistant: Good\n<|endoftext|>"], [" Good\n<|endoftext|>"]),
         (
             "gemma",
             ["<bos><start_of_turn>user\nAsk é<end_of_turn>\n<start_of_turn>model\n",
@@ -336,7 +337,13 @@ def test_a_document_that_fits_is_never_cut_and_every_target_occurs_once(
     flat = laid(tokens, rows, row_tokens)
     assert len(flat) == len(rows) * row_tokens
     kept = [trimmed(flat[i : i + row_tokens]).tolist() for i in range(0, len(flat), row_tokens)]
-    assert kept == [[n % 99 for n, a, b in row for _ in range(a, b)] for row in rows]
+    for found, row in zip(kept, rows, strict=True):
+        assert [~n if n < 0 else n for n in found] == [
+            n % 99 for n, a, b in row for _ in range(a, b)
+        ]
+        ends = np.cumsum([0, *(p.stop - p.start for p in row)])[:-1].tolist()
+        continued = {at for at, piece in zip(ends, row, strict=True) if at and piece.start}
+        assert {at for at, n in enumerate(found) if n < 0} == continued, "a target once"
 
 
 def test_records_without_text_give_no_tokens_and_no_rows(
@@ -589,3 +596,89 @@ def test_asked_and_known_records_are_spread_over_the_data(
             assert numbers == sorted(numbers)
             assert (max(np.diff(numbers)) < 120 and numbers[-1] > 300) == spread
         assert len({rows[i]["equipment"] for i in asked}) > 4 or not spread
+
+
+def test_an_answer_without_a_control_token_at_its_end_learns_to_stop() -> None:
+    """What stands between the answer and the end-of-text token is learned, because the model has to write it."""
+    source = "{{ q }}:{% generation %} {{ a }}{% endgeneration %}{{ '\\n\\n' }}"
+    tokenizer = train(["two: three\n\n"] * 9, 300)
+    text = Template(source).render({"q": "two", "a": "three"})
+    tokens = encode(tokenizer, [text], True)[0].tokens
+    first = int(np.flatnonzero(tokens >= 0)[0])
+    assert (tokens[first:] >= 0).all()
+    assert tokens[-1] == tokenizer.end_of_text
+    assert tokenizer.decode(ids(tokens[first:]).tolist()).startswith(" three\n\n")
+
+
+@pytest.mark.parametrize("source", [
+    "{{ q }} -> {% generation %}{{ a }}{% endgeneration %}",
+    "{{ q }} ->{% generation %} {{ a }}{% endgeneration %}",
+    "{{ q }}\n{% generation %}{{ a }}{% endgeneration %}",
+])  # fmt: skip
+def test_a_question_is_tokenized_as_the_beginning_of_its_record(source: str) -> None:
+    tokenizer = train(["two -> three", "two\nthree"] * 9, 320)
+    template = Template(source)
+    whole = ids(encode(tokenizer, [template.render({"q": "two", "a": "three"})], True)[0].tokens)
+    question = answering.prompt_ids(tokenizer, template.question({"q": "two"}))
+    assert whole[: len(question)].tolist() == question
+    assert "three" not in tokenizer.decode(question)
+
+
+def test_an_answer_in_a_prompt_that_ends_with_a_space_has_no_second_one() -> None:
+    tokenizer = train(["two -> three"] * 9, 300)
+    template = Template("{{ q }} -> {% generation %}{{ a }}{% endgeneration %}")
+
+    class Model:
+        def generate(self, prompt: list[int], tokens: int, sampling: Any) -> list[int]:
+            return tokenizer.prompt("two -> three")[len(prompt) :]
+
+    asker = answering.Answerer(template, tokenizer, 9, 64)
+    found = asker.answer(Model(), Record("here", {"q": "two"}))  # type: ignore[arg-type]
+    assert (found.prompt, found.text, found.answers) == ("two -> ", "three", {"a": "three"})
+
+
+def test_a_stop_token_that_the_template_writes_more_after_is_no_part_of_an_answer() -> None:
+    source = (
+        "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}"
+        "{{ m.content }}<|end|>{% endgeneration %}{% else %}{{ m.content }}<|end|>{% endif %}\n"
+        "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% else %}<|stop|>{% endif %}"
+    )
+    template = Template(source)
+    tokenizer = train(["hello there"] * 9, 320, tags=template.tags)
+    given: list[int] = []
+
+    class Model:
+        def generate(self, prompt: list[int], tokens: int, sampling: Sampling) -> list[int]:
+            given.extend(sampling.stop)
+            return tokenizer.encodings(["hello<|end|>"], controls=True)[0].ids
+
+    asker = answering.Answerer(template, tokenizer, 9, 64)
+    chat = {"messages": [{"role": "user", "content": "there"}]}
+    found = asker.answer(Model(), Record("here", chat))  # type: ignore[arg-type]
+    assert tokenizer.decode(given[-1:]) == "<|end|>"
+    assert found.answers == {"answer": "hello"} == {"answer": found.text}
+
+
+@pytest.mark.parametrize("more", [
+    {"content": None, "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]},
+    {"content": "3", "reasoning_content": "One and two."},
+])  # fmt: skip
+def test_an_answer_of_which_the_content_is_a_part_is_not_scored(more: dict[str, Any]) -> None:
+    source = "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.tool_calls }}{{ m.reasoning_content }}\n{% endfor %}"
+    template = Template(source, of_model=True)
+    asked = {"role": "user", "content": "What?"}
+    assert template.answers({"messages": [asked, {"role": "assistant", "content": "3"}]})
+    assert template.answers({"messages": [asked, {"role": "assistant", **more}]}) == {}
+
+
+def test_the_beginning_of_a_message_that_a_template_marks_as_learned_is_given() -> None:
+    """As in the template of SmolLM3."""
+    source = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}"
+        "{{ '<|im_start|>assistant\n' + m.content + '<|im_end|>\n' }}{% endgeneration %}"
+        "{% else %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    question = Template(source).question({"messages": [{"role": "user", "content": "Hi"}]})
+    assert question.prompt == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert question.parse("Hello<|im_end|>\n") == {"answer": "Hello"}

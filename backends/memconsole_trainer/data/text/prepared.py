@@ -92,7 +92,7 @@ def prepare(
         file = cache.with_stem(f"{cache.stem}-{number}") if number else cache
         portions.append(prepare_part(part, architecture, tokenizer, left_out, file, tick, warn))
     if portions[0].exact:
-        keep_counted(plan, portions[0].train_tokens)
+        keep_counted(plan, portions[0].rows * plan.rows_together * plan.stride)
     return Prepared(tokenizer, tuple(portions), kept, opened.fingerprint, opened.hashes)
 
 

@@ -41,9 +41,10 @@ def rms_decoder(
     )
 
 
-def with_window(c: Config, decoder: Architecture) -> Architecture:
-    """`decoder` with a sliding window in every layer, if the file names one that is shorter than the model's rows."""
-    window = c.size("sliding_window", decoder.max_positions)
+def with_window(c: Config, decoder: Architecture, default: int | None = None) -> Architecture:
+    """`decoder` with a sliding window in every layer, if the file names one that is shorter than the model's rows, or
+    names none and the family has a `default`."""
+    window = c.size("sliding_window", default or decoder.max_positions)
     return decoder if window >= decoder.max_positions else all_local(decoder, window)
 
 

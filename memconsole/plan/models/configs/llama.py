@@ -23,7 +23,8 @@ def llama(c: Config, default_theta: float = 10_000.0, **differences: Any) -> Arc
 
 
 def mistral(c: Config) -> Architecture:
-    return with_window(c, llama(c, max_positions=131_072))
+    decoder = llama(c, max_positions=131_072)
+    return decoder if c.says_none("sliding_window") else with_window(c, decoder, 4096)
 
 
 def ministral3(c: Config) -> Architecture:
@@ -57,7 +58,7 @@ def qwen3_vl(c: Config) -> Architecture:
 
 def phi3(c: Config) -> Architecture:
     """Phi-3 and Phi-4: a Llama whose query, key and value projections are one matrix in the file, as are gate and up."""
-    decoder = llama(c, max_positions=4096)
+    decoder = llama(c, max_positions=4096, norm_eps=1e-5)
     part = rotary_size(c, decoder.head_size, "partial_rotary_factor", 1.0)
     return with_window(c, msgspec.structs.replace(decoder, family="phi3", rotary_size=part))
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from memconsole_trainer.data.text.tokens.marked import only_read
 from memconsole_trainer.data.text.tokens.tokenizer import Tokens
 
 
@@ -85,7 +86,8 @@ def placed(lengths: Sequence[int], row_tokens: int) -> list[list[Piece]]:
 
 
 def laid(documents: Sequence[Tokens], rows: Sequence[Sequence[Piece]], row_tokens: int) -> Tokens:
-    """The rows one after another, each filled up to `row_tokens` with padding."""
+    """The rows one after another, each filled up to `row_tokens` with padding. The first token of a piece that continues a
+    document is a target in the piece before; after another document it is only read."""
     dtype = documents[0].dtype if len(documents) else np.dtype(np.int16)
     whole = np.full((len(rows), row_tokens), np.iinfo(dtype).min, dtype)
     for row, pieces in zip(whole, rows, strict=True):
@@ -93,5 +95,7 @@ def laid(documents: Sequence[Tokens], rows: Sequence[Sequence[Piece]], row_token
         for piece in pieces:
             size = piece.stop - piece.start
             row[at : at + size] = documents[piece.document][piece.start : piece.stop]
+            if at and piece.start:
+                row[at : at + 1] = only_read(row[at : at + 1])
             at += size
     return whole.reshape(-1)

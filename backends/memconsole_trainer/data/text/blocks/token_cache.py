@@ -25,7 +25,7 @@ from memconsole_trainer.data import disk_cache
 from memconsole_trainer.data.text.blocks.block import NAMES_BYTES, Facts, Made, Roles
 from memconsole_trainer.data.text.blocks.packing import Cuts
 
-VERSION = 5
+VERSION = 6
 """Part of every key. Increase it if tokens are made from text in another way."""
 RECORD = np.dtype(
     [

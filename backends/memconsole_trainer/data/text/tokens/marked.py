@@ -114,6 +114,7 @@ def encode(
     found = []
     dtype = marked_dtype(tokenizer.largest_id)
     begin, end = list(tokenizer.begin), tokenizer.end_of_text
+    controls = frozenset(tokenizer.special_ids if answers_only else ())
     for text, (tokens, places) in zip(texts, _encoded(tokenizer, texts, offsets), strict=True):
         if not tokens:
             found.append(Encoded(as_array([], dtype), _EMPTY))
@@ -137,6 +138,10 @@ def encode(
                 learned[part] = ~body[part]
             if not ended and text.ends_with_answer:
                 marked[-1] = whole[-1]
+                last = np.flatnonzero(learned >= 0)[-1:].tolist()
+                if answers_only and last and int(body[last[0]]) not in controls:
+                    # No control token ends the answer: what leads to the end-of-text token is learned too.
+                    learned[last[0] :] = body[last[0] :]
             if not ended and text.ends_only_read:
                 marked[-1] = ~whole[-1]
             whole = marked

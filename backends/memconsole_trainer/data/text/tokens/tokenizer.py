@@ -134,6 +134,13 @@ class Tokenizer:
         return ids, np.concatenate([np.zeros(begins, np.int32), found, np.zeros(ends, np.int32)])
 
     @functools.cached_property
+    def joins_spaces(self) -> bool:
+        """Whether tokens hold a space and the word after it, as those of byte-level and SentencePiece tokenizers do."""
+        spaces = ("\u0120", "\u2581")  # as the two write a space
+        words = self._inner.get_vocab(with_added_tokens=False)
+        return any(word[:1] in spaces and word.strip(word[:1]) for word in words if word)
+
+    @functools.cached_property
     def id_bytes(self) -> NDArray[np.int32] | None:
         """Bytes that each token id represents, if the tokenizer is byte-level, else None. An added
         token has the bytes of its name."""
