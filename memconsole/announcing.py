@@ -7,15 +7,17 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+from memconsole.available_memory import fillable_bytes
 from memconsole.memory.run_time import start_seconds, steps_are_known
 from memconsole.memory.state.data import units_per_step
-from memconsole.memory.table import Estimate
+from memconsole.memory.table import Estimate, MemoryTable
 from memconsole.plan import catalog
 from memconsole.plan.data.left_out import left_out
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.machine.processor import slower_than_fp32
 from memconsole.plan.machine.trackers import NAMES, wanted
 from memconsole.plan.plan import Plan
+from memconsole.plan.processes import processes
 from memconsole.plan.tasks import task_of
 from memconsole.plan.training import recipe
 from memconsole.plan.training.origin import origin
@@ -97,6 +99,7 @@ def launch_rows(plan: Plan, priced: Estimate) -> tuple[tuple[str, str], ...]:
         *(("note", note.words) for note in priced.notes),
         ("device", f"{_where(plan, table.budget.name)} · {plan.backend}"),
         ("memory", _memory(priced)),
+        *((("host RAM", words),) if (words := host_words(plan, table)) else ()),
         *((("tracked", " and ".join(NAMES[kind] for kind in kinds)),) if kinds else ()),
     )
 
@@ -107,6 +110,18 @@ def slow_words(plan: Plan, budget: Budget) -> str:
     here = budget.kind == "cpu" and budget.local and plan.launch.on == "here"
     reason = slower_than_fp32(precision, plan.backend) if here else ""
     return f"optimize.precision = {precision}: {reason}" if reason else ""
+
+
+def host_words(plan: Plan, table: MemoryTable) -> str:
+    """What a run on a device of this machine lacks of host memory; empty if it does not, or its device is the host."""
+    if not table.budget.local or table.budget.kind in ("cpu", "apple") or plan.launch.on != "here":
+        return ""
+    count, here = processes(plan), fillable_bytes()
+    needed = count * (table.host_bytes or 0)
+    if needed <= here:
+        return ""
+    of = "" if count == 1 else f" of {count:,} processes"
+    return f"{format_bytes(needed)}{of}, and this machine has {format_bytes(here)} left: the run may be killed"
 
 
 def _where(plan: Plan, device: str) -> str:

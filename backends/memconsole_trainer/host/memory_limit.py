@@ -20,6 +20,7 @@ import os
 
 from memconsole import available_memory
 from memconsole.plan.plan import Plan
+from memconsole.plan.processes import nodes, processes
 from memconsole_trainer.engine import Engine
 from memconsole_trainer.host import heap
 
@@ -48,7 +49,7 @@ def limit_build(plan: Plan, engine: Engine) -> None:
     touches a tenth of it. If the plan's share is larger than what is left, the share is the limit.
     """
     if engine.device.kind == "cpu":
-        left = max(available_memory.fillable_bytes(), _share(plan, engine) or 0)
+        left = max(_left(plan), _share(plan, engine) or 0)
         limit_growth(left + BUILD_MAPPED_BYTES[plan.backend] + _stacks())
 
 
@@ -63,7 +64,7 @@ def limit_steps(plan: Plan, engine: Engine) -> None:
     allowed = _share(plan, engine)
     if allowed is None:
         compiler = COMPILER_MAPPED_BYTES if plan.optimize.compile else 0
-        left = available_memory.fillable_bytes()
+        left = _left(plan)
         limit_growth(left + STEPS_MAPPED_BYTES + compiler + _stacks())
         return
     held = engine.memory().allocated_bytes or 0
@@ -99,6 +100,12 @@ def lift_limit() -> None:
 
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def _left(plan: Plan) -> int:
+    """The bytes that this process may take of those that its machine has left: the processes there share them."""
+    machines = nodes(plan) if plan.launch.on == "slurm" else 1
+    return available_memory.fillable_bytes() // max(1, processes(plan) // machines)
 
 
 def _share(plan: Plan, engine: Engine) -> int | None:

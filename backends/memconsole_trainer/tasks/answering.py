@@ -14,6 +14,7 @@ from memconsole.plan.plan import Plan
 from memconsole.plan.templates.chat import RecordError
 from memconsole.plan.templates.question import Question
 from memconsole_trainer.data.sources.documents import DataError
+from memconsole_trainer.data.sources.hashes import text_hash
 from memconsole_trainer.data.sources.records import (
     Record,
     RecordDocuments,
@@ -173,7 +174,7 @@ def asked_records(
     if not len(asked):
         return None
     held = list(kept.records(np.sort(asked).tolist()))
-    train = list(source.records(_train_numbers(source, opened.first.split)))
+    train = _trained(source, opened)
     found = held_records(source.template, held, train)
     if not found.records:
         return None
@@ -182,6 +183,15 @@ def asked_records(
     positions = min(model.max_positions, plan.data.sequence_length)
     ends = ends_of_source(plan, tokenizer)
     return Asked(Answerer(source.template, tokenizer, most, positions, ends), found)
+
+
+def _trained(source: Recorded, opened: TextSources) -> list[Record]:
+    """The train records that baselines know: none that is held out too. Raises `DataError`."""
+    found = list(source.records(_train_numbers(source, opened.first.split)))
+    hashes = opened.left_out()
+    if not hashes:
+        return found
+    return [one for one in found if text_hash(rendered(source.template, one)) not in hashes]
 
 
 def _held_numbers(source: Recorded, split: Split) -> NDArray[np.int64]:

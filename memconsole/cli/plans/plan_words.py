@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from memconsole.announcing import slow_words
+from memconsole.announcing import host_words, slow_words
 from memconsole.cli.plans.device import device_document, device_words
 from memconsole.cli.plans.disk import disk_lines
 from memconsole.cli.plans.sources import refusal, source_lines, weights_lines
@@ -155,6 +155,7 @@ def text(plan: Plan, priced: Estimate, needs: Needed | None = None) -> str:
         f"   (between {format_bytes(low)} and {format_bytes(high)})",
         *_notes_on_table(table),
         f"host {table.host_tier}{format_bytes(table.host_bytes)}",
+        *(f"host memory: {words}" for words in filter(None, [host_words(plan, table)])),
         *disk_lines(plan),
         table.words,
         *([needs.words] if needs else []),

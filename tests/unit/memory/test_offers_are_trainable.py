@@ -6,9 +6,12 @@ import os
 from pathlib import Path
 
 import h5py
+import msgspec
 import numpy as np
 import pytest
 
+from memconsole import announcing
+from memconsole.announcing import host_words
 from memconsole.devices.budget import PROCESS, budget
 from memconsole.devices.planned import catalog_budgets
 from memconsole.devices.reading import DeviceReading, Devices, Missing
@@ -24,6 +27,7 @@ from memconsole.plan import catalog
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.toggles.optimizations import check_trainable
+from memconsole_trainer.host import memory_limit
 from tests.unit.memory.cards import card
 
 GIB = 1 << 30
@@ -162,3 +166,23 @@ def test_several_devices_are_of_a_kind_of_which_there_can_be_several() -> None:
     assert "apple" in {budget.kind for budget in catalog_budgets(one).values()}
     assert "apple" not in kinds
     assert "gpu" in kinds
+
+
+def test_host_memory_that_a_machine_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = on_card(model__name="gpt2")
+    local = msgspec.structs.replace(card(80 * GIB), local=True)
+    table = table_of(plan, local)
+    monkeypatch.setattr(announcing, "fillable_bytes", lambda: table.host_bytes)
+    assert host_words(plan, table) == ""
+    two = replace(plan, {"device.count": 2, "optimize.sharding": "ddp"})
+    assert "of 2 processes, and this machine has" in host_words(two, table_of(two, local))
+    assert host_words(replace(two, {"launch.on": "slurm"}), table) == ""
+    elsewhere = table_of(two, card(80 * GIB))
+    assert host_words(two, elsewhere) == ""
+
+
+def test_processes_of_a_cpu_share_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_limit.available_memory, "fillable_bytes", lambda: 12 * GIB)
+    plan = replace(Plan(), {"device.name": "cpu", "device.count": 4, "optimize.sharding": "ddp"})
+    assert memory_limit._left(plan) == 3 * GIB
+    assert memory_limit._left(replace(plan, {"backend": "jax"})) == 12 * GIB
