@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from memconsole.plan import catalog
 from memconsole.plan.models.architecture import Architecture
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import ModelChoice, Plan, PlanError
 from memconsole.plan.toggles.optimization import (
     Optimization,
     Reach,
@@ -103,8 +104,7 @@ def _not_compiled(plan: Plan) -> str | None:
     """Why blocks cannot be compiled, or None."""
     if not plan.optimize.compile:
         return None
-    model = catalog.model(plan)
-    if isinstance(model, Architecture) and model.experts:
+    if _has_experts(plan.model):
         return f"{plan.model.name} has experts; how many tokens an expert gets changes from batch to batch; expected false"
     if plan.backend != "torch":
         return None
@@ -120,6 +120,16 @@ def _not_compiled(plan: Plan) -> str | None:
     if not dropped:
         return None
     return f"masks of dropout are drawn anew for each step, outside of compiled blocks; set {dropped[0]} = 0"
+
+
+@lru_cache(maxsize=64)
+def _has_experts(choice: ModelChoice) -> bool:
+    """Whether a model has experts. It is cached, because a key press asks dozens of times."""
+    try:
+        model = catalog.model(Plan(model=choice))
+    except PlanError:
+        return False
+    return isinstance(model, Architecture) and model.experts > 0
 
 
 COMPILE = Optimization(
