@@ -226,7 +226,9 @@ class TorchEngine:
         sums = summed_batches(self._plan)
         share = sums * scale / max(1.0, batch.weight)  # each micro-batch's loss is multiplied by it
         if self._balance is not None:
-            parts = self._plan.optimize.accumulation_steps * self.process_group.size
+            # Gradients are summed over the processes, or averaged by DistributedDataParallel.
+            summed = 1 if self._replicated is not None else self.process_group.size
+            parts = self._plan.optimize.accumulation_steps * summed
             self._balance.scale = sums * scale / parts
         loss = torch.zeros((), device=self._device)
         last = self._plan.optimize.accumulation_steps - 1

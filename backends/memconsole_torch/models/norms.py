@@ -33,9 +33,10 @@ class Norm(nn.Module):
         self.bias = nn.Parameter(torch.empty(size)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = 1.0 + self.weight if self.unit_offset else self.weight
-        if self.divisor != 1.0:
-            weight = weight / self.divisor
+        weight = self.weight
+        if self.unit_offset or self.divisor != 1.0:
+            weight = weight.float()  # it is in 16 bits if it was gathered from several devices
+            weight = (1.0 + weight if self.unit_offset else weight) / self.divisor
         dtype = compute_dtype(x)
         if self.centered:
             # Weight and bias are in 16 bits if they were gathered from several devices.

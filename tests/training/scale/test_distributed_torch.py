@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from memconsole.plan.check import check
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.toggles.optimizations import OPTIMIZATIONS, check_trainable
-from tests.training.harness import torch_processes
+from memconsole_trainer.weights.config_json import config
+from tests.training.harness import tiny_models, torch_processes
 from tests.training.harness.pairs import ADAPTERS
 from tests.training.harness.torch_processes import Trained, plan_of, steps_of, together
 
@@ -99,6 +102,28 @@ def test_each_optimization_trains_on_two_devices_as_on_one(
     changes: dict[str, Any], sharding: str
 ) -> None:
     assert_as_one(changes, sharding)
+
+
+@pytest.mark.slow
+def test_the_loss_for_balance_of_experts_counts_as_much_with_ddp_as_with_fsdp(
+    tmp_path: Path,
+) -> None:
+    a = msgspec.structs.replace(tiny_models.ARCHITECTURES["qwen3_moe"], vocab_size=300)
+    (tmp_path / "config.json").write_text(json.dumps(config(a)))
+    changes = {
+        "model.name": str(tmp_path), "model.target_params": None, "train.expert_balance": 1.0,
+        "optimize.optimizer": "sgd", "train.grad_clip": 0.0,
+    }  # fmt: skip
+    split, copied = (
+        together(plan_of(2, changes | {"optimize.sharding": how}))[0] for how in ("fsdp", "ddp")
+    )
+    assert_equal(copied, split, 1e-5)
+    routers = [name for name in split.state if "router" in name and "optimizer" not in name]
+    assert routers
+    alone = steps_of(plan_of(1, changes | {"train.expert_balance": 0.0}))
+    for name in routers:
+        np.testing.assert_allclose(copied.state[name], split.state[name], rtol=1e-4, atol=1e-6)
+        assert np.abs(alone.state[name] - split.state[name]).max() > 1e-4, "the loss is felt"
 
 
 @pytest.mark.slow

@@ -41,6 +41,7 @@ from tests.accuracy.torch_formula import TRAINING
 from tests.training.harness import adapted, offloaded, reference, tiny_models
 from tests.training.harness.adapted import LENGTH, MODELS, batch, built
 from tests.training.harness.planned_step import planned_step
+from tests.training.harness.torch_processes import plan_of, steps_of
 
 torch.set_num_threads(1)
 BACKENDS = ("torch", "jax")
@@ -419,3 +420,11 @@ def test_the_time_of_16_bits_on_such_a_processor_is_what_was_measured(
     assert [plain / other for other in others] == pytest.approx([0.58, 0.80], rel=0.25)
     seconds._speedup.cache_clear()
     seconds._vector_share.cache_clear()
+
+
+def test_sgd_without_momentum_keeps_no_state_and_trains_weights_in_16_bits() -> None:
+    plain = {"optimize.optimizer": "sgd", "train.beta1": 0.0, "train.grad_clip": 0.0}
+    rounded = plain | {"optimize.precision": "bf16-sr", "optimize.accumulation_steps": 2}
+    found, expected = (steps_of(plan_of(1, changes)).losses for changes in (rounded, plain))
+    assert found == pytest.approx(expected, rel=2e-2)
+    assert found[-1] < found[0]

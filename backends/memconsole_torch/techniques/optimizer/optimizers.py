@@ -128,7 +128,7 @@ def _rule_of_one(
     rule = _rule_of(plan, module, [parameter], _rule_name(plan.optimize.optimizer, parameter))
     if is_compressed(plan) and rule.state:
         rule = Compressed(rule, plan.train.seed, index)
-    if host is not None:
+    if host is not None and rule.state:
         host.add(rule)
     return rule
 
@@ -244,6 +244,8 @@ def step_if(optimizer: Optimizer, finite: Tensor) -> None:
         elif not finite:  # torch.optim and compressed moments cannot skip a step: the host waits
             continue
         optimizer.update(part)
+    if optimizer.host is not None:
+        optimizer.host.free()
 
 
 def _groups(plan: Plan, module: Weights, weights: Sequence[Parameter]) -> list[dict[str, Any]]:

@@ -93,7 +93,7 @@ class Rounded(CombinedOptimizer):
         named = dict(module.named_parameters())
         self._index = {named[p.name]: i for i, p in enumerate(module.model.parameters())}
         if plan.optimize.accumulation_steps > 1:
-            for p in self.state:
+            for p in (p for group in self.param_groups for p in group["params"]):
                 p.grad_dtype = torch.float32
         self._clip_factor: Tensor | None = None
         self.number = 0
@@ -122,7 +122,7 @@ class Rounded(CombinedOptimizer):
         state, which it gets back at the end."""
         groups, states = part.param_groups, part.state
         counts = [group.get("count") for group in groups]
-        device = next(iter(states)).device
+        device = groups[0]["params"][0].device
         if isinstance(part, QuantizedAdamW) and not launch.runs_on(device):
             part.buffers = Buffers(device)
         try:
