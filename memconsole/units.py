@@ -73,8 +73,11 @@ def format_rate(per_second: float) -> str:
 
 
 def format_measure(value: float) -> str:
-    """A loss or another measure: four decimals, and fewer from a thousand on; ``2.594e+10`` from a billion on."""
+    """A loss or another measure: four decimals, and fewer from a thousand on; ``2.594e+10`` from a billion on, and three
+    digits below a thousandth."""
     size = abs(value)
+    if 0 < size < 0.001:
+        return f"{value:.3g}"
     if size >= 1e9:
         return f"{value:.3e}"
     return f"{value:,.{4 if size < 1000 else 1 if size < 100_000 else 0}f}"

@@ -133,11 +133,14 @@ def cli(
     if ctx.invoked_subcommand is not None:
         if named:
             ctx.fail(f"--preset, --plan, --from and --set go after {ctx.invoked_subcommand}")
-        if readonly and ctx.invoked_subcommand != "attach":
-            ctx.fail(
-                f"--readonly is for the console and for attach, not for {ctx.invoked_subcommand}"
-            )
-        ctx.default_map = {"attach": {"readonly": readonly}}
+        given = {"readonly": readonly, "ascii": ascii, "slow_link": slow_link}
+        for name, value in given.items():
+            if value is not None and value is not False and ctx.invoked_subcommand != "attach":
+                option = name.replace("_", "-")
+                ctx.fail(
+                    f"--{option} is for the console and for attach, not for {ctx.invoked_subcommand}"
+                )
+        ctx.default_map = {"attach": given}
         return
     from memconsole.cli.options import build_plan
 

@@ -84,6 +84,8 @@ def command(
     Changes that keep the training result come first, together with those that --allow names. Rows
     per step and tokens per row stay the same. Ends with exit code 3 when no settings fit.
     """
+    if as_toml and (as_json or lengths):
+        ctx.fail("--toml prints the fitted plan alone; leave out --json and --lengths")
     plan = build_plan(preset, plan_file, assignments, source)
     kept = frozenset(kept_key(word) for word in keep)
     allowed = frozenset(ALLOW[word] for word in allow)

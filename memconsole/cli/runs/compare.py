@@ -23,7 +23,7 @@ from memconsole.runs.read.shown.words import ended_words
 from memconsole.runs.read.state.figures import figures, loss_units
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.run_store import find_run
-from memconsole.units import format_bytes, format_measure
+from memconsole.units import format_bytes, format_measure, format_rate
 
 _MOST = 24
 """Characters of a setting that a terminal shows."""
@@ -159,7 +159,7 @@ def _speeds(reports: list[Report]) -> tuple[str, list[str]]:
 
 def _speed(made: Report) -> str:
     speed = made.average_units_per_second
-    return "n/a" if speed is None else f"{speed:,.0f}"
+    return "n/a" if speed is None else format_rate(speed)
 
 
 def _best(reports: list[Report], names: list[str]) -> str:

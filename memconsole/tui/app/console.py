@@ -153,8 +153,11 @@ class ConsoleApp(NavigatingApp, inherit_bindings=False):
 
     def set_devices(self, devices: Devices) -> None:
         """Pass a new reading to all screens."""
-        self.devices = devices
+        first, self.devices = self.devices is None, devices
         self.run_view = replace(self.run_view, devices=devices)
+        run = self.run_view.snapshot
+        if first and run is not None and self.run_view.prediction is None:
+            self._predict(run.id, run.plan, devices)
         for screen in self.screen_stack:
             if isinstance(screen, ConsoleScreen):
                 screen.devices_changed(devices)

@@ -40,6 +40,15 @@ def _moved_on(before: RunSnapshot, now: RunSnapshot) -> bool:
     return state_word(before) != state_word(now) or before.pause_requested > now.pause_requested
 
 
+def _same_sample(view: RunView, now: RunSnapshot) -> int:
+    """The number of newer samples than the one that is read, if it is not the newest: it stays while others arrive."""
+    if not view.sample or view.snapshot is None or not view.snapshot.samples:
+        return view.sample
+    newest = view.snapshot.samples[-1].step
+    more = sum(sample.step > newest for sample in now.samples)
+    return min(view.sample + more, max(0, len(now.samples) - 1))
+
+
 class FollowingApp(LeavingApp, inherit_bindings=False):
     """Holds the `RunView` of the watched run. `ConsoleApp` adds the screens."""
 
@@ -137,7 +146,8 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
             self.bell()  # tmux and terminals mark the window, in case nobody looks at it
         if ended or (first and snapshot.state == "finished"):
             pane = "summary"
-        self.set_run_view(replace(view, snapshot=snapshot, problem="", pane=pane))
+        shown = replace(view, snapshot=snapshot, problem="", pane=pane)
+        self.set_run_view(replace(shown, sample=_same_sample(view, snapshot)))
         self._snapshot_shown.set()
         if view.snapshot is None or view.snapshot.plan != snapshot.plan:
             self._predict(snapshot.id, snapshot.plan, self.devices)

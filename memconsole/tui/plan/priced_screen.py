@@ -127,7 +127,7 @@ class PricedScreen(ConsoleScreen, inherit_bindings=False):
         else:
             view = replace(self.view, estimate=priced.estimate, cards=priced.cards)
             self._show(replace(view, problem="", stale=False))
-            if name := self._counts.wanted(priced.plan):
+            if not self.console.readonly and (name := self._counts.wanted(priced.plan)):
                 self._count_items(priced.plan, name)
         self.plan_priced()
 

@@ -106,7 +106,7 @@ def progress_line(view: RunView, run: RunSnapshot, width: int) -> Line:
         return head
     done = min(max(run.steps_done, facts.step), facts.total_steps)
     left = f"{duration_word(run.eta_seconds)} left" if run.eta_seconds is not None else ""
-    tail = f" {done / facts.total_steps * 100:3.0f} %  {left} "
+    tail = f" {math.floor(100 * done / facts.total_steps):3} %  {left} "
     room = width - width_of(head) - len(tail)
     if room >= 6:
         head += bar(float(done), float(facts.total_steps), room, role="good")

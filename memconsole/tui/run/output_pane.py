@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.cells import chop_cells
 from textual import events
 
 from memconsole.plan.tasks import task_of
@@ -52,10 +53,8 @@ def sample_lines(view: RunView, width: int) -> list[Line]:
 
 
 def _broken(row: str, width: int) -> list[str]:
-    """A row of sampled text in pieces of `width` characters; words are not rewrapped."""
-    row = row.expandtabs(4)
-    width = max(1, width)
-    return [row[n : n + width] for n in range(0, len(row), width)] or [""]
+    """A row of sampled text in pieces of `width` cells, of which a wide character takes two; words are not rewrapped."""
+    return chop_cells(row.expandtabs(4), max(2, width)) or [""]
 
 
 def closed_lines(view: RunView, width: int) -> list[Line]:

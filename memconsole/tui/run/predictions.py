@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from memconsole.devices.reading import Devices
+from memconsole.devices.reading import Devices, free_later
 from memconsole.memory.table import Estimate
+from memconsole.plan import catalog
 from memconsole.plan.plan import Plan
 from memconsole.runs.read.life.ladder import resized_after
 from memconsole.runs.record import files
@@ -20,7 +21,11 @@ def predicted(run_id: str, plan: Plan, devices: Devices | None) -> tuple[Estimat
         stored = None
     if stored is not None:
         return stored, ""
-    priced = price(plan, devices)
+    if devices is None and plan.device.name not in {"cpu", *catalog.devices()}:
+        return None, "the devices of this machine are not known yet"
+    # The run itself holds some of what is free no longer.
+    later = None if devices is None else free_later(devices, "the run holds some of it")
+    priced = price(plan, later)
     return priced.estimate, priced.problem
 
 

@@ -121,8 +121,13 @@ class RunScreen(ConsoleScreen, inherit_bindings=False):
     def action_logarithm(self) -> None:
         view = self.console.run_view
         large = large_chart(view)
-        if large is not None:
-            self._change(logarithmic=not is_logarithmic(large, view))
+        if large is None:
+            return
+        changed = not is_logarithmic(large, view)
+        if changed and any(y <= 0 for series in large.series for _, y in series.points):
+            self.notice("values of 0 or less have no logarithm", "bad")
+        else:
+            self._change(logarithmic=changed)
 
     def action_chart(self, places: int) -> None:
         """Make the next or the one before the large chart."""

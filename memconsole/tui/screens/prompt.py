@@ -23,9 +23,10 @@ Refusal = Callable[[str], str | None]
 
 def path_refusal() -> Refusal:
     """Refuses an unusable path, and an existing file once: entering it again overwrites it."""
-    asked: set[str] = set()
+    asked = ""
 
     def refusal(word: str) -> str | None:
+        nonlocal asked
         if not word.strip():
             return "type a file name"
         path = Path(word)
@@ -37,8 +38,8 @@ def path_refusal() -> Refusal:
                 return f"{path.parent} is no folder"
             if path.exists() and not path.is_file():
                 return f"{path} is no file"
-            if path.exists() and word not in asked:
-                asked.add(word)
+            if path.exists() and word != asked:
+                asked = word
                 return f"{path} exists; enter again to overwrite it"
         except (OSError, ValueError, RuntimeError) as error:
             return f"{path}: {error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from collections.abc import Callable
@@ -9,21 +10,24 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.cells import cell_len
 
 from memconsole.memory.table import Estimate
 from memconsole.plan.plan import Plan, replace
+from memconsole.runs.read.curves.curve import Curve
 from memconsole.runs.read.shown.snapshot import Help, RunSnapshot, Symptom
 from memconsole.runs.read.state.stages import Stage
 from memconsole.runs.record.log import events
 from memconsole.runs.record.run_store import create_run
 from memconsole.runs.record.states import Verdict
 from memconsole.tui.app.closing import closing_words
+from memconsole.tui.app.following import _same_sample
 from memconsole.tui.app.messages import SnapshotArrived
 from memconsole.tui.draw.lines import plain
 from memconsole.tui.plan.pricing import price
 from memconsole.tui.plan.screen import PlanScreen
 from memconsole.tui.run.header import header_lines, progress_line, steps_word, time_line
-from memconsole.tui.run.output_pane import OutputPane, sample_lines
+from memconsole.tui.run.output_pane import OutputPane, _broken, sample_lines
 from memconsole.tui.run.predictions import predicted
 from memconsole.tui.run.screen import RunScreen
 from memconsole.tui.screens.base import HELD_SECONDS
@@ -32,6 +36,7 @@ from memconsole.tui.views.run_view import RunView
 from tests.tui.harness import (
     Console,
     finished,
+    readings,
     screen_lines,
     screen_text,
     settle,
@@ -74,9 +79,18 @@ def test_the_estimate_kept_at_launch_is_the_prediction() -> None:
     (run.path / "estimate.json").write_bytes(msgspec.json.encode(kept))
     assert predicted(run.id, Plan(), None) == (kept, "")
     (run.path / "estimate.json").write_bytes(b"{")
-    again, _ = predicted(run.id, Plan(), None)
+    again, _ = predicted(run.id, Plan(), readings())
     assert isinstance(again, Estimate)
     assert again.step_seconds != 123.0
+    assert again.table.budget.usable_bytes > kept.table.budget.total_bytes // 2, (
+        "the run holds some"
+    )
+    assert predicted(run.id, Plan(), None) == (
+        None,
+        "the devices of this machine are not known yet",
+    )
+    planned = replace(Plan(), {"device.name": "h100-80gb"})
+    assert isinstance(predicted(run.id, planned, None)[0], Estimate)
 
 
 async def test_a_finished_run_shows_its_summary(make_console: Make) -> None:
@@ -525,3 +539,35 @@ async def test_before_the_first_step_the_screen_tells_stages_instead_of_an_empty
         assert "● building the model, from scratch  12 s" in text
         assert "building the model, from scratch  12 s  15 s since the start · 1,200 steps" in text
         assert "┤" not in text
+
+
+def test_sampled_text_of_wide_characters_is_shown_whole() -> None:
+    text = "汉字" * 60
+    rows = _broken(text, 79)
+    assert "".join(rows) == text
+    assert all(cell_len(row) <= 79 for row in rows)
+    assert _broken("", 10) == [""]
+
+
+def test_an_older_sample_that_is_read_stays_while_another_arrives() -> None:
+    def sampled(count: int) -> RunSnapshot:
+        texts = tuple(
+            events.Sample(step=10 * n, prompt="a", text=str(n)) for n in range(1, count + 1)
+        )
+        return snapshot(samples=texts)
+
+    view = RunView(snapshot=sampled(4), sample=2)
+    assert _same_sample(view, sampled(5)) == 3
+    assert _same_sample(view, sampled(4)) == 2
+    assert _same_sample(dataclasses.replace(view, sample=0), sampled(5)) == 0
+
+
+async def test_values_that_have_no_logarithm_keep_their_axis(make_console: Make) -> None:
+    app = make_console()
+    async with app.run_test(size=(100, 30)) as pilot:
+        points = Curve((1, 2, 3), (0.5, -0.1, 0.2))
+        await show_run(app, pilot, snapshot(train=points, recent_train=points))
+        await pilot.press("y")
+        await settle(pilot)
+        assert "values of 0 or less have no logarithm" in screen_text(app)
+        assert not app.run_view.logarithmic

@@ -10,6 +10,7 @@ from memconsole.given_path import given_path
 from memconsole.plan import plan_file
 from memconsole.plan.data.paths import absolute, load
 from memconsole.plan.plan import Plan, PlanError
+from memconsole.runs.record.files import write_atomic
 from memconsole.tui.plan.dialogs.owner import PlanOwner
 from memconsole.tui.plan.pricing import price
 
@@ -34,7 +35,8 @@ class PlanFiles:
                 return
             path = given_path(word)
             try:
-                path.write_text(plan_file.dumps(absolute(self._owner.view.plan)), encoding="utf-8")
+                text = plan_file.dumps(absolute(self._owner.view.plan))
+                write_atomic(path, text.encode(), 0o644)
             except PlanError as error:
                 self._owner.notice(f"not saved: {error}", "bad")
             except OSError as error:
