@@ -36,7 +36,10 @@ class Norm(nn.Module):
         weight = self.weight
         if self.unit_offset or self.divisor != 1.0:
             weight = weight.float()  # it is in 16 bits if it was gathered from several devices
-            weight = (1.0 + weight if self.unit_offset else weight) / self.divisor
+        if self.unit_offset:
+            weight = 1.0 + weight
+        if self.divisor != 1.0:
+            weight = weight / self.divisor
         dtype = compute_dtype(x)
         if self.centered:
             # Weight and bias are in 16 bits if they were gathered from several devices.
