@@ -113,15 +113,16 @@ def slow_words(plan: Plan, budget: Budget) -> str:
 
 
 def host_words(plan: Plan, table: MemoryTable) -> str:
-    """What a run on a device of this machine lacks of host memory; empty if it does not, or its device is the host."""
+    """That this machine has too little host memory for a run on one of its devices; empty if it has enough, or the host is
+    the device."""
     if not table.budget.local or table.budget.kind in ("cpu", "apple") or plan.launch.on != "here":
         return ""
     count, here = processes(plan), fillable_bytes()
     needed = count * (table.host_bytes or 0)
     if needed <= here:
         return ""
-    of = "" if count == 1 else f" of {count:,} processes"
-    return f"{format_bytes(needed)}{of}, and this machine has {format_bytes(here)} left: the run may be killed"
+    of = "" if count == 1 else f" in {count:,} processes"
+    return f"needs {format_bytes(needed)}{of}, this machine has {format_bytes(here)} left: the run may be killed"
 
 
 def _where(plan: Plan, device: str) -> str:

@@ -135,7 +135,7 @@ def cli(
             ctx.fail(f"--preset, --plan, --from and --set go after {ctx.invoked_subcommand}")
         given = {"readonly": readonly, "ascii": ascii, "slow_link": slow_link}
         for name, value in given.items():
-            if value is not None and value is not False and ctx.invoked_subcommand != "attach":
+            if value and ctx.invoked_subcommand != "attach":
                 option = name.replace("_", "-")
                 ctx.fail(
                     f"--{option} is for the console and for attach, not for {ctx.invoked_subcommand}"

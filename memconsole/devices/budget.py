@@ -191,8 +191,8 @@ def _local(plan: Plan, reading: DeviceReading) -> Budget:
 
 
 def _share_of_machine(plan: Plan, usable: int, why: str) -> tuple[int, str]:
-    """The part of a machine's memory that each of several devices of a CPU has. `usable` is without one process. Raises
-    `PlanError` if the devices do not fill their nodes."""
+    """The part of a machine's memory that each of several devices of a CPU has, and a phrase explaining it. What one process
+    takes itself is left out of `usable` already. Raises `PlanError` if the devices do not fill their nodes."""
     machines = nodes(plan) if plan.launch.on == "slurm" else 1
     others, each = processes(plan) // machines - 1, plan.device.count // machines
     if plan.device.memory_fraction is None:

@@ -17,6 +17,8 @@ AHEAD_BYTES = 64 << 20
 """Most bytes of rows that wait for the device."""
 AHEAD_BATCHES = 8
 """Batches that wait for the device at least, if they are no more than `AHEAD_BYTES`."""
+CLOSE_SECONDS = 5.0
+"""How long the end of a run waits for the thread that reads ahead."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,6 @@ class RowIterator(Protocol):
     def __next__(self) -> Any: ...
     def get_state(self) -> Any: ...
     def set_state(self, state: Any) -> None: ...
-
-
-CLOSE_SECONDS = 5.0
 
 
 class Rows(Protocol):
@@ -171,8 +170,8 @@ class BatchStream:
         return seconds
 
     def close(self) -> None:
-        """Stop the thread. It may still be filling a shuffle window, or waiting for a network: after `CLOSE_SECONDS` it is
-        left alone, and ends with the process."""
+        """Stop the thread. If it is filling a shuffle window, or waits for a network, it may go on: after `CLOSE_SECONDS` it is
+        left to end with the process."""
         self._closing.set()
         latest = time.monotonic() + CLOSE_SECONDS
         while self._thread.is_alive() and time.monotonic() < latest:

@@ -7,7 +7,8 @@ import time
 import msgspec
 
 from memconsole.cli.plans.exact import wait_for_exact
-from memconsole.memory.answers.solve import NOTHING, Allowed, Fit, Price, fit
+from memconsole.memory.answers.cards import Price
+from memconsole.memory.answers.solve import NOTHING, Allowed, Fit, fit
 from memconsole.memory.estimate import table_of
 from memconsole.memory.table import MemoryTable
 from memconsole.memory.tracers.exact_book import ExactBook

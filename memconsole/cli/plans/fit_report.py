@@ -12,11 +12,10 @@ from memconsole.memory.answers.advice import (
     largest_micro_batch,
     largest_sequence_length,
 )
-from memconsole.memory.answers.cards import needed
+from memconsole.memory.answers.cards import Price, needed
 from memconsole.memory.answers.solve import (
     Faster,
     Fit,
-    Price,
     faster,
     smallest_device,
     smallest_device_fitted,

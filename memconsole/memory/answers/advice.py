@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from memconsole.memory.activations import jax_chunks, torch_timeline
+from memconsole.memory.answers.cards import Price
 from memconsole.memory.answers.correction import Correction, OutOfMemoryRun, correction
 from memconsole.memory.estimate import model_of, table_of
 from memconsole.memory.seconds import seconds_per_unit
@@ -37,9 +38,6 @@ CHUNK_TOKENS = max(torch_timeline.CHUNK_TOKENS, jax_chunks.CHUNK_TOKENS)
 SCORES_SLACK = 256 * 2**20
 """Upper limit of the bytes by which chunks of attention scores shrink when a micro-batch grows by one row: eight times
 the largest chunk."""
-
-
-Price = Callable[[Plan, Budget], MemoryTable]
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from memconsole.plan.plan import Plan
 from memconsole.units import format_bytes
 
 Price = Callable[[Plan, Budget], MemoryTable]
+"""Makes the memory table of a plan on a device."""
 
 MOST = 1024
 """The most devices that are tried."""

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from memconsole.memory.answers.cards import Price
 from memconsole.memory.answers.evaluation import OF_EVALUATION, fewer_at_once
 from memconsole.memory.answers.places import of_place
 from memconsole.memory.answers.space import FREE, HARM, Choice, Space
@@ -39,7 +40,6 @@ from memconsole.plan.toggles.optimization import Result
 
 NOT_ALLOCATED = "on the device beyond what is allocated"
 """The driver's context, and what the allocator reserves in addition."""
-Price = Callable[[Plan, Budget], MemoryTable]
 Allowed = frozenset[Result]
 NOTHING: Allowed = frozenset()
 FASTER_IF = (

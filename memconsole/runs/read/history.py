@@ -54,6 +54,8 @@ class History:
         while reader is not None and reader.position != before:
             before = reader.position
             for record in reader.read(READ_BYTES):
+                if isinstance(record, events.Started):  # steps after it are taken again
+                    self.resized_at = min(self.resized_at, record.resumed_step)
                 reduce(self.state, record)
                 yield record
             self.pieces += reader.position != before

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -107,6 +108,17 @@ def test_the_statistics_of_a_norm_are_float32s_whatever_it_reads(kind: str, midd
     found.append(np.asarray(theirs(narrow), np.float32))
     for result in found:
         np.testing.assert_allclose(result, expected, rtol=2**-8, atol=1e-5)
+
+
+def test_a_weight_beside_one_that_was_gathered_in_16_bits_is_not_rounded_away() -> None:
+    """fsdp gathers weights in 16 bits; Gemma's norm multiplies by one more than its weight."""
+    a = msgspec.structs.replace(tiny_models.ARCHITECTURES["llama"], norm_unit_offset=True)
+    x = torch.randn(3, a.hidden_size)
+    norm = torch_norms.Norm(a, a.hidden_size)
+    norm.weight.data.zero_()
+    plain = norm(x)
+    norm.weight = torch.nn.Parameter(torch.full((a.hidden_size,), 0.003).bfloat16())
+    torch.testing.assert_close(norm(x) / plain, torch.full_like(plain, 1.003), rtol=1e-4, atol=0)
 
 
 def fresh(backend: str, **optimize: Any) -> Engine:

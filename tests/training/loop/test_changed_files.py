@@ -99,40 +99,36 @@ def test_a_run_goes_on_with_fewer_documents_than_it_had_read(
     assert any("other names, lengths" in w.message for w in told(stopped, events.Warning))
 
 
-def test_a_run_whose_data_cannot_be_read_keeps_every_step_and_goes_on_when_it_can(
-    runs: Runs, stopped: RunDirectory, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DataError("07.txt: cannot be read: No such file or directory"), ExitCode.BAD_DATA),
+        (PlanError("data.isolate_documents = true: a record holds its end"), ExitCode.BAD_PLAN),
+    ],
+    ids=["unreadable", "unusable"],
+)
+def test_a_run_whose_data_fail_in_its_middle_keeps_every_step_and_goes_on_when_they_can_be_used(
+    error: Exception,
+    code: ExitCode,
+    runs: Runs,
+    stopped: RunDirectory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read_before, reads = BatchStream.next, iter(range(2))
 
     def gone(stream: BatchStream, *waiting: Any) -> Item:
         if next(reads, None) is None:
-            raise DataError("07.txt: cannot be read: No such file or directory")
+            raise error
         return read_before(stream, *waiting)
 
     with monkeypatch.context() as patch:
         patch.setattr(BatchStream, "next", gone)
-        assert attempt(stopped) == ExitCode.BAD_DATA
-    assert errors(stopped)[-1] == "07.txt: cannot be read: No such file or directory"
+        assert attempt(stopped) == code
+    assert errors(stopped)[-1] == str(error)
     assert final(stopped)["step"] == 6
     assert stopped.committed_checkpoints()[-1].name == "step-000000006"
     assert attempt(stopped) == 0
     assert state_hashes(stopped) == state_hashes(runs.whole)
-
-
-def test_a_run_whose_data_turn_out_to_be_unusable_keeps_every_step(
-    runs: Runs, stopped: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read_before, reads = BatchStream.next, iter(range(2))
-
-    def refused(stream: BatchStream, *waiting: Any) -> Item:
-        if next(reads, None) is None:
-            raise PlanError("data.isolate_documents = true: a template writes the end token")
-        return read_before(stream, *waiting)
-
-    monkeypatch.setattr(BatchStream, "next", refused)
-    assert attempt(stopped) == ExitCode.BAD_PLAN
-    assert final(stopped)["step"] == 6
-    assert stopped.committed_checkpoints()[-1].name == "step-000000006"
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["tokenized again", "tokens held"])

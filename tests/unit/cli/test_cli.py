@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from memconsole.cli.main import COMMANDS, cli
+from memconsole.cli.main import COMMANDS, cli, main
 from memconsole.cli.runs import train
 from memconsole.plan import catalog
 from memconsole.plan.plan import Plan, PlanError, apply_settings
@@ -241,3 +241,37 @@ def test_a_plan_starts_from_one_thing() -> None:
         result = run("plan", "--from", "latest", *words)
         assert isinstance(result.exception, PlanError)
         assert f"{words[0]} and --from exclude each other" in str(result.exception)
+
+
+@pytest.mark.parametrize("option", ["--ascii", "--slow-link", "--readonly"])
+def test_options_of_the_console_are_refused_before_other_commands(option: str) -> None:
+    done = run(option, "runs")
+    assert done.exit_code == 2
+    assert f"{option} is for the console and for attach, not for runs" in done.output
+
+
+def test_fit_prints_a_plan_file_or_json_and_not_both() -> None:
+    done = run("fit", "--toml", "--json")
+    assert done.exit_code == 2
+    assert "--toml prints the fitted plan alone" in done.output
+
+
+def test_a_file_that_may_not_be_used_ends_a_command_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(**_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/elsewhere/x")
+
+    monkeypatch.setattr(cli, "main", refused)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "memconsole: /elsewhere/x: Permission denied\n"
+
+
+def test_a_stop_of_a_run_that_has_just_ended_hides_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    train._ask_to_stop(create_run(Plan()))
+    assert "is not running" in capsys.readouterr().err

@@ -177,7 +177,7 @@ def test_host_memory_that_a_machine_lacks_is_said(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(announcing, "fillable_bytes", lambda: table.host_bytes)
     assert host_words(plan, table) == ""
     two = replace(plan, {"device.count": 2, "optimize.sharding": "ddp"})
-    assert "of 2 processes, and this machine has" in host_words(two, table_of(two, local))
+    assert "in 2 processes, this machine has" in host_words(two, table_of(two, local))
     assert host_words(replace(two, {"launch.on": "slurm"}), table) == ""
     elsewhere = table_of(two, card(80 * GIB))
     assert host_words(two, elsewhere) == ""

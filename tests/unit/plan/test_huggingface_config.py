@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from memconsole.memory.state.sizes import sizes
 from memconsole.plan import catalog
 from memconsole.plan.models import rotary
+from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.configs.families import architecture_from_config, read_architecture
 from memconsole.plan.models.finding import find_model
 from memconsole.plan.plan import ModelChoice, Plan, PlanError
@@ -411,3 +412,18 @@ def test_names_that_cannot_be_paths_are_plan_errors(name: str) -> None:
     with pytest.raises(PlanError) as error:
         catalog.architecture(Plan(model=ModelChoice(name=name)))
     assert "\n" not in str(error.value)
+
+
+def test_what_a_file_leaves_out_is_as_in_transformers() -> None:
+    plain = {
+        "vocab_size": 300, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "max_position_embeddings": 32_768,
+    }  # fmt: skip
+
+    def read(family: str, **more: Any) -> Architecture:
+        return architecture_from_config({"model_type": family, **plain, **more}, "config.json")
+
+    assert read("mistral").sliding_window == 4096
+    assert read("mistral", sliding_window=None).sliding_window is None
+    assert read("phi3").norm_eps == 1e-5
+    assert read("llama").norm_eps == 1e-6

@@ -28,6 +28,7 @@ from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventlog import EventWriter
 from memconsole.runs.record.processes.heartbeat import HeartbeatWriter
 from memconsole.runs.record.run_store import create_run
+from tests.unit.runs.written import started
 
 
 class Clock:
@@ -61,19 +62,8 @@ class Trainer:
         self.log = EventWriter(self.path, wall=clock, boot=clock, segment_bytes=segment_bytes)
 
     def start(self, resumed_step: int = 0, total_steps: int = 1000) -> None:
-        self.say(
-            events.Started(
-                attempt=self.number,
-                backend="torch",
-                versions={"torch": "2"},
-                device_id="cpu",
-                device_name="a \x1b[31mprocessor",
-                device_kind="cpu",
-                memory_label="host RAM",
-                platform_lines=("one\x07",),
-                resumed_step=resumed_step,
-            )
-        )
+        odd = {"device_name": "a \x1b[31mprocessor", "platform_lines": ("one\x07",)}
+        self.say(started(self.number, resumed_step, **odd))
         self.say(events.Phase(phase="train", total_steps=total_steps, steps_per_epoch=100))
 
     def say(self, event: events.Event) -> None:

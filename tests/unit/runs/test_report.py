@@ -30,6 +30,7 @@ from memconsole.runs.record.log.eventlog import EventWriter
 from memconsole.runs.record.records import ExitRecord
 from memconsole.runs.record.run_store import create_run
 from memconsole.runs.record.states import Verdict
+from tests.unit.runs.written import started
 
 BUDGET = Budget(
     name="a processor",
@@ -83,19 +84,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
 def _attempt(run: RunDirectory, resumed_step: int, device_kind: str = "cpu") -> EventWriter:
     number = run.new_attempt()
     writer = EventWriter(run.attempt_path(number))
-    writer.write(
-        events.Started(
-            attempt=number,
-            backend="jax",
-            versions={"jax": "0.10.2"},
-            device_id="cpu",
-            device_name="a processor",
-            device_kind=device_kind,
-            memory_label="host RAM",
-            platform_lines=(),
-            resumed_step=resumed_step,
-        )
-    )
+    of_jax = {"backend": "jax", "versions": {"jax": "0.10.2"}}
+    writer.write(started(number, resumed_step, device_kind=device_kind, **of_jax))
     return writer
 
 

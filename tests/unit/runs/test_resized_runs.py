@@ -24,6 +24,7 @@ from memconsole.runs.record.log import events
 from memconsole.runs.record.log.eventlog import EventWriter
 from memconsole.runs.record.run_store import create_run
 from memconsole.tui.run.predictions import kept_estimate
+from tests.unit.runs.written import started
 
 BUDGET = Budget(
     name="a processor",
@@ -51,19 +52,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
 def attempt(run: RunDirectory, begins: int, steps: range, *, seconds: float, peak: int) -> None:
     number = run.new_attempt()
     writer = EventWriter(run.attempt_path(number))
-    writer.write(
-        events.Started(
-            attempt=number,
-            backend="torch",
-            versions={"torch": "2"},
-            device_id="cpu",
-            device_name="a processor",
-            device_kind="cpu",
-            memory_label="host RAM",
-            platform_lines=(),
-            resumed_step=begins,
-        )
-    )
+    writer.write(started(number, begins))
     for step in steps:
         writer.write(
             events.Step(
@@ -129,6 +118,13 @@ def test_a_receipt_measures_the_sizes_that_the_run_has_now(run: RunDirectory) ->
     receipts.refresh()
     (measured,) = receipts._all
     assert (measured.peak_bytes, measured.step_seconds) == (300, 1.0)
+
+
+def test_steps_that_are_taken_again_with_new_sizes_count(run: RunDirectory) -> None:
+    resized(run, train__evaluation_batch_size=2)
+    attempt(run, 0, range(1, 21), seconds=1.0, peak=300)
+    receipt = write_receipt(run)
+    assert (receipt.resized_at, receipt.step_seconds) == (0, 1.0)
 
 
 def test_few_steps_with_new_sizes_correct_no_estimate(run: RunDirectory) -> None:
