@@ -47,7 +47,9 @@ def trained_rows(
     """
     t, one = plan.train, evaluation_shape(plan, shape)
     held = -(-data.validation_rows // one.rows)
-    wanted = min(t.evaluation_train_batches, held, t.evaluation_batches or held)
+    counts = (t.evaluation_train_batches, t.evaluation_batches)
+    asked, limit = (plan.evaluation_batches(count) for count in counts)
+    wanted = min(asked, held, limit or held)
     if not wanted:
         return None
     rows = data.rows(min(plan.data.shuffle_buffer, SPREAD * wanted * one.rows))

@@ -336,7 +336,7 @@ class Trainer:
             if self._sampled_step != p.step:
                 self._sample()
             return
-        limit = self._plan.train.evaluation_batches
+        limit = self._plan.evaluation_batches(self._plan.train.evaluation_batches)
         with self._watch.outside_training("evaluate"):
             started = time.monotonic()
             shape = job.evaluation_shape

@@ -74,7 +74,8 @@ def compared(trained_model: TrainedModel, quantized: WeightSource) -> dict[str, 
     if not len(validation):
         raise NotMeasuredError("the run has no held-out data")
     shape = BatchShape(1, plan.evaluation_batch, plan.data.sequence_length)
-    covered = validation.target_bytes(shape, plan.train.evaluation_batches)
+    limit = plan.evaluation_batches(plan.train.evaluation_batches)
+    covered = validation.target_bytes(shape, limit)
     sums = [
         _evaluated(trained_model, weights, validation, shape)
         for weights in (trained_model, quantized)
@@ -96,7 +97,8 @@ def _evaluated(
     plan = replace(only_evaluating(trained_model.plan), {"train.ema_decay": 0.0})
     engine = engine_factory(plan.backend)(plan, None)
     engine.build(plan, trained_model.architecture, 1, weights)
-    return engine.evaluate(validation.batches(shape, plan.train.evaluation_batches))
+    limit = plan.evaluation_batches(plan.train.evaluation_batches)
+    return engine.evaluate(validation.batches(shape, limit))
 
 
 def _lines(measured: dict[str, Any]) -> list[str]:

@@ -26,7 +26,9 @@ def fewer_at_once(plan: Plan, table: MemoryTable, keep: frozenset[str]) -> Plan 
     if table.peak_phase != EVALUATION or rows == plan.rows_together:
         return None
     fewer = half(rows, plan.rows_together)
-    counts = {key: plans.get(plan, key) * (rows // fewer) for key in COUNTED}
+    counts = {
+        key: plan.evaluation_batches(plans.get(plan, key)) * (rows // fewer) for key in COUNTED
+    }
     changes = {ROWS: fewer, **{key: count for key, count in counts.items() if count}}
     try:
         return None if keep & changes.keys() else plans.replace(plan, changes)

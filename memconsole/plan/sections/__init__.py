@@ -44,6 +44,12 @@ class Plan(Section, frozen=True, kw_only=True):
         """Rows one device holds at a time while it evaluates."""
         return self.train.evaluation_batch_size or self.train.batch_size
 
+    def evaluation_batches(self, number: int) -> int:
+        """How many batches of `evaluation_batch` rows hold the rows of `number` batches, as `train.evaluation_batches`
+        counts them: without `train.evaluation_batch_size` each has the rows of a step, however these are split."""
+        parts = 1 if self.train.evaluation_batch_size else self.optimize.accumulation_steps
+        return number * parts
+
     @property
     def tokens_per_step(self) -> int:
         """Tokens per optimizer step over all devices."""

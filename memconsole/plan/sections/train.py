@@ -165,7 +165,9 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     ] = 0.0
     evaluation_batch_size: Annotated[
         Annotated[int, Meta(ge=1, le=1_048_576)] | None,
-        about("rows per evaluation batch and device; none means batch_size"),
+        about(
+            "rows per evaluation batch and device; none: those of a step, a micro-batch at a time"
+        ),
     ] = None
     checkpoint_every: Annotated[
         int, about("steps between checkpoints; 0 means at each epoch's end", ge=0, le=MOST)

@@ -117,12 +117,14 @@ def with_rows_of(before: Plan, after: Plan, asked: frozenset[str]) -> Plan:
     batch = next(size for size in sizes if rows // count % size == 0)
     steps = rows // count // batch
     plan = replace(after, {"train.batch_size": batch, "optimize.accumulation_steps": steps})
-    return plan if asked & {*EVALUATED} else _with_evaluated_rows_of(before, plan)
+    if asked & {*EVALUATED} or plan.train.evaluation_batch_size is None:
+        return plan
+    return _with_evaluated_rows_of(before, plan)
 
 
 def _with_evaluated_rows_of(before: Plan, after: Plan) -> Plan:
-    """`after` with as many rows in an evaluation as `before`, or as near as the number of devices allows. Batches keep
-    their size or become smaller."""
+    """`after` with as many rows in an evaluation as `before`, or as near as the number of devices allows. Batches have
+    their own size, and keep it or become smaller."""
     rows_per_batch = before.evaluation_batch * before.device.count
     limited = [key for key in EVALUATED[:2] if get(before, key)]
     rows: dict[str, int] = {key: get(before, key) * rows_per_batch for key in limited}

@@ -25,7 +25,7 @@ from memconsole.tui.app.messages import (
     SnapshotArrived,
 )
 from memconsole.tui.keys.table import KeyTable
-from memconsole.tui.screens.base import ConsoleScreen
+from memconsole.tui.screens.base import ConsoleModal, ConsoleScreen
 from memconsole.tui.views.run_view import Pane, RunView
 
 if TYPE_CHECKING:
@@ -89,12 +89,16 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
 
     async def watch_run(self, reference: str) -> None:
         """Follow a run and show it."""
+        self._follow_instead(reference)
+        await self.action_show_run()
+
+    def _follow_instead(self, reference: str) -> None:
+        """Follow this run instead of the one before. The screens stay."""
         self._stop_following.set()
         self._stop_following = threading.Event()
         self.run_id = reference
         self.run_view = self._no_run()
         self._follow(reference, self._stop_following)
-        await self.action_show_run()
 
     @work(thread=True, exclusive=True, group="follow", exit_on_error=False)
     def _follow(self, reference: str, stop: threading.Event) -> None:
@@ -243,6 +247,15 @@ class FollowingApp(LeavingApp, inherit_bindings=False):
 
     @on(Launched)
     async def _launched(self, message: Launched) -> None:
+        """Show the run, unless the user has opened a dialog since: it stays, with what is typed in it."""
+        if self.screen_stack and isinstance(self.screen, ConsoleModal):
+            self._follow_instead(message.run_id)
+            self.set_run_view(self.run_view)
+            shows = self.keys.shown("plan", "training")
+            for screen in self.screen_stack:
+                if isinstance(screen, ConsoleScreen):
+                    screen.notice(f"{message.words}; {shows} shows the run", "good")
+            return
         # Otherwise the old screen would still show "launching …" when the user comes back.
         self.notice("")
         await self.watch_run(message.run_id)

@@ -10,6 +10,7 @@ import pytest
 from memconsole.plan import catalog
 from memconsole.plan.data.made import Size
 from memconsole.plan.plan import Plan, replace
+from memconsole.plan.toggles.optimizations import BY_KEY
 from memconsole.runs.read.report.report import report
 from memconsole.runs.record.log import events
 from memconsole.runs.record.run_store import create_run
@@ -55,6 +56,23 @@ def of_ratings(path: Path, text: Path) -> Plan:
     changes = {"model.items": 60, "model.clusters": 6, "data.sequence_length": 12}
     source = {"data.source": str(out / "ratings.dat")}
     return replace(catalog.preset("efficientids"), changes | source)
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_micro_batches_leave_the_rows_of_an_evaluation_as_they_are(
+    backend: str, tmp_path: Path, text: Path
+) -> None:
+    pytest.importorskip(backend)
+    whole = replace(runs.plan(text), {**ONE_STEP, "backend": backend})
+    found = []
+    for plan in (whole, BY_KEY["optimize.accumulation_steps"].apply(whole, 4)):
+        run = create_run(plan)
+        assert attempt(run) == 0
+        found.append(told(run, events.Evaluation)[0])
+    assert found[0].tokens == found[1].tokens
+    for measure in ("loss", "train_loss"):
+        losses = [getattr(evaluation, measure) for evaluation in found]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 @pytest.mark.parametrize(

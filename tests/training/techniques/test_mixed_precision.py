@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,11 @@ def test_both_backends_round_a_weight_to_the_bits_of_the_specification() -> None
     target = torch.empty(array.size, dtype=torch.bfloat16)
     round_into(target, torch.from_numpy(array.reshape(-1).copy()), key, 0)
     np.testing.assert_array_equal(target.float().numpy(), expected.reshape(-1))
+    parts = torch.empty_like(target)
+    for first, end in pairwise((0, 100, 1500, 4096, 5021, array.size)):
+        values = torch.from_numpy(array.reshape(-1)[first:end].copy())
+        round_into(parts[first:end], values, key, first)
+    assert torch.equal(parts, target), "slices need not begin with a block of the generator"
     other = in_numpy(array, rounding.tensor_key(plan.train.seed, 8, index))
     assert 0.2 < np.mean(other != expected) < 0.8  # each step has bits of its own
 

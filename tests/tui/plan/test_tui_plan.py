@@ -18,6 +18,7 @@ from memconsole.runs.record.processes import locks
 from memconsole.runs.record.run_store import create_run
 from memconsole.tui.app.messages import Launched
 from memconsole.tui.keys.table import KeyTable
+from memconsole.tui.run.screen import RunScreen
 from memconsole.tui.screens.base import HELD_SECONDS
 from memconsole.tui.screens.command import command_of
 from memconsole.tui.screens.pick import Choice, PickScreen, matching
@@ -548,6 +549,29 @@ async def test_a_notice_of_the_launch_is_gone_when_one_comes_back(make_console: 
         await settle(pilot)
         assert app.screen is app.plan_screen
         assert "launching" not in screen_text(app)
+
+
+async def test_a_dialog_stays_open_when_a_launch_is_through(make_console: Make) -> None:
+    run = create_run(Plan(), "mine")
+    app = make_console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press("s", "l", "o", "r")
+        await settle(pilot)
+        dialog = app.screen
+        app.post_message(Launched(run.id, "launched"))
+        await settle(pilot)
+        assert app.screen is dialog
+        await pilot.press("a")
+        assert "lora" in screen_text(app)
+        await pilot.press("escape")
+        await settle(pilot)
+        assert "launched; t shows the run" in screen_text(app)
+        assert app.run_id == run.id
+        await pilot.press("t")
+        await settle(pilot)
+        assert isinstance(app.screen, RunScreen)
+        assert run.name in screen_text(app)
 
 
 async def test_a_key_passes_over_values_that_cannot_be_trained(make_console: Make) -> None:

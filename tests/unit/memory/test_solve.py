@@ -133,7 +133,8 @@ def evaluating(plan: Plan) -> list[Plan]:
     found, rows = [plan], plan.evaluation_batch
     while rows > 1:
         rows = max(n for n in range(1, rows // 2 + 1) if rows % n == 0)
-        batches = plan.train.evaluation_train_batches * plan.evaluation_batch // rows
+        whole = plan.evaluation_batches(plan.train.evaluation_train_batches)
+        batches = whole * plan.evaluation_batch // rows
         settings = {"train.evaluation_batch_size": rows, "train.evaluation_train_batches": batches}
         found.append(plans.replace(plan, settings))
     return found

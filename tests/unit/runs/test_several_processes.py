@@ -248,10 +248,11 @@ ODD = {"train.evaluation_batches": 0, "train.evaluation_train_batches": 3}
 @pytest.mark.parametrize(
     ("count", "more", "rows"),
     [
-        (1, {}, (8, 8, None)),
-        (4, {"optimize.accumulation_steps": 2}, (2, 2, None)),
+        (1, {}, (4, 4, None)),
+        (4, {"optimize.accumulation_steps": 2}, (4, 4, None)),
         (3, {"train.batch_size": 6}, (4, 4, None)),
-        (4, {"optimize.accumulation_steps": 2, **ODD}, (0, 3, 1)),
+        (4, {"optimize.accumulation_steps": 2, **ODD}, (0, 3, None)),
+        (4, {"optimize.accumulation_steps": 2, "train.evaluation_batch_size": 2, **ODD}, (0, 3, 1)),
         (3, {"train.batch_size": 3, "train.evaluation_batch_size": 2}, (5, 5, 1)),  # 15 of 16
         (1, {"train.evaluation_batch_size": 3, "train.evaluation_batches": 1}, (2, 8, None)),
     ],
@@ -265,12 +266,20 @@ def test_a_run_on_other_devices_keeps_the_rows_of_an_evaluation(
     own = before.train.evaluation_batch_size
     expected = (*rows[:2], rows[2] or own)
     assert tuple(get(after, key) for key in EVALUATED) == expected
+    if rows != (5, 5, 1):
+        assert rows_evaluated(after) == rows_evaluated(before)
     told = words(before, after)
     assert ("evaluation_train_batches" in told) == (
         rows[1] != before.train.evaluation_train_batches
     )
     model = catalog.model(before)
     assert fingerprint(after, model) == fingerprint(before, model)
+
+
+def rows_evaluated(plan: Plan) -> list[int]:
+    """How many held-out rows and training rows the limits of `plan` allow in an evaluation."""
+    together = plan.evaluation_batch * plan.device.count
+    return [plan.evaluation_batches(get(plan, key)) * together for key in EVALUATED[:2]]
 
 
 @pytest.mark.parametrize("batches", [3, 4])

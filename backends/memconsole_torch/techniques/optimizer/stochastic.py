@@ -27,6 +27,20 @@ DEVICE_SLICE = 2**22
 def round_into(target: Tensor, wide: Tensor, key: tuple[int, int], start: int) -> None:
     """Round fp32 `wide` (n,), the weight's elements from `start`, to bf16 `target`. Overwrites
     `wide`."""
+    before = start % BLOCK
+    if before:  # an earlier slice has rounded so many elements of this block
+        first = slice(0, min(BLOCK - before, len(target)))
+        block = F.pad(wide[first], (before, 0))
+        rounded = target.new_empty(len(block))
+        _round_from_block(rounded, block, key, start - before)
+        target[first] = rounded[before:]
+        target, wide, start = target[first.stop :], wide[first.stop :], start + first.stop
+    if len(target):
+        _round_from_block(target, wide, key, start)
+
+
+def _round_from_block(target: Tensor, wide: Tensor, key: tuple[int, int], start: int) -> None:
+    """As `round_into`, for a `start` that is a multiple of `BLOCK`."""
     if launch.runs_on(wide.device):
         rounding.round_into(target, wide, key, start)
         return
