@@ -13,6 +13,7 @@ from memconsole.memory.state.data import units_per_step
 from memconsole.memory.table import Estimate, MemoryTable
 from memconsole.plan import catalog
 from memconsole.plan.data.left_out import left_out
+from memconsole.plan.data.mixture import limit_words
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.machine.processor import slower_than_fp32
 from memconsole.plan.machine.trackers import NAMES, wanted
@@ -90,7 +91,7 @@ def launch_rows(plan: Plan, priced: Estimate) -> tuple[tuple[str, str], ...]:
     return (
         ("model", f"{plan.model.name} · {parameters}"),
         ("weights", origin(plan).words),
-        ("data", f"{plan.data.source} · {rows}"),
+        ("data", f"{plan.data.source}{limit_words(plan)} · {rows}"),
         *(("files", words) for words in left_out(plan)),
         ("length", _length(plan, priced.run_steps)),
         ("training", recipe.words(plan, total_steps=priced.run_steps)),

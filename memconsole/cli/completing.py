@@ -47,6 +47,14 @@ def runs_or_files(
     return [*run_names(ctx, param, incomplete), CompletionItem(incomplete, type="file")]
 
 
+def sources(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The datasets of the catalog, and what the shell itself finds of files."""
+    from memconsole.plan import catalog
+
+    named = ((name, entry.label) for name, entry in catalog.datasets().items())
+    return [*_items(named, incomplete), CompletionItem(incomplete, type="file")]
+
+
 def presets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from memconsole.plan import catalog
 

@@ -126,20 +126,21 @@ def cli(
 ) -> None:
     """Estimate, launch and watch memory-lean training runs.
 
-    Without a command: opens the console, on the plan the options describe; where standard output is
-    not a terminal, trains that plan with plain progress lines.
+    Without a command: opens the console, on the plan the options describe; where standard input or output
+    is not a terminal, trains that plan with plain progress lines.
     """
     named = bool(preset or plan_file or assignments or source)
+    fast = {True: "--slow-link", False: "--fast-link", None: ""}[slow_link]
+    options = ("--readonly" * readonly, "--ascii" * ascii, fast)
+    of_console = [option for option in options if option]
     if ctx.invoked_subcommand is not None:
         if named:
             ctx.fail(f"--preset, --plan, --from and --set go after {ctx.invoked_subcommand}")
         given = {"readonly": readonly, "ascii": ascii, "slow_link": slow_link}
-        for name, value in given.items():
-            if value and ctx.invoked_subcommand != "attach":
-                option = name.replace("_", "-")
-                ctx.fail(
-                    f"--{option} is for the console and for attach, not for {ctx.invoked_subcommand}"
-                )
+        if of_console and ctx.invoked_subcommand != "attach":
+            ctx.fail(
+                f"{of_console[0]} is for the console and for attach, not for {ctx.invoked_subcommand}"
+            )
         ctx.default_map = {"attach": given}
         return
     from memconsole.cli.options import build_plan
@@ -153,8 +154,10 @@ def cli(
                 plan if named else None, readonly=readonly, ascii=ascii, slow_link=slow_link
             )
         )
-    if readonly:
-        ctx.fail("--readonly opens the console; expected a terminal as standard input and output")
+    if of_console:
+        ctx.fail(
+            f"{of_console[0]} opens the console; expected a terminal as standard input and output"
+        )
     from memconsole.cli.runs.train import train_in_foreground
 
     ctx.exit(train_in_foreground(plan, name=None, json=False))

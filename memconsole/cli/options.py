@@ -129,8 +129,11 @@ def build_plan(
         plan = load(plan_file)
     else:
         plan = catalog.default_plan()
+    begun = plan
     for key, value in sorted(plans.parse_assignments(assignments), key=_choices_first):
         plan = catalog.choose(plan, key, value)
+    if given and (words := catalog.dropped(begun, plan)):
+        click.echo(f"memconsole: {words}; --set keeps it", err=True)
     check(plan)
     if wait:
         with contextlib.suppress(PlanError):  # the trainer says why the data cannot be read

@@ -22,13 +22,16 @@ class Door:
         self.hosts = (f"127.0.0.1:{port}", f"localhost:{port}")
         self.cookie = f"memconsole-{port}"
         """Cookies ignore ports, so the name contains the port to keep two servers apart."""
+        self.folder = f"/{secrets.token_urlsafe(9)}"
+        """The path under which everything is served. The cookie is sent to this path only, so that the browser does not show
+        it to servers on other ports."""
         self._token: str | None = secrets.token_urlsafe(TOKEN_BYTES)
         self._session = secrets.token_urlsafe(TOKEN_BYTES)
 
     @property
     def address(self) -> str:
         """The address to open; it works once."""
-        return f"http://{self.hosts[0]}/?token={self._token or 'spent'}"
+        return f"http://{self.hosts[0]}{self.folder}/?token={self._token or 'spent'}"
 
     def host_is_ours(self, headers: Mapping[str, str]) -> bool:
         return headers.get("Host", "") in self.hosts

@@ -67,13 +67,14 @@ class WebConsole:
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self._guard()], client_max_size=MESSAGE_BYTES)
         app.on_shutdown.append(self._close_tabs)
+        here = self.door.folder
         app.add_routes(
             [
-                web.get("/", self._index, allow_head=False),  # the token works once
-                web.get("/page.css", self._page_style),
-                web.get("/page.js", self._page_script),
-                web.get("/assets/{name}", self._serve_asset),
-                web.get("/ws", self._terminal),
+                web.get(f"{here}/", self._index, allow_head=False),  # the token works once
+                web.get(f"{here}/page.css", self._page_style),
+                web.get(f"{here}/page.js", self._page_script),
+                web.get(f"{here}/assets/{{name}}", self._serve_asset),
+                web.get(f"{here}/ws", self._terminal),
             ]
         )
         return app
@@ -112,7 +113,7 @@ class WebConsole:
                 raise web.HTTPMisdirectedRequest(
                     text="wrong host: this console is served at another address\n"
                 )
-            if request.path != "/" and not self._known(request):
+            if request.path != f"{self.door.folder}/" and not self._known(request):
                 raise web.HTTPForbidden(text="open the address that memconsole web printed\n")
             response: web.StreamResponse = await handler(request)
             if not response.prepared:
@@ -151,15 +152,17 @@ class WebConsole:
                 raise web.HTTPForbidden(
                     text="this address has been used; start memconsole web again\n"
                 )
-            moved = web.Response(status=303, headers={"Location": "/"})
+            moved = web.Response(status=303, headers={"Location": request.path})
             if session is not None:
                 moved.set_cookie(
-                    self.door.cookie, session, httponly=True, samesite="Strict", path="/"
+                    self.door.cookie, session, httponly=True, samesite="Strict", path=request.path
                 )
             return moved
         if not self._known(request):
             raise web.HTTPForbidden(text="open the address that memconsole web printed\n")
-        page = self._page.replace("{{address}}", escape(f"ws://{request.host}/ws", quote=True))
+        page = self._page.replace(
+            "{{address}}", escape(f"ws://{request.host}{request.path}ws", quote=True)
+        )
         return web.Response(text=page, content_type="text/html")
 
     async def _page_style(self, request: web.Request) -> web.Response:
@@ -180,9 +183,12 @@ class WebConsole:
         """Run a console for one tab until the tab closes."""
         if not self.door.page_is_ours(request.headers):
             raise web.HTTPForbidden(text="not from a page of this console\n")
-        if len(self._tabs) >= MOST_TABS:
-            raise web.HTTPServiceUnavailable(text=f"{MOST_TABS} tabs are open already\n")
         tab = web.WebSocketResponse(heartbeat=20.0, max_msg_size=MESSAGE_BYTES)
+        if len(self._tabs) >= MOST_TABS:
+            await tab.prepare(request)
+            await tab.send_bytes(f"{MOST_TABS} tabs are open already: close one first\r\n".encode())
+            await tab.close()
+            return tab
         self._tabs.add(tab)
         try:
             await tab.prepare(request)

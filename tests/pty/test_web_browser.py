@@ -52,7 +52,7 @@ async def test_the_console_is_drawn_takes_keys_and_launches_nothing(
     serve, environment: dict[str, str], tmp_path: Path
 ) -> None:  # type: ignore[no-untyped-def]
     address = serve()
-    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{43}", address)
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{12}/\?token=[\w-]{43}", address)
     async with browsing(tmp_path) as page:
         await page.open(address)
         await page.wait_for("memconsole")
@@ -90,14 +90,14 @@ async def test_a_page_of_others_cannot_reach_the_console_of_this_browser(
 ) -> None:  # type: ignore[no-untyped-def]
     """The browser holds the cookie, and still a stranger's page gets no terminal."""
     address = serve()
-    host = address.split("/")[2]
+    host, folder = address.split("/")[2:4]
     async with browsing(tmp_path) as page:
         await page.open(address)
         await page.wait_for("memconsole")
         await page.call("Page.navigate", url="data:text/html,<p>a stranger</p>")
         await page.until("document.body && document.body.innerText.includes('a stranger')")
         await page.evaluate(
-            f"window.outcome = ''; const s = new WebSocket('ws://{host}/ws');"
+            f"window.outcome = ''; const s = new WebSocket('ws://{host}/{folder}/ws');"
             "s.onopen = () => window.outcome = 'open'; s.onerror = () => window.outcome = 'refused';"
         )
         assert await page.until("window.outcome") == "refused"

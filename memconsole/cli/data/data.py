@@ -34,7 +34,7 @@ command.add_command(windows_command)
 
 
 @command.command("inspect")
-@click.argument("source")
+@click.argument("source", shell_complete=completing.sources)
 @click.option(
     "--set",
     "assignments",

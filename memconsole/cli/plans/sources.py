@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memconsole.plan.check import check_start
 from memconsole.plan.data.left_out import left_out
-from memconsole.plan.data.mixture import parts
+from memconsole.plan.data.mixture import limit_words, parts
 from memconsole.plan.data.readable import check_readable
 from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.toggles.optimizations import check_trainable
@@ -29,11 +29,14 @@ def refusal(plan: Plan, kind: str) -> str | None:
 
 
 def source_lines(plan: Plan) -> list[str]:
-    """The shares of a mixture, the data to validate on, and what folders leave out; nothing if there is none of these."""
+    """The shares of a mixture, the data to validate on, and what folders and a limit leave out; nothing if there is none
+    of these."""
     mixed, files = parts(plan), [f"data {words}" for words in left_out(plan)]
-    if len(mixed) == 1 and plan.data.validation is None:
+    limit = limit_words(plan)
+    if len(mixed) == 1 and plan.data.validation is None and not limit:
         return files
     words = [f"{part.share:.1%} {part.plan.data.source}" for part in mixed]
-    trained = ", ".join(words) if len(words) > 1 else plan.data.source
+    words[0] += limit
+    trained = ", ".join(words) if len(words) > 1 else plan.data.source + limit
     held = f"; validated on {plan.data.validation}" if plan.data.validation else ""
     return [f"data {trained}{held}", *files]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 
 import click
@@ -20,7 +19,7 @@ from memconsole.runs.record.run_store import find_run
 def command(
     ctx: click.Context, run: str, readonly: bool, ascii: bool, slow_link: bool | None
 ) -> None:
-    """Watch RUN: an id, its beginning, a name, or "latest". Leaving does not stop the run."""
+    """Watch RUN: an id, its beginning, a name, or "latest". Leaving, also by Ctrl-C, does not stop the run."""
     found = find_run(run)
     if sys.stdin.isatty() and sys.stdout.isatty():
         from memconsole.tui.app.console import run_console
@@ -28,6 +27,4 @@ def command(
         ctx.exit(run_console(attach=found.id, readonly=readonly, ascii=ascii, slow_link=slow_link))
     from memconsole.cli.runs.train import Interrupts, follow
 
-    interrupts = Interrupts()
-    with contextlib.nullcontext() if readonly else interrupts:
-        ctx.exit(follow(found, interrupts))
+    ctx.exit(follow(found, Interrupts()))

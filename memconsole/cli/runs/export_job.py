@@ -18,7 +18,7 @@ from memconsole.plan.check import check
 from memconsole.plan.data.paths import anywhere, load
 from memconsole.plan.jobs.document import yaml
 from memconsole.plan.jobs.host_memory import asked_gib
-from memconsole.plan.jobs.installing import package
+from memconsole.plan.jobs.installing import check_install
 from memconsole.plan.jobs.job import (
     Job,
     check_device,
@@ -68,7 +68,7 @@ LEAST_TO_INSTALL_GIB = 8
     "--install",
     multiple=True,
     metavar="TEXT",
-    help="An argument of pip install, in place of this version of memconsole: a wheel, a git URL, an option of pip.",
+    help="What the job installs, an argument of pip install: a wheel, a URL, an option of pip. Required.",
 )
 @click.option(
     "--image",
@@ -112,23 +112,18 @@ def command(
         raise PlanError(
             "--image and --node-selector are for jobset; SkyPilot looks for a machine with device.name itself"
         )
+    check_install(known, install)
     nodes = node_labels(labels)
     host_bytes = estimate(known, budget(known, None)).table.host_bytes or 0
     plan = with_absent(known, given)
     job = Job(
         name=job_name(name or title),
         plan=plan,
-        install=install or (package(plan),),
+        install=install,
         host_gib=asked_gib(plan, host_bytes, LEAST_TO_INSTALL_GIB),
         volume=volume,
     )
     text = yaml(skypilot(job) if engine == "skypilot" else jobset(job, image or IMAGE, nodes))
-    if not install:
-        click.echo(
-            f"memconsole: the job installs {job.install[0]} from a package index; --install WHEEL or a git URL "
-            "installs another",
-            err=True,
-        )
     if engine == "jobset" and not nodes and (words := any_node_words(job)):
         click.echo(f"memconsole: {words}", err=True)
     if output is None:

@@ -195,14 +195,14 @@ def follow(run: RunDirectory, interrupts: Interrupts, *, json: bool = False) -> 
     asked = False
     while True:
         snapshot = follower.poll()
-        with _naming(run):
+        if interrupts.count and not asked and snapshot.state in LIVE:
+            asked = True
+            _ask_to_stop(run)
+        with _naming(run, asked):
             for line in lines.new(snapshot):
                 click.echo(line, err=json)
         if snapshot.state not in LIVE:
             break
-        if interrupts.count and not asked:
-            asked = True
-            _ask_to_stop(run)
         if interrupts.count > 1:
             click.echo(f"not waiting for it to stop; memconsole attach {run.id} shows it", err=True)
             return Exit.RESUMABLE
@@ -221,14 +221,15 @@ def follow(run: RunDirectory, interrupts: Interrupts, *, json: bool = False) -> 
 
 
 @contextlib.contextmanager
-def _naming(run: RunDirectory) -> Iterator[None]:
-    """Say which run goes on if its progress cannot be printed."""
+def _naming(run: RunDirectory, asked: bool = False) -> Iterator[None]:
+    """Say which run goes on, or is stopping if that was `asked`, if its progress cannot be printed."""
     try:
         yield
     except OSError as error:
         if not output.failed(error):
             raise
-        words = f"; run {run.id} goes on; memconsole attach {run.id} shows it"
+        does = "is stopping" if asked else "goes on"
+        words = f"; run {run.id} {does}; memconsole attach {run.id} shows it"
         raise output.OutputError(error, words) from None
 
 

@@ -7,7 +7,7 @@ its headers, and the items of a small file of ratings from its rows.
 
 from __future__ import annotations
 
-from memconsole.plan.catalog.choices import choose
+from memconsole.plan.catalog.choices import choose, dropped
 from memconsole.plan.catalog.entries import (
     CatalogDevice,
     DatasetEntry,
@@ -51,6 +51,7 @@ __all__ = [
     "datasets",
     "default_plan",
     "devices",
+    "dropped",
     "is_sized",
     "model",
     "model_directory",

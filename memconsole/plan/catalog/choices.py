@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memconsole.plan.catalog.tables import models
-from memconsole.plan.plan import SETTINGS, Plan, get, replace
+from memconsole.plan.plan import SETTINGS, Plan, get, replace, written
 from memconsole.plan.sections.data import OF_RATINGS, OF_TEXT, OF_WINDOWS
 from memconsole.plan.sections.model import SIZES
 
@@ -45,6 +45,22 @@ _LANGUAGE_SETTINGS = (
 
 _NEW_WEIGHTS = (None, "random")
 """Values of `model.weights` that do not take the weights of a run."""
+
+
+_NAMED_BY_A_PERSON = ("data.validation", "data.mix", "data.max_examples")
+"""Settings of the data that a new dataset resets although they were set on purpose, so that a person is told."""
+
+
+def dropped(before: Plan, after: Plan) -> str:
+    """Says which settings of the data another `data.source` has reset; empty if none was set."""
+    if before.data.source == after.data.source:
+        return ""
+    lost = [
+        f"{key} = {written(get(before, key))}"
+        for key in _NAMED_BY_A_PERSON
+        if get(before, key) is not None and get(after, key) is None
+    ]
+    return f"data.source = {after.data.source} drops {', '.join(lost)}" if lost else ""
 
 
 def choose(plan: Plan, key: str, value: object) -> Plan:

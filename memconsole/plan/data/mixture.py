@@ -40,6 +40,12 @@ def parts(plan: Plan) -> tuple[Part, ...]:
     return tuple(Part(replace(plan, {"data.source": s, **_ALONE}), share) for s, share in found)
 
 
+def limit_words(plan: Plan) -> str:
+    """What `data.max_examples` leaves of `data.source`; empty without it."""
+    most = plan.data.max_examples
+    return f", its first {most:,} examples" if most is not None else ""
+
+
 def validation_plan(plan: Plan) -> Plan | None:
     """The plan with what `data.validation` names as its only source: a split of a hub dataset, or any other source.
     None if validation takes a share of what is trained on."""

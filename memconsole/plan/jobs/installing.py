@@ -14,21 +14,20 @@ from memconsole.plan.machine.trackers import wanted
 from memconsole.plan.plan import Plan, PlanError
 
 
-def package(plan: Plan) -> str:
-    """This version of memconsole, with the extras that the plan needs on its device.
-
-    Raises `PlanError` for an AMD GPU, whose builds of the frameworks no extra can name.
-    """
+def check_install(plan: Plan, install: tuple[str, ...]) -> None:
+    """Raise `PlanError` if nothing says where a job gets memconsole from: it is on no public package index. The message
+    names a wheel with the extras that the plan needs on its device."""
+    if install:
+        return
     kind = device_kind(plan.device.name) or "cpu"
-    if kind == "rocm":
-        raise PlanError(
-            f"device.name = {plan.device.name}: {plan.backend} for AMD GPUs is not on the package index; name what "
-            "the job installs with --install",
-            "device.name",
-        )
     extra = {("jax", "gpu"): "jax-cuda", ("jax", "tpu"): "tpu"}.get((plan.backend, kind))
     extras = ",".join((extra or plan.backend, *wanted(plan)))
-    return f"memconsole[{extras}]=={memconsole.__version__}"
+    wheel = f"./memconsole-{memconsole.__version__}-py3-none-any.whl[{extras}]"
+    builds = f"; builds of {plan.backend} for AMD GPUs need their own index too" * (kind == "rocm")
+    raise PlanError(
+        f"--install is missing; name what the job installs, as --install '{wheel}' "
+        f"(pip wheel . --no-deps makes this file in a checkout), or the URL of one{builds}"
+    )
 
 
 def local_package(word: str) -> tuple[Path, str] | None:

@@ -12,11 +12,12 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from memconsole.announcing import launch_rows
 from memconsole.cli.main import COMMANDS, cli, main
 from memconsole.cli.runs import train
 from memconsole.plan import catalog
-from memconsole.plan.plan import Plan, PlanError, apply_settings
-from memconsole.plan.plan_file import loads
+from memconsole.plan.plan import Plan, PlanError, apply_settings, replace
+from memconsole.plan.plan_file import dumps, loads
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.processes.identity import user_name
 from memconsole.runs.record.run_store import create_run
@@ -145,8 +146,10 @@ def test_readonly_starts_and_changes_no_run(
     assert "--readonly" in result.output
 
 
-@pytest.mark.parametrize("arguments", [["--readonly", "attach"], ["attach", "--readonly"]])
-def test_attach_in_readonly_leaves_an_interrupt_to_this_command(
+@pytest.mark.parametrize(
+    "arguments", [["attach"], ["--readonly", "attach"], ["attach", "--readonly"]]
+)
+def test_an_interrupt_ends_attach_and_not_the_run(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -157,7 +160,6 @@ def test_attach_in_readonly_leaves_an_interrupt_to_this_command(
         return 0
 
     monkeypatch.setattr(train, "follow", followed)
-    assert run("attach").exit_code == 0
     assert "Aborted" in run(*arguments).output
 
 
@@ -243,11 +245,37 @@ def test_a_plan_starts_from_one_thing() -> None:
         assert f"{words[0]} and --from exclude each other" in str(result.exception)
 
 
-@pytest.mark.parametrize("option", ["--ascii", "--slow-link", "--readonly"])
-def test_options_of_the_console_are_refused_before_other_commands(option: str) -> None:
+@pytest.mark.parametrize("option", ["--ascii", "--slow-link", "--fast-link", "--readonly"])
+def test_options_of_the_console_are_refused_where_none_opens(option: str) -> None:
     done = run(option, "runs")
     assert done.exit_code == 2
     assert f"{option} is for the console and for attach, not for runs" in done.output
+    done = run(option)
+    assert done.exit_code == 2
+    assert f"{option} opens the console" in done.output
+
+
+def test_data_settings_that_another_source_drops_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one.txt", "two.txt", "held.txt"):
+        Path(name).write_text("some words " * 200)
+    settings = {"data.source": "one.txt", "data.validation": "held.txt", "data.max_examples": 3}
+    Path("plan.toml").write_text(dumps(replace(Plan(), settings)))
+    other = ("plan", "--plan", "plan.toml", "--set", "data.source=two.txt", "--toml")
+    done = run(*other)
+    assert "data.source = two.txt drops data.validation = " in done.stderr
+    assert "data.max_examples = 3" in done.stderr
+    kept = run(*other, "--set", "data.validation=held.txt", "--set", "data.max_examples=3")
+    assert (kept.stderr, loads(kept.stdout).data.max_examples) == ("", 3)
+    assert run("plan", "--set", "data.source=two.txt", "--toml").stderr == ""
+
+
+def test_what_a_limit_leaves_of_the_data_is_told() -> None:
+    assert "data python-stdlib, its first 25 examples" in run("plan").output
+    rows = dict(launch_rows(catalog.default_plan(), check_launch(catalog.default_plan(), None)))
+    assert rows["data"].startswith("python-stdlib, its first 25 examples · ")
 
 
 def test_fit_prints_a_plan_file_or_json_and_not_both() -> None:

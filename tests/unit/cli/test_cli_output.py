@@ -12,6 +12,7 @@ from memconsole.cli import output
 from memconsole.cli.runs import train
 from memconsole.cli.runs.progress import ProgressLines
 from memconsole.plan.plan import Plan
+from memconsole.runs.read.follow import Follower
 from memconsole.runs.record.directory import RunDirectory
 from memconsole.runs.record.run_store import create_run
 from tests.shell import COMMAND
@@ -47,6 +48,23 @@ def test_a_run_whose_progress_cannot_be_printed_is_said_to_go_on(
         patch.setattr(sys, "stdout", full)
         with pytest.raises(output.OutputError, match=f"{WORDS}; run {run.id} goes on"):
             train.follow(run, train.Interrupts())
+
+
+def test_an_interrupt_stops_the_run_before_its_progress_is_found_unprintable(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with `train | tee`: ctrl+c ends both, and the next line has no reader."""
+    asked: list[RunDirectory] = []
+    monkeypatch.setattr(ProgressLines, "new", lambda *ignored: ["a line"])
+    monkeypatch.setattr(train, "LIVE", {Follower(run).poll().state})
+    monkeypatch.setattr(train, "_ask_to_stop", asked.append)
+    interrupts = train.Interrupts()
+    interrupts.count = 1
+    with FULL.open("w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        with pytest.raises(output.OutputError, match=f"{WORDS}; run {run.id} is stopping"):
+            train.follow(run, interrupts)
+    assert asked == [run]
 
 
 def test_an_error_that_is_not_of_the_output_is_not_called_one(

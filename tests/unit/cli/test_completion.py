@@ -130,6 +130,7 @@ def test_paths_are_offered_where_a_plan_or_a_setting_names_a_file(
     monkeypatch.setenv("COMP_POINT", "25")
     said = CliRunner().invoke(cli, prog_name="memconsole", complete_var=VARIABLE).output
     assert said.splitlines() == ["file,tin"]
+    assert offered("memconsole data inspect equ", monkeypatch) == ["equipment", "equ"]
 
 
 def with_program(folder: Path) -> dict[str, str]:

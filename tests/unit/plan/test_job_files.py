@@ -72,7 +72,9 @@ def test_texts_of_several_lines_are_read_line_by_line() -> None:
 
 
 def export(named: object, *options: str) -> Result:
-    return CliRunner().invoke(cli, ["export-job", str(named), *options])
+    told = any(option.startswith("--install") for option in options)
+    installs = () if told else ("--install", "memconsole[torch]")
+    return CliRunner().invoke(cli, ["export-job", str(named), *options, *installs])
 
 
 @pytest.fixture
@@ -181,20 +183,24 @@ def test_a_file_to_validate_on_is_taken_along_and_one_in_a_mixture_is_refused(
     ("settings", "package"),
     [
         (("device.name=cpu",), "torch"),
+        (("device.name=mi300x",), "torch"),
         (("device.name=h100-80gb", "train.wandb=offline"), "torch,wandb"),
         (("device.name=cpu", "backend=jax"), "jax"),
         (("device.name=h100-80gb", "backend=jax"), "jax-cuda"),
         (("device.name=tpu-v5e", "backend=jax"), "tpu"),
     ],
 )
-def test_a_job_installs_what_the_plan_needs_on_its_device(
+def test_a_job_that_does_not_know_what_to_install_is_refused_with_what_the_plan_needs(
     plan_file: Path, settings: tuple[str, ...], package: str
 ) -> None:
     told = [word for setting in settings for word in ("--set", setting)]
-    result = export(plan_file, "--to", "jobset", *told)
-    wanted = f"memconsole[{package}]=={memconsole.__version__}"
-    assert f"pip install '{wanted}' || exit" in result.stdout
-    assert f"the job installs {wanted}" in result.stderr
+    asked = ["export-job", str(plan_file), "--to", "jobset", *told]
+    wanted = f"memconsole-{memconsole.__version__}-py3-none-any.whl[{package}]"
+    refused = str(CliRunner().invoke(cli, asked).exception)
+    assert f"--install './{wanted}'" in refused
+    assert ("own index" in refused) == ("device.name=mi300x" in settings)
+    result = CliRunner().invoke(cli, [*asked, f"--install=https://x.y/{wanted}"])
+    assert f"pip install 'https://x.y/{wanted}' || exit" in result.stdout
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     assert set(package.split(",")) <= set(project["optional-dependencies"])
 
@@ -203,7 +209,6 @@ def test_a_job_installs_what_it_is_told_to(plan_file: Path, tmp_path: Path) -> N
     wheel = tmp_path / "memconsole-1-py3-none-any.whl"
     wheel.touch()
     amd = ("--set", "device.name=mi300x", "--to", "skypilot")
-    assert "--install" in str(export(plan_file, *amd).exception)
     result = export(
         plan_file, *amd, f"--install={wheel}[torch]", "--install=--extra-index-url=https://x.y"
     )
