@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memconsole_torch.models.expert_matrices import ExpertMatrices, grouped
-from memconsole_torch.models.linear import by_onednn, product
+from memconsole_torch.models.linear import by_onednn, outer, outer_by_onednn, product
 from memconsole_torch.models.operator import operator
 
 ROWS = 1024
@@ -401,9 +401,9 @@ def _times(rows: Tensor, matrix: Tensor) -> Tensor:
 
 def _outer(slopes: Tensor, rows: Tensor) -> Tensor:
     """slopes (n, N) transposed times rows (n, K)."""
-    if rows.device.type == "cpu" and rows.dtype != torch.float32:
+    if rows.device.type == "cpu" and (rows.dtype != torch.float32 or outer_by_onednn(slopes, rows)):
         slopes, rows = _padded(slopes), _padded(rows)
-    return slopes.T @ rows
+    return outer(slopes, rows)
 
 
 def _padded(rows: Tensor) -> Tensor:

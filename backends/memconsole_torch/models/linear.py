@@ -1,12 +1,14 @@
 """Linear layers. On AMD processors with AVX-512 their large products in fp32 are computed by oneDNN.
 
 torch computes fp32 products on a CPU by MKL, which on these processors is slower than oneDNN
-(`tests/bench/products.py`). The product for the weight's gradient stays with MKL: for it oneDNN's linear layer would
-need a transposed copy of an operand.
+(`tests/bench/products.py`). For the product of the weight's gradient, oneDNN's linear layer copies and transposes an
+operand. It is worth that only on processors on which it is about twice as fast, and there for a part of the rows at a time,
+so that the copies stay small.
 """
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -15,13 +17,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from memconsole.plan.machine.processor import prefers_onednn
+from memconsole.plan.machine.processor import far_prefers_onednn, prefers_onednn
 
 LEAST = 2**27
 """Multiply-adds of the smallest product that goes to oneDNN. On a smaller one oneDNN saves less time than the calls
 from Python in `_Linear` take."""
+LEAST_FAR = 2**23
+"""The same where oneDNN is about twice as fast."""
+LEAST_OUTER = 2**25
+"""The same of a weight's gradient."""
 LEAST_ROWS = 32
 """Rows of the smallest product that goes to oneDNN. With fewer, reading the matrix takes the time."""
+OUTER_ROWS = 1024
+"""Rows that a weight's gradient is summed over at a time. Their transposed copy stays in the cache."""
+OUTER_ELEMENTS = 2**20
+"""About how many elements of a weight's gradient are computed at a time."""
+OUTER_COLUMNS = 128
+"""The least columns of the transposed copy."""
 
 
 class Linear(nn.Linear):
@@ -49,12 +61,46 @@ def product(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """The same where autograd is not used: the result of a large product has no gradient."""
     if not by_onednn(x, matrix):
         return F.linear(x, matrix, bias)
+    return _by_onednn(x, matrix, bias)
+
+
+def _by_onednn(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    """`product` by oneDNN. It copies an `x` that is not contiguous. `matrix` may be transposed; another one that is not
+    contiguous would take a hundred times as long."""
     try:
         found: Tensor = torch.ops.mkldnn._linear_pointwise(x, matrix, bias, "none", [], "")
     except RuntimeError:
         # oneDNN found no memory for its workspace. MKL needs less; if the result has no room either, torch says so.
         found = F.linear(x, matrix, bias)
     return found
+
+
+def outer(slopes: Tensor, rows: Tensor, total: Tensor | None = None) -> Tensor:
+    """slopes (n, N) transposed times rows (n, K): the gradient (N, K) of a weight, added to `total` if that is given."""
+    if not outer_by_onednn(slopes, rows):
+        return slopes.T @ rows if total is None else total.addmm_(slopes.T, rows)
+    found = rows.new_empty(slopes.shape[1], rows.shape[1]) if total is None else total
+    # The operand with fewer columns is the one that is copied.
+    few, many, place = (slopes, rows, found)
+    if slopes.shape[1] > rows.shape[1]:
+        few, many, place = rows, slopes, found.T
+    for columns in _parts(few.shape[1], max(OUTER_COLUMNS, OUTER_ELEMENTS // many.shape[1])):
+        summed = None
+        for part in _parts(len(rows), OUTER_ROWS):
+            one = _by_onednn(few[part, columns].T, many[part].T, None)
+            summed = one if summed is None else summed.add_(one)
+        assert summed is not None
+        if total is None:
+            place[columns] = summed
+        else:
+            place[columns] += summed
+    return found
+
+
+def _parts(length: int, most: int) -> list[slice]:
+    """Nearly equal parts of a length, each at most `most` long."""
+    step = -(-length // -(-length // most))
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
 
 
 class _Linear(torch.autograd.Function):
@@ -73,7 +119,7 @@ class _Linear(torch.autograd.Function):
         of_x, of_weight, of_bias = ctx.needs_input_grad
         rows = gradient.flatten(0, -2)
         by_x = product(rows, weight.T).view(*gradient.shape[:-1], -1) if of_x else None
-        by_weight = rows.T @ x.flatten(0, -2) if of_weight else None
+        by_weight = outer(rows, x.flatten(0, -2)) if of_weight else None
         return by_x, by_weight, rows.sum(0) if of_bias else None
 
 
@@ -90,12 +136,35 @@ def by_onednn(x: Tensor, matrix: Tensor) -> bool:
     return (
         x.dtype == matrix.dtype == torch.float32
         and x.numel() >= LEAST_ROWS * x.shape[-1]
-        and x.numel() * matrix.shape[0] >= LEAST
+        and x.numel() * matrix.shape[0] >= _least()
         and not torch.is_autocast_enabled("cpu")
-        and _is_faster()
     )
+
+
+def outer_by_onednn(slopes: Tensor, rows: Tensor) -> bool:
+    """Whether `outer` uses oneDNN for these operands."""
+    return (
+        by_onednn(slopes.T, rows.T)
+        and slopes.numel() * rows.shape[1] >= LEAST_OUTER
+        and rows.shape[1] >= LEAST_ROWS
+        and slopes.is_contiguous()
+        and rows.is_contiguous()
+        and _is_far_faster()
+    )
+
+
+def _least() -> float:
+    """Multiply-adds of the smallest product that goes to oneDNN on this machine."""
+    if not _is_faster():
+        return math.inf
+    return LEAST_FAR if _is_far_faster() else LEAST
 
 
 @lru_cache(maxsize=1)
 def _is_faster() -> bool:
     return torch.backends.mkldnn.is_available() and prefers_onednn()
+
+
+@lru_cache(maxsize=1)
+def _is_far_faster() -> bool:
+    return _is_faster() and far_prefers_onednn()

@@ -92,6 +92,13 @@ def prefers_onednn(cpuinfo: Path = _CPUINFO) -> bool:
     return _is_amd(cpuinfo) and "avx512f" in flags(cpuinfo)
 
 
+def far_prefers_onednn(cpuinfo: Path = _CPUINFO) -> bool:
+    """Whether oneDNN multiplies fp32 matrices about twice as fast as MKL (`tests/bench/products.py`): on AMD's processors
+    whose vector units have 512 bits (Zen 5, which is family 26). Those of Zen 4 have 256, as in MKL's products."""
+    family = _facts(cpuinfo).get("cpu family", "")
+    return prefers_onednn(cpuinfo) and family.isdecimal() and int(family) >= 26
+
+
 def _is_amd(cpuinfo: Path) -> bool:
     return _facts(cpuinfo).get("vendor_id") == "AuthenticAMD"
 

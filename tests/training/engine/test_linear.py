@@ -33,12 +33,14 @@ class Ran(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
-@pytest.fixture(autouse=True)
-def _preferred(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a processor where oneDNN is faster, for products of every size."""
+@pytest.fixture(autouse=True, params=[False, True], ids=["faster", "far faster"])
+def far(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """As on a processor where oneDNN is faster, or far faster, for products of every size. Returns whether far."""
     monkeypatch.setattr(linear, "_is_faster", lambda: True)
-    monkeypatch.setattr(linear, "LEAST", 0)
-    monkeypatch.setattr(linear, "LEAST_ROWS", 0)
+    monkeypatch.setattr(linear, "_is_far_faster", lambda: request.param)
+    for least in ("LEAST", "LEAST_FAR", "LEAST_OUTER", "LEAST_ROWS"):
+        monkeypatch.setattr(linear, least, 0)
+    return bool(request.param)
 
 
 def a_layer(**options: Any) -> tuple[linear.Linear, torch.Tensor, torch.Tensor]:
@@ -69,13 +71,36 @@ def test_output_and_gradients_are_those_of_torch(bias: bool, frozen: bool) -> No
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_onednn_computes_all_but_the_gradient_of_the_weight() -> None:
+def test_onednn_computes_the_gradient_of_the_weight_only_where_it_is_far_faster(far: bool) -> None:
     layer, x, gradient = a_layer()
     with Ran() as ran:
         layer(x.requires_grad_()).backward(gradient)
-    assert ran.counts["mkldnn::_linear_pointwise"] == 2
-    assert ran.counts["aten::mm"] == 1
+    assert ran.counts["mkldnn::_linear_pointwise"] == (3 if far else 2)
+    assert ran.counts["aten::mm"] == (0 if far else 1)
     assert ran.counts["aten::addmm"] == 0
+
+
+@pytest.mark.parametrize("shape", [(700, 80, 48), (700, 48, 80), (1, 48, 80), (64, 300, 7)])
+@pytest.mark.parametrize("strided", ["", "slopes", "rows"])
+@pytest.mark.parametrize("added", [True, False])
+def test_the_gradient_of_a_weight_is_summed_over_parts(
+    shape: tuple[int, int, int], strided: str, added: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("OUTER_ROWS", 200), ("OUTER_ELEMENTS", 80 * 20), ("OUTER_COLUMNS", 16)):
+        monkeypatch.setattr(linear, name, value)
+    count, outputs, inputs = shape
+    generator = torch.Generator().manual_seed(0)
+    slopes, rows = (torch.randn(count, n + 3, generator=generator) for n in (outputs, inputs))
+    slopes, rows = slopes[:, :outputs], rows[:, :inputs]
+    slopes = slopes if strided == "slopes" else slopes.contiguous()
+    rows = rows if strided == "rows" else rows.contiguous()
+    start = torch.randn(outputs, inputs, generator=generator)
+    total = start.clone() if added else None
+    found = linear.outer(slopes, rows, total)
+    expected = slopes.double().T @ rows.double() + (start.double() if added else 0)
+    assert (found is total) == added
+    assert found.is_contiguous()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-3)
 
 
 def test_the_gradient_may_be_strided() -> None:
@@ -92,6 +117,7 @@ def test_16_bits_and_small_products_stay_with_torch(monkeypatch: pytest.MonkeyPa
         assert layer(x).dtype == torch.bfloat16
     assert not ran.counts["mkldnn::_linear_pointwise"]
     monkeypatch.setattr(linear, "LEAST", 3 * 20 * 48 * 80 + 1)
+    monkeypatch.setattr(linear, "LEAST_FAR", 3 * 20 * 48 * 80 + 1)
     with Ran() as ran:
         layer(x)
     assert not ran.counts["mkldnn::_linear_pointwise"]

@@ -21,6 +21,7 @@ from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.machine.processor import (
+    far_prefers_onednn,
     missing_instructions,
     prefers_onednn,
     slow_vectors,
@@ -385,6 +386,10 @@ def test_the_processors_on_which_onednn_multiplies_faster_are_told(
     (tmp_path / "cpuinfo").write_text(f"processor : 0\n{line}\n")
     assert prefers_onednn(tmp_path / "cpuinfo") == preferred
     assert not prefers_onednn(tmp_path / "none")
+    for family, far in ((25, False), (26, True)):
+        (tmp_path / str(family)).write_text(f"cpu family : {family}\n{line}\n")
+        assert far_prefers_onednn(tmp_path / str(family)) == (preferred and far)
+    assert not far_prefers_onednn(tmp_path / "cpuinfo")
 
 
 @pytest.mark.parametrize(("wide", "bf16"), [(True, 3), (False, 21)])

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from memconsole.plan.tasks.language import MASKED
 from memconsole_torch.kernels import launch, loss
-from memconsole_torch.models.linear import product
+from memconsole_torch.models.linear import outer, product
 
 Share: TypeAlias = Tensor | float
 ALIGNED = 64
@@ -94,7 +94,7 @@ class _Whole(torch.autograd.Function):
             del head
             hidden_grad = hidden_grad.view(ctx.shape).to(hidden_dtype)
         if ctx.needs_weight:
-            weight_grad = (logits_grad.T @ rows).mul_(scale)
+            weight_grad = outer(logits_grad, rows).mul_(scale)
             del logits_grad
             if len(weight_grad) > len(weight):
                 weight_grad = weight_grad[: len(weight)]  # autograd adds to no view in place
@@ -200,7 +200,7 @@ def _over_chunks(
             if hidden_grad is not None:
                 hidden_grad[part] = product(logits_grad, head.T)
             if weight_grad is not None and x.dtype == torch.float32:
-                weight_grad.addmm_(logits_grad[:, : len(weight)].T, x)
+                outer(logits_grad[:, : len(weight)], x, weight_grad)
             elif weight_grad is not None:
                 weight_grad += (logits_grad.T @ x)[: len(weight)]
             del logits_grad  # free it before the next chunk
