@@ -3,7 +3,8 @@
     python tests/bench/products.py
 
 GFLOP/s, the median of several seconds, on all cores: forward (x Wᵀ), the gradient of the input (g W) and the gradient
-of the weight (gᵀ x). `memconsole.plan.machine.processor.prefers_onednn` names the processors on which oneDNN is faster.
+of the weight (gᵀ x), whose oneDNN figure is that of `memconsole_torch.models.linear.outer`.
+`memconsole.plan.machine.processor` names the processors on which oneDNN is faster.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from memconsole_torch.models import linear
 from tests.bench.trained import markdown
 
 SHAPES = (
@@ -27,6 +29,7 @@ SHAPES = (
     (4096, 512, 1376),
     (4096, 1376, 512),
     (4096, 512, 512),
+    (768, 128, 512),
 )
 """Tokens, inputs and outputs of the layer: those of `tests/bench/peers.py`."""
 TIMES = 15
@@ -50,17 +53,22 @@ def onednn(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
+    linear._is_faster = linear._is_far_faster = lambda: True
     rows = [["tokens, inputs, outputs"]]
     rows[0] += [f"{what}, {who}" for what in ("x Wᵀ", "g W", "gᵀ x") for who in ("MKL", "oneDNN")]
     for tokens, inputs, outputs in SHAPES:
         x, weight = torch.randn(tokens, inputs), torch.randn(outputs, inputs)
         gradient, flops = torch.randn(tokens, outputs), 2.0 * tokens * inputs * outputs
-        pairs = ((x, weight), (gradient, weight.T), (gradient.T, x.T))
-        cells = [f"{tokens}, {inputs}, {outputs}"]
-        for left, right in pairs:
-            cells.append(f"{rate(flops, lambda a=left, b=right: a @ b.T):,.0f}")
-            cells.append(f"{rate(flops, lambda a=left, b=right: onednn(a, b)):,.0f}")
-        rows.append(cells)
+        products = (
+            lambda x=x, w=weight: x @ w.T,
+            lambda x=x, w=weight: onednn(x, w),
+            lambda g=gradient, w=weight: g @ w,
+            lambda g=gradient, w=weight: onednn(g, w.T),
+            lambda g=gradient, x=x: g.T @ x,
+            lambda g=gradient, x=x: linear.outer(g, x),
+        )
+        cells = (f"{rate(flops, product):,.0f}" for product in products)
+        rows.append([f"{tokens}, {inputs}, {outputs}", *cells])
     print(markdown(rows))
 
 
