@@ -52,6 +52,10 @@ def _written(
             raise PlanError(f"--format {form}: is for runs that learned language")
         return export_model(trained_model, out, dtype)
     if form == "bitnet":
+        if dtype is not None:
+            raise PlanError(
+                f"--dtype {dtype}: --format bitnet stores codes, and the rest in float32"
+            )
         if any(p.role == "experts" for p in trained_model.model.parameters()):
             raise PlanError("--format bitnet: there are no codes for models with experts")
         return export_bitnet(trained_model, out)

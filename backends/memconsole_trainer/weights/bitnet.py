@@ -12,8 +12,8 @@ The format is a Hugging Face directory whose matrices inside the blocks are stor
 
 in the layout of the family (including GPT-2's fused and transposed matrices). Embeddings, head,
 norms and biases stay fp32. transformers can read such a directory (`quantization_config`) if layers
-are linear modules and rows a multiple of 4, which excludes GPT-2; it then also rounds activations
-to 8 bits.
+are linear modules without biases, which it would multiply by γ, and rows a multiple of 4; it then also rounds
+activations to 8 bits. For other models the directory has no `quantization_config`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCALE = "_scale"
 """Suffix of the name of a matrix's scale."""
 PER_BYTE = 4
 LEAST = 1e-5
-CONFIG: dict[str, Any] = {
+_CONFIG: dict[str, Any] = {
     "quantization_config": {
         "quant_method": "bitnet",
         "linear_class": "autobitlinear",
@@ -43,6 +43,12 @@ CONFIG: dict[str, Any] = {
     }
 }
 Array = NDArray[np.generic]
+
+
+def config(architecture: Architecture) -> dict[str, Any]:
+    """What config.json says of the format; nothing if transformers would read another model."""
+    fits = all(rows % PER_BYTE == 0 for rows in matrices(architecture).values())
+    return _CONFIG if fits and not architecture.biases_projections else {}
 
 
 def ternary(matrix: Array) -> tuple[NDArray[np.int8], np.float32]:

@@ -16,7 +16,7 @@ from memconsole_trainer.data.text.opened import open_text
 from memconsole_trainer.data.text.prepared import held_out
 from memconsole_trainer.data.text.rows.validation import Validation
 from memconsole_trainer.engine import LossSum, WeightSource
-from memconsole_trainer.weights.bitnet import CONFIG, BitNetWeights, Packing
+from memconsole_trainer.weights.bitnet import BitNetWeights, Packing, config
 from memconsole_trainer.weights.export_run import export_run
 from memconsole_trainer.weights.trained import TrainedModel
 
@@ -34,7 +34,8 @@ def export_bitnet(trained_model: TrainedModel, out: Path) -> list[str]:
     Raises what `export_run` raises.
     """
     packing = Packing(trained_model.architecture)
-    export_run(trained_model, out, "float32", change=packing, more=CONFIG)
+    readable = config(trained_model.architecture)
+    export_run(trained_model, out, "float32", change=packing, more=readable)
     size = sum(path.stat().st_size for path in out.glob("*.safetensors"))
     document: dict[str, Any] = {
         "step": trained_model.checkpoint.step,
@@ -49,6 +50,10 @@ def export_bitnet(trained_model: TrainedModel, out: Path) -> list[str]:
         f"{packing.codes:,} weights in 2 bits, {document['zero_share']:.0%} of them zero; the rest in fp32",
         f"size: {size / 2**20:.2f} MiB instead of {document['fp32_bytes'] / 2**20:.2f} MiB in fp32",
     ]
+    if not readable:
+        lines.append(
+            "transformers cannot read this model in this format; memconsole_trainer.weights.bitnet describes it"
+        )
     try:
         document["validation"] = compared(
             trained_model, BitNetWeights(out, trained_model.architecture)

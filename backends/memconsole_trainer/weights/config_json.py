@@ -112,6 +112,7 @@ def _gemma3(a: Architecture) -> dict[str, Any]:
         "rope_theta": a.rope_theta,
         "rope_local_base_freq": a.rope_local_theta,
         "rope_parameters": _by_layer_type(a),
+        **({} if a.rope_scaling is None else {"rope_scaling": _rope(a)}),  # for transformers 4
     }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memconsole import regular_file
+from memconsole.given_path import given_path
 from memconsole.plan import catalog
 from memconsole.plan.models.architecture import parameters
 from memconsole.plan.models.configs.families import CONFIG_BYTES, sees_images
@@ -18,6 +21,7 @@ from memconsole.plan.plan import Plan, PlanError
 from memconsole.plan.sections.optimize import LoraTargets
 from memconsole.plan.training.origin import RANDOM, origin
 from memconsole.plan.training.trained import adapter_scale, has_adapter
+from memconsole_trainer.engine import WeightsError
 from memconsole_trainer.weights import tokenizer_export
 from memconsole_trainer.weights.export import (
     DTYPES,
@@ -27,6 +31,7 @@ from memconsole_trainer.weights.export import (
     export,
     save,
 )
+from memconsole_trainer.weights.huggingface import tensor_files
 from memconsole_trainer.weights.huggingface_names import StoredParameter, stored_as
 from memconsole_trainer.weights.trained import TrainedModel
 
@@ -75,7 +80,19 @@ def source_dtype(trained_model: TrainedModel) -> str:
         named = [t[key] for t in tables for key in ("dtype", "torch_dtype") if t.get(key) in DTYPES]
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         named = []
-    return named[0] if named else DTYPES[0]
+    return named[0] if named else _stored_dtype(Path(directory))
+
+
+def _stored_dtype(directory: Path) -> str:
+    """The type of the largest tensor of a directory; float32 if it has none, or one of another type."""
+    try:
+        tensors = [
+            (math.prod(f.shape(n)), f.dtype(n)) for f in tensor_files(directory) for n in f.names()
+        ]
+    except WeightsError:
+        return DTYPES[0]
+    found = max(tensors, default=(0, DTYPES[0]))[1]
+    return found if found in DTYPES else DTYPES[0]
 
 
 def export_adapters(trained_model: TrainedModel, out: Path, dtype: str | None = None) -> None:
@@ -110,7 +127,7 @@ def export_adapters(trained_model: TrainedModel, out: Path, dtype: str | None = 
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base or trained_model.plan.model.name,
+        "base_model_name_or_path": _base_name(trained_model.plan.model.name, base),
         "r": rank,
         "lora_alpha": scale * rank,
         "rank_pattern": joined,
@@ -127,6 +144,11 @@ def export_adapters(trained_model: TrainedModel, out: Path, dtype: str | None = 
         tokenizer_export.write(
             trained_model.plan, tokenizer, trained_model.architecture.max_positions, out
         )
+
+
+def _base_name(name: str, directory: str | None) -> str:
+    """What PEFT finds the base by: the id of a model of the hub, which other machines know too, or a directory."""
+    return name if directory is None or not os.path.exists(given_path(name)) else directory
 
 
 def adapter_notes(plan: Plan) -> list[str]:

@@ -75,6 +75,7 @@ class HuggingFaceWeights:
                 )
         spare = [name for name in self._named if name not in shapes]
         copies = (f"{head_name(architecture)}.weight",) if architecture.tied_embeddings else ()
+        self._check_copies(directory, [name for name in copies if name in spare])
         unknown = [name for name in spare if name not in copies and not _BUFFER.search(name)]
         if unknown:
             raise WeightsError(
@@ -87,6 +88,17 @@ class HuggingFaceWeights:
             spare.append("what sees images")
         left_out = f"; not used: {_some_of(spare)}" if spare else ""
         self.read = f"{count:,} parameters read from {files}{left_out}"
+
+    def _check_copies(self, directory: Path, copies: list[str]) -> None:
+        """Raise `WeightsError` if a head beside a tied embedding is not its copy."""
+        stored = self._stored["embedding.weight"]
+        for name in copies:
+            (file, original), (other, embedding) = self._named[name], self._named[stored.name]
+            if not np.array_equal(file.tensor(original), other.tensor(embedding)):
+                raise WeightsError(
+                    f"{directory}: {name} differs from the embedding, but the configuration says that they are one "
+                    "(tie_word_embeddings); set it to false in config.json to use both, or remove the head's tensor"
+                )
 
     def tensor(self, name: str) -> NDArray[np.generic]:
         """The tensor of a canonical name. Matrices are (out, in); bfloat16 is converted to

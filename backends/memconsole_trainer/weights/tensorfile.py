@@ -89,6 +89,9 @@ class TensorFile:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entries[name][1]
 
+    def dtype(self, name: str) -> str:
+        return self._entries[name][0]
+
     def tensor(self, name: str, widen: bool = False) -> NDArray[np.generic]:
         """The tensor of `name`: a read-only view of the file, little-endian.
 

@@ -21,6 +21,7 @@ from memconsole.plan.models.regressor import Regressor
 from memconsole.plan.plan import Plan, PlanError, replace
 from memconsole.plan.tasks import task_of_model
 from memconsole.plan.training.origin import RANDOM, checkpoint_of
+from memconsole.plan.training.resuming import without_lost_source
 from memconsole.plan.training.trained import frozen_names
 from memconsole.runs.record.checkpoints import base
 from memconsole.runs.record.checkpoints.manifest import step_of, verify
@@ -149,7 +150,7 @@ def read(path: Path, which: str = "last", device: str | None = None) -> TrainedM
     "best-or-last" the last one if none was evaluated. `device` stands for the plan's `device.name`.
     Raises `NothingTrainedError`, `PlanError`, `ValueError`."""
     run = RunDirectory(path)
-    plan = base.present(run, run.read_plan())
+    plan = without_lost_source(base.present(run, run.read_plan()), path / TOKENIZER_JSON)
     if device is not None:
         plan = replace(plan, {"device.name": device})
     stored = choose(Checkpoints(run.checkpoints_path, plan.train.keep_checkpoints), which)
@@ -164,10 +165,13 @@ def read(path: Path, which: str = "last", device: str | None = None) -> TrainedM
             file=sys.stderr,
         )
     model = catalog.model(plan)
-    if isinstance(model, Regressor):
-        # The data file, which tells the model's widths, may be another one now.
-        model = stored.part("architecture", Regressor)
-    return TrainedModel(plan, model, stored, tokenizer)
+    own: Model = stored.part("architecture", type(model))
+    if own != model and not isinstance(model, Regressor):
+        print(
+            f"warning: {plan.model.name} describes another model than when {run.id} was trained; the model of the checkpoint is used",
+            file=sys.stderr,
+        )
+    return TrainedModel(plan, own, stored, tokenizer)
 
 
 def choose(checkpoints: Checkpoints, which: str) -> LoadedCheckpoint | None:

@@ -306,6 +306,20 @@ def test_tensors_that_are_no_weights_of_their_own_are_reported(tmp_path: Path) -
     assert read == f"{whole}; not used: {', '.join(constants[:3])} and 1 more"
 
 
+def test_a_head_beside_a_tied_embedding_has_to_be_its_copy(tmp_path: Path) -> None:
+    model, architecture = model_and_architecture("llama")
+    model.save_pretrained(tmp_path)  # type: ignore[attr-defined]
+    path = tmp_path / "model.safetensors"
+    file = load_file(path)
+    head = file["model.embed_tokens.weight"].copy()
+    save_file({**file, "lm_head.weight": head}, path, metadata={"format": "pt"})
+    assert "not used: lm_head.weight" in HuggingFaceWeights(tmp_path, architecture).read
+    head[0, 0] += 1
+    save_file({**file, "lm_head.weight": head}, path, metadata={"format": "pt"})
+    with pytest.raises(WeightsError, match="tie_word_embeddings"):
+        HuggingFaceWeights(tmp_path, architecture)
+
+
 def seeing(kind: str) -> Any:
     """A small random model of transformers that also sees images."""
     if kind == "gemma3":
