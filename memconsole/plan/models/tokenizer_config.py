@@ -8,10 +8,13 @@ from typing import Any
 import msgspec
 
 from memconsole import regular_file, typed_json
+from memconsole.plan.models.files import TOKENIZER_JSON
 from memconsole.plan.plan import PlanError
 
 CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 SPECIAL = "special_tokens_map.json"
+ADDED = "added_tokens.json"
+"""The ids of added tokens in folders of older versions of transformers."""
 _LIMIT = 16 << 20
 """Bytes of the largest file that is read."""
 
@@ -113,6 +116,17 @@ def read(directory: Path) -> TokenizerConfig:
             changes[f"{name}_token"] = older.token(name)
     if older is not None and not config.more_special:
         changes["additional_special_tokens"] = older.additional_special_tokens
+    config = msgspec.structs.replace(config, **changes)
+    added = None
+    if not config.added_tokens_decoder and not (directory / TOKENIZER_JSON).is_file():
+        added = _decoded(directory / ADDED, dict[str, int])
+    if added:
+        special = {config.token(name) for name in ("bos", "eos", "unk", "pad")}
+        for tokens in config.more_special.values():
+            special |= {*(tokens.values() if isinstance(tokens, dict) else tokens)}
+        changes["added_tokens_decoder"] = {
+            str(number): _Added(token, special=token in special) for token, number in added.items()
+        }
     own = directory / CHAT_TEMPLATE
     if own.is_file():
         try:

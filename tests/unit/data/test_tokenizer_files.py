@@ -118,6 +118,17 @@ def test_the_configuration_decides_what_begins_and_ends_a_text(tmp_path: Path) -
         load(model(tmp_path, "bpe", added_tokens_decoder=wrong), 1000)
 
 
+def test_the_added_tokens_of_an_older_folder_have_a_file_of_their_own(tmp_path: Path) -> None:
+    named = {"bos_token": "<s>", "eos_token": "<|turn|>", "add_bos_token": True}
+    folder = model(tmp_path, "bpe", **named)
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<|turn|>": 421, "<|more|>": 420}))
+    found = load(folder, 1000)
+    assert (found.end_of_text, found.vocab_size) == (421, 422)
+    assert tokenizer_vocab_size(str(tmp_path)) == 422
+    assert "<|turn|>" in control_tokens(str(tmp_path))
+    assert found.encode(["a<|more|>b"]).tolist().count(420) == 1
+
+
 def test_the_name_of_a_control_token_in_a_text_stays_text(tmp_path: Path) -> None:
     found = load(model(tmp_path, "bpe"), 1000)
     for text in ("a</s>b <s>", f"</s>{END_OF_TEXT}"):

@@ -24,6 +24,7 @@ FILES = (
     MERGES,
     tokenizer_config.CONFIG,
     tokenizer_config.SPECIAL,
+    tokenizer_config.ADDED,
     tokenizer_config.CHAT_TEMPLATE,
 )
 
