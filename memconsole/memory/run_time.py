@@ -15,9 +15,9 @@ from memconsole.plan.models.architecture import Architecture
 from memconsole.plan.models.model import Model
 from memconsole.plan.plan import Plan
 
-START_SECONDS = {"torch": 8.0, "jax": 10.0}
-"""From launch to the end of the first step of a small model, with empty compile caches. On two cores the default plan
-with `train.max_steps=2` takes 14 seconds of processor time."""
+START_SECONDS = {"torch": 4.0, "jax": 8.0}
+"""From launch to the end of the first step of a small model, with empty compile caches: the upper end of what `python
+tests/bench/starting.py` measured on two cores, 1.9 to 4.4 seconds (torch) and 7.0 to 10.2 (JAX)."""
 BUILT = 1.2e8
 """Bytes of fp32 weights that are initialized per second, on the host. Two cores took 0.8 seconds (torch) and 1.5 (JAX)
 longer for `gearhead` with 34 M parameters than for 1 M, and 3.8 and 5.1 for `gpt2` with 124 M: `python

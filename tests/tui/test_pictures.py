@@ -27,8 +27,8 @@ MARKS = "0123456789○●·▲ "
 """Key and state before an optimization's name, and what marks a slow rank."""
 DONE = "✓"
 """Marks a finished step of the start. A step that took no time has no row."""
-FREE = ("output", "sample text")
-"""Panes whose rows are the run's own words."""
+FREE = ("output", "sample text", "epochs")
+"""Panes whose rows are the run's own words, or depend on how far a run has come by the time of its picture."""
 PICTURE = re.compile(r"screenshots/([\w.-]+\.(?:png|svg))")
 
 
