@@ -79,22 +79,30 @@ def outer(slopes: Tensor, rows: Tensor, total: Tensor | None = None) -> Tensor:
     """slopes (n, N) transposed times rows (n, K): the gradient (N, K) of a weight, added to `total` if that is given."""
     if not outer_by_onednn(slopes, rows):
         return slopes.T @ rows if total is None else total.addmm_(slopes.T, rows)
-    found = rows.new_empty(slopes.shape[1], rows.shape[1]) if total is None else total
     # The operand with fewer columns is the one that is copied.
-    few, many, place = (slopes, rows, found)
-    if slopes.shape[1] > rows.shape[1]:
-        few, many, place = rows, slopes, found.T
-    for columns in _parts(few.shape[1], max(OUTER_COLUMNS, OUTER_ELEMENTS // many.shape[1])):
-        summed = None
-        for part in _parts(len(rows), OUTER_ROWS):
-            one = _by_onednn(few[part, columns].T, many[part].T, None)
-            summed = one if summed is None else summed.add_(one)
-        assert summed is not None
+    turned = slopes.shape[1] > rows.shape[1]
+    few, many = (rows, slopes) if turned else (slopes, rows)
+    columns = _parts(few.shape[1], max(OUTER_COLUMNS, OUTER_ELEMENTS // many.shape[1]))
+    if total is None and len(columns) == 1:
+        whole = _summed(few, many, columns[0])
+        return whole.T.contiguous() if turned else whole
+    found = rows.new_empty(slopes.shape[1], rows.shape[1]) if total is None else total
+    place = found.T if turned else found
+    for part in columns:
         if total is None:
-            place[columns] = summed
+            place[part] = _summed(few, many, part)
         else:
-            place[columns] += summed
+            place[part] += _summed(few, many, part)
     return found
+
+
+def _summed(few: Tensor, many: Tensor, columns: slice) -> Tensor:
+    """few[:, columns] transposed times many, summed over a part of the rows at a time."""
+    parts = _parts(len(many), OUTER_ROWS)
+    summed = _by_onednn(few[parts[0], columns].T, many[parts[0]].T, None)
+    for part in parts[1:]:
+        summed += _by_onednn(few[part, columns].T, many[part].T, None)
+    return summed
 
 
 def _parts(length: int, most: int) -> list[slice]:

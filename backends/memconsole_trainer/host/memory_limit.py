@@ -104,13 +104,21 @@ def lift_limit() -> None:
 
 def _left(plan: Plan) -> int:
     """The bytes that this process may take of those that its machine has left: the processes there share them."""
-    machines = nodes(plan) if plan.launch.on == "slurm" else 1
-    return available_memory.fillable_bytes() // max(1, processes(plan) // machines)
+    return available_memory.fillable_bytes() // _processes_of_machine(plan)
 
 
 def _share(plan: Plan, engine: Engine) -> int | None:
+    """The bytes that `device.memory_fraction` allows this process; the processes on a CPU share them. None without one."""
     fraction, total = plan.device.memory_fraction, engine.device.total_bytes
-    return None if fraction is None or total is None else int(fraction * total)
+    if fraction is None or total is None:
+        return None
+    sharing = _processes_of_machine(plan) if engine.device.kind == "cpu" else 1
+    return int(fraction * total) // sharing
+
+
+def _processes_of_machine(plan: Plan) -> int:
+    machines = nodes(plan) if plan.launch.on == "slurm" else 1
+    return max(1, processes(plan) // machines)
 
 
 def _stacks() -> int:

@@ -27,6 +27,7 @@ from memconsole.runs.record.checkpoints import base
 from memconsole.runs.record.checkpoints.manifest import step_of, verify
 from memconsole.runs.record.directory import RunDirectory
 from memconsole_trainer.backends import engine_factory
+from memconsole_trainer.data.sources.documents import DataError
 from memconsole_trainer.data.text.tokens.tokenizer import Tokenizer, file_fingerprint, load
 from memconsole_trainer.engine import Engine, WeightsError, WeightSource
 from memconsole_trainer.techniques.adapters import FINGERPRINT, Fingerprinted, Merged, check_base
@@ -165,8 +166,14 @@ def read(path: Path, which: str = "last", device: str | None = None) -> TrainedM
             file=sys.stderr,
         )
     model = catalog.model(plan)
-    own: Model = stored.part("architecture", type(model))
-    if own != model and not isinstance(model, Regressor):
+    own: Model = model
+    if isinstance(model, Regressor):
+        # The data file, which tells the model's widths, may be another one now.
+        own = stored.part("architecture", Regressor)
+    elif isinstance(model, Architecture):
+        with contextlib.suppress(DataError):  # of another task: the caller says which
+            own = stored.part("architecture", Architecture)
+    if own != model and isinstance(model, Architecture):
         print(
             f"warning: {plan.model.name} describes another model than when {run.id} was trained; the model of the checkpoint is used",
             file=sys.stderr,

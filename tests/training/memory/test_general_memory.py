@@ -23,6 +23,7 @@ from memconsole.plan.plan_file import dumps
 
 torch = pytest.importorskip("torch")
 
+from memconsole_torch.models import linear
 from memconsole_torch.tracing import trace
 from memconsole_trainer.weights.initialize import InitialWeights
 from tests.accuracy import torch_exact
@@ -59,8 +60,10 @@ RECOMMENDERS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also without the few MiB that oneDNN's gradients of weights take for a moment on some processors: no trace has them."""
     torch.set_num_threads(1)
+    monkeypatch.setattr(linear, "_is_far_faster", lambda: False)
 
 
 def plan_with(changes: dict[str, Any]) -> Plan:

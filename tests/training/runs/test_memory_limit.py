@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -163,3 +164,12 @@ def test_a_run_maps_no_more_on_top_of_what_it_fills_than_is_allowed(
     for taken, on_top in zip(readings.values(), on_top_of(backend), strict=True):
         mapped, filled = (max(kind) - kind[0] for kind in zip(*taken, strict=True))
         assert mapped - filled < on_top + STACKS
+
+
+def test_the_processes_on_a_cpu_share_what_a_plan_allows() -> None:
+    two = {"device.count": 2, "optimize.sharding": "ddp", "device.memory_fraction": 0.5}
+    for kind, shared in (("cpu", 2), ("gpu", 1)):
+        facts = SimpleNamespace(device=SimpleNamespace(kind=kind, total_bytes=1000))
+        assert memory_limit._share(replace(Plan(), two), facts) == 500 // shared  # type: ignore[arg-type]
+        one = replace(Plan(), {"device.memory_fraction": 0.5})
+        assert memory_limit._share(one, facts) == 500  # type: ignore[arg-type]
