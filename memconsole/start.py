@@ -7,6 +7,7 @@ import msgspec
 from memconsole.announcing import launch_name
 from memconsole.calibration import calibrated_here
 from memconsole.devices.budget import budget
+from memconsole.devices.planned import check_count
 from memconsole.devices.reading import Devices, free_later
 from memconsole.inspection import count_items
 from memconsole.memory.estimate import Lookup, estimate
@@ -48,6 +49,8 @@ def check_launch(plan: Plan, devices: Devices | None, lookup: Lookup | None = No
             "a device that `memconsole devices` lists",
             "device.name",
         )
+    else:
+        check_count(plan, devices, device)
     return estimate(plan, device, lookup)
 
 

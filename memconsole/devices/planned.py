@@ -49,6 +49,23 @@ def devices_allowed(plan: Plan, devices: Devices | None, device: Budget) -> int:
     return max(plan.device.count, len(list(here)))
 
 
+def check_count(plan: Plan, devices: Devices | None, device: Budget) -> None:
+    """Raise `PlanError` if this machine has fewer GPUs or TPU cores than the plan trains on, counted from the plan's device
+    on. `device` is the budget of the plan's device. Unknown devices are not counted."""
+    if not device.local or device.kind not in SEVERAL or devices is None:
+        return
+    alike = [reading for reading in devices.devices if reading.kind == device.kind]
+    name, count = plan.device.name, plan.device.count
+    start = next((n for n, reading in enumerate(alike) if reading.id == name), 0)
+    here = len(alike[start:])
+    if 0 < here < count:
+        there = f"from {name} on, this machine has" if start else "this machine has"
+        raise PlanError(
+            f"device.count = {count:,}: {there} {here:,} of them; expected at most {here:,}",
+            "device.count",
+        )
+
+
 def _as_good(reading: DeviceReading, device: Budget) -> bool:
     free = reading.free_bytes
     room = isinstance(free, Missing) or free >= AS_MUCH * device.usable_bytes

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from memconsole.cli.main import cli
-from memconsole.devices.planned import catalog_budgets, devices_allowed
+from memconsole.devices.planned import catalog_budgets, check_count, devices_allowed
 from memconsole.devices.reading import DeviceReading, Devices, Missing
 from memconsole.memory.answers.cards import cards_table, needed
 from memconsole.memory.answers.places import counts, placed
@@ -19,7 +19,7 @@ from memconsole.memory.seconds import seconds_per_unit, step_seconds
 from memconsole.memory.verdict import Verdict
 from memconsole.plan import plan as plans
 from memconsole.plan.machine.budget import Budget
-from memconsole.plan.plan import Plan
+from memconsole.plan.plan import Plan, PlanError
 from memconsole.units import format_bytes
 from tests.unit.memory.cards import card
 
@@ -159,3 +159,28 @@ def test_devices_of_this_machine_count_if_they_are_alike_and_as_free() -> None:
     assert allowed("auto", devices=mixed) == 1
     elsewhere = msgspec.structs.replace(own, local=False)
     assert devices_allowed(LLAMA, here, elsewhere) == 1, "nobody said there are more"
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "words"),
+    [
+        ("auto", 4, ""),
+        ("cuda:2", 2, ""),
+        ("auto", 5, "device.count = 5: this machine has 4 of them; expected at most 4"),
+        ("cuda:2", 3, "from cuda:2 on, this machine has 2 of them"),
+    ],
+)
+def test_a_launch_on_more_devices_than_there_are_is_refused(
+    name: str, count: int, words: str
+) -> None:
+    here = Devices(devices=tuple(gpu(index) for index in range(4)))
+    own = msgspec.structs.replace(card(79 * GIB), name="NVIDIA H100", local=True)
+    settings = {"device.name": name, "device.count": count, "optimize.sharding": "fsdp"}
+    plan = plans.replace(Plan(), settings)
+    check_count(plan, None, own)
+    check_count(plan, here, msgspec.structs.replace(own, local=False))
+    if not words:
+        check_count(plan, here, own)
+        return
+    with pytest.raises(PlanError, match=words):
+        check_count(plan, here, own)
