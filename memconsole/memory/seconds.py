@@ -88,7 +88,9 @@ def step_flops(plan: Plan, model: Model) -> float:
         total += forward - head - attention_flops_per_token(architecture, plan.data.sequence_length)
     elif o.gradient_checkpointing == "selective":
         total += 0.05 * (forward - head)
-    elif computes_in_tiles(plan, architecture, plan.micro_batch_tokens):
+    # A recomputed block computes its MLP again anyway, unless a norm after the MLP needs its output first.
+    again = o.gradient_checkpointing == "none" or architecture.post_norms
+    if again and computes_in_tiles(plan, architecture, plan.micro_batch_tokens):
         total += mlp_flops_per_token(architecture)
     tokens = plan.micro_batch_tokens * o.accumulation_steps
     return float(total) * tokens

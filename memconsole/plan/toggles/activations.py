@@ -129,7 +129,7 @@ def _one_tile(plan: Plan, kind: str) -> str | None:
     if not isinstance(model, Architecture):
         return None
     if model.experts:
-        return "experts are computed for a few tokens at a time anyway"
+        return "experts have no tiles: what each of them computes is kept for all its tokens"
     most = tile_tokens(model.hidden_size)
     if plan.micro_batch_tokens > most:
         return None

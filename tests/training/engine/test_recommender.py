@@ -286,6 +286,7 @@ SAME: dict[str, dict[str, Any]] = {
         "optimize__base_storage": "nf4",
         "optimize__gradient_checkpointing": "full",
     },
+    "bf16-sr, nf4": {"optimize__precision": "bf16-sr", "optimize__base_storage": "nf4"},
     "all trained": {"optimize__freeze_base": False},
 }
 

@@ -91,7 +91,9 @@ class Rounded(CombinedOptimizer):
         super().__init__(inner.parts, inner.host)
         self._seed = plan.train.seed
         named = dict(module.named_parameters())
-        self._index = {named[p.name]: i for i, p in enumerate(module.model.parameters())}
+        # A frozen weight that is stored in codes is no parameter of the module.
+        parameters = enumerate(module.model.parameters())
+        self._index = {named[p.name]: i for i, p in parameters if p.name in named}
         if plan.optimize.accumulation_steps > 1:
             for p in (p for group in self.param_groups for p in group["params"]):
                 p.grad_dtype = torch.float32
