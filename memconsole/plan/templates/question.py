@@ -43,7 +43,8 @@ class Question(NamedTuple):
         if first and rest.lower().startswith(first):
             rest = rest[len(first) :]
         for name, separator in zip(self.names, separators, strict=True):
-            at = rest.lower().find(separator) if separator else -1
-            answer, rest = (rest, "") if at < 0 else (rest[:at], rest[at + len(separator) :])
+            # Not by the lower case of the text, which may be longer than the text.
+            found = re.search(re.escape(separator), rest, re.IGNORECASE) if separator else None
+            answer, rest = (rest[: found.start()], rest[found.end() :]) if found else (rest, "")
             answers[name] = answer.strip()
         return answers

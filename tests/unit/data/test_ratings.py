@@ -323,6 +323,14 @@ def test_metadata_of_both_layouts_gives_the_same_features(tmp_path: Path) -> Non
     assert np.square(dat).sum(1).tolist() == pytest.approx([1, 1, 0])
 
 
+def test_an_index_without_a_name_is_no_item(tmp_path: Path) -> None:
+    """As pandas writes a table."""
+    (tmp_path / "movies.csv").write_text(",movieId,title,genres\n0,10,Ten,Drama\n1,20,Two,Crime\n")
+    found = metadata_beside(tmp_path / "ratings.csv")
+    assert found is not None
+    assert [*found.items] == ["10", "20"]
+
+
 def metadata_beside(path: Path, told: list[str] | None = None, **columns: str) -> Metadata | None:
     warned: list[str] = []
     found = find_metadata(path, DataChoice(**columns), warned.append)

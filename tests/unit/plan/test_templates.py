@@ -360,6 +360,10 @@ def test_a_question_is_open_and_its_answers_are_told_apart() -> None:
     found = question.parse(" worn out\n<solution> replace it ")
     assert found == {"cause": "worn out", "solution": "replace it"}
     assert question.parse(" worn") == {"cause": "worn", "solution": ""}
+    found = question.parse(
+        " İİİ worn <SOLUTION> replace it"
+    )  # each İ has two characters in lower case
+    assert found == {"cause": "İİİ worn", "solution": "replace it"}
     assert named("equipment").answers(RECORD) == {"cause": "bad pump", "solution": "swap it"}
 
 

@@ -107,10 +107,10 @@ def _rows(path: Path, text: str) -> Iterable[list[str]]:
 def _places(first: Sequence[str], data: DataChoice) -> tuple[int, int | None, int | None] | None:
     """The columns of ids, titles and genres in a header; None if the first line is an item. Raises `_Unusable`."""
     names = [plain_name(field) for field in first]
-    own = plain_name(data.item_column) if data.item_column else ""
+    own = (plain_name(data.item_column),) if data.item_column else ()
     found = [
         next((names.index(name) for name in known if name in names), None)
-        for known in ((own, *IDS), TITLES, GENRES)
+        for known in ((*own, *IDS), TITLES, GENRES)
     ]
     id_, title, genres = found
     if id_ is not None and (title is not None or genres is not None):
