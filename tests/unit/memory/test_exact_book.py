@@ -278,17 +278,19 @@ def test_a_neighbour_in_work_goes_on_when_its_key_is_pressed(bench: Bench) -> No
 
 
 def test_a_question_without_end_is_given_up(bench: Bench) -> None:
-    book = bench.book("time.sleep(600)", longest=0.3)
+    book = bench.book("time.sleep(600)", longest=1.0)
     book.ask(plan(), DEVICE)
     until(lambda: "no answer" in book.progress(plan(), DEVICE).problem)
-    until(lambda: not psutil.pid_exists(bench.asked()[0]["pid"]))
+    # A busy machine may give up before the tracer has noted its process.
+    until(lambda: not any(psutil.pid_exists(asked["pid"]) for asked in bench.asked()))
 
 
 def test_an_idle_tracer_is_closed_and_started_again_when_needed(bench: Bench) -> None:
     book = bench.book(idle=0.2)
     book.ask(plan(16), DEVICE)
     until(lambda: book.lookup(plan(16), DEVICE))
-    until(lambda: not psutil.pid_exists(bench.asked()[0]["pid"]))
+    # A busy machine may give up before the tracer has noted its process.
+    until(lambda: not any(psutil.pid_exists(asked["pid"]) for asked in bench.asked()))
     book.ask(plan(8), DEVICE)
     until(lambda: book.lookup(plan(8), DEVICE))
 
@@ -298,7 +300,8 @@ def test_rest_ends_the_tracer_and_what_it_was_asked(bench: Bench) -> None:
     book.ask(plan(), DEVICE)
     until(bench.asked)
     book.rest()
-    until(lambda: not psutil.pid_exists(bench.asked()[0]["pid"]))
+    # A busy machine may give up before the tracer has noted its process.
+    until(lambda: not any(psutil.pid_exists(asked["pid"]) for asked in bench.asked()))
     assert not book.progress(plan(), DEVICE).pending
     assert book.progress(plan(), DEVICE).problem == ""
 
