@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from memconsole.plan.machine.processor import far_prefers_onednn, prefers_onednn
+from memconsole.plan.machine.processor import has_512_bit_units, prefers_onednn
 
 LEAST = 2**27
 """Multiply-adds of the smallest product that goes to oneDNN. On a smaller one oneDNN saves less time than the calls
@@ -31,9 +31,9 @@ LEAST_ROWS = 32
 OUTER_ROWS = 1024
 """Rows that a weight's gradient is summed over at a time. Their transposed copy stays in the cache."""
 OUTER_ELEMENTS = 2**20
-"""About how many elements of a weight's gradient are computed at a time."""
+"""About how many elements of a weight's gradient are computed at a time, so that few are held beside it."""
 OUTER_COLUMNS = 128
-"""The least columns of the transposed copy."""
+"""The transposed copy has at least so many columns, even if more elements are computed then."""
 
 
 class Linear(nn.Linear):
@@ -75,24 +75,21 @@ def _by_onednn(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     return found
 
 
-def outer(slopes: Tensor, rows: Tensor, total: Tensor | None = None) -> Tensor:
-    """slopes (n, N) transposed times rows (n, K): the gradient (N, K) of a weight, added to `total` if that is given."""
-    if not outer_by_onednn(slopes, rows):
-        return slopes.T @ rows if total is None else total.addmm_(slopes.T, rows)
+def outer(gradient: Tensor, x: Tensor, total: Tensor | None = None) -> Tensor:
+    """gradient (n, N) transposed times x (n, K): the gradient (N, K) of a weight, added to `total` if that is given."""
+    if not outer_by_onednn(gradient, x):
+        return gradient.T @ x if total is None else total.addmm_(gradient.T, x)
     # The operand with fewer columns is the one that is copied.
-    turned = slopes.shape[1] > rows.shape[1]
-    few, many = (rows, slopes) if turned else (slopes, rows)
+    turned = gradient.shape[1] > x.shape[1]
+    few, many = (x, gradient) if turned else (gradient, x)
     columns = _parts(few.shape[1], max(OUTER_COLUMNS, OUTER_ELEMENTS // many.shape[1]))
     if total is None and len(columns) == 1:
         whole = _summed(few, many, columns[0])
         return whole.T.contiguous() if turned else whole
-    found = rows.new_empty(slopes.shape[1], rows.shape[1]) if total is None else total
+    found = x.new_zeros(gradient.shape[1], x.shape[1]) if total is None else total
     place = found.T if turned else found
     for part in columns:
-        if total is None:
-            place[part] = _summed(few, many, part)
-        else:
-            place[part] += _summed(few, many, part)
+        place[part] += _summed(few, many, part)
     return found
 
 
@@ -149,14 +146,14 @@ def by_onednn(x: Tensor, matrix: Tensor) -> bool:
     )
 
 
-def outer_by_onednn(slopes: Tensor, rows: Tensor) -> bool:
+def outer_by_onednn(gradient: Tensor, x: Tensor) -> bool:
     """Whether `outer` uses oneDNN for these operands."""
     return (
-        by_onednn(slopes.T, rows.T)
-        and slopes.numel() * rows.shape[1] >= LEAST_OUTER
-        and rows.shape[1] >= LEAST_ROWS
-        and slopes.is_contiguous()
-        and rows.is_contiguous()
+        by_onednn(gradient.T, x.T)
+        and gradient.numel() * x.shape[1] >= LEAST_OUTER
+        and x.shape[1] >= LEAST_ROWS
+        and gradient.is_contiguous()
+        and x.is_contiguous()
         and _is_far_faster()
     )
 
@@ -175,4 +172,4 @@ def _is_faster() -> bool:
 
 @lru_cache(maxsize=1)
 def _is_far_faster() -> bool:
-    return _is_faster() and far_prefers_onednn()
+    return _is_faster() and has_512_bit_units()

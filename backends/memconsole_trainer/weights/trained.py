@@ -167,12 +167,10 @@ def read(path: Path, which: str = "last", device: str | None = None) -> TrainedM
         )
     model = catalog.model(plan)
     own: Model = model
-    if isinstance(model, Regressor):
-        # The data file, which tells the model's widths, may be another one now.
-        own = stored.part("architecture", Regressor)
-    elif isinstance(model, Architecture):
-        with contextlib.suppress(DataError):  # of another task: the caller says which
-            own = stored.part("architecture", Architecture)
+    if isinstance(model, (Architecture, Regressor)):
+        # The folder or the data file that describes the model may be another one now.
+        with contextlib.suppress(DataError):  # a model of another task: the caller says which
+            own = stored.part("architecture", type(model))
     if own != model and isinstance(model, Architecture):
         print(
             f"warning: {plan.model.name} describes another model than when {run.id} was trained; the model of the checkpoint is used",

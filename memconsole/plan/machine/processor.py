@@ -92,9 +92,9 @@ def prefers_onednn(cpuinfo: Path = _CPUINFO) -> bool:
     return _is_amd(cpuinfo) and "avx512f" in flags(cpuinfo)
 
 
-def far_prefers_onednn(cpuinfo: Path = _CPUINFO) -> bool:
-    """Whether oneDNN multiplies fp32 matrices about twice as fast as MKL (`tests/bench/products.py`): on AMD's processors
-    whose vector units have 512 bits (Zen 5, which is family 26). Those of Zen 4 have 256, as in MKL's products."""
+def has_512_bit_units(cpuinfo: Path = _CPUINFO) -> bool:
+    """Whether this is an AMD processor whose vector units have 512 bits: Zen 5 (family 26). oneDNN uses them and MKL does
+    not, so that oneDNN multiplies fp32 matrices about twice as fast (`tests/bench/products.py`). Zen 4 has units of 256."""
     family = _facts(cpuinfo).get("cpu family", "")
     return prefers_onednn(cpuinfo) and family.isdecimal() and int(family) >= 26
 

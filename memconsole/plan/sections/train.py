@@ -166,7 +166,7 @@ class TrainChoice(Section, frozen=True, kw_only=True):
     evaluation_batch_size: Annotated[
         Annotated[int, Meta(ge=1, le=1_048_576)] | None,
         about(
-            "rows per evaluation batch and device; none: those of a step, a micro-batch at a time"
+            "rows per evaluation batch and device; none: as many as a step, one micro-batch at a time"
         ),
     ] = None
     checkpoint_every: Annotated[

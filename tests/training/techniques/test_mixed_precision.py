@@ -21,7 +21,7 @@ from memconsole.plan import catalog
 from memconsole.plan import plan as plans
 from memconsole.plan.machine.budget import Budget
 from memconsole.plan.machine.processor import (
-    far_prefers_onednn,
+    has_512_bit_units,
     missing_instructions,
     prefers_onednn,
     slow_vectors,
@@ -388,8 +388,8 @@ def test_the_processors_on_which_onednn_multiplies_faster_are_told(
     assert not prefers_onednn(tmp_path / "none")
     for family, far in ((25, False), (26, True)):
         (tmp_path / str(family)).write_text(f"cpu family : {family}\n{line}\n")
-        assert far_prefers_onednn(tmp_path / str(family)) == (preferred and far)
-    assert not far_prefers_onednn(tmp_path / "cpuinfo")
+        assert has_512_bit_units(tmp_path / str(family)) == (preferred and far)
+    assert not has_512_bit_units(tmp_path / "cpuinfo")
 
 
 @pytest.mark.parametrize(("wide", "bf16"), [(True, 3), (False, 21)])
